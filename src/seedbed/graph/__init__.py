@@ -1,0 +1,11 @@
+"""Which column needs which, and which cell is ready: pure, synchronous, no input or output.
+
+Imports nothing of seedbed but `errors` and `observe.events`; every other room may import it.
+"""
+
+from .frontier import GROUP, Frontier
+from .graph import Graph
+from .node import ColumnLike, Kind, Node
+from .validate import build_graph, check_columns, nearest
+
+__all__ = ["GROUP", "ColumnLike", "Frontier", "Graph", "Kind", "Node", "build_graph", "check_columns", "nearest"]

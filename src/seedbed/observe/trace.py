@@ -1,0 +1,27 @@
+"""When each task was ready, submitted, started and finished."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class TaskTrace:
+    """The life of one attempt of a task; instants of trio's clock, None where that step did not happen.
+
+    `ready`: its inputs were there. `submitted`: the dispatcher took it. `slot`, `permit`: it was granted one (tasks that
+    need none have None). `started`: its generator was called. `finished`: its outcome was known.
+    """
+
+    kind: str
+    column: str
+    row_group: int
+    row: int | None
+    attempt: int
+    status: str
+    ready: float
+    submitted: float
+    slot: float | None
+    permit: float | None
+    started: float
+    finished: float
