@@ -1,0 +1,105 @@
+"""Everything that is run on this repository: `nox -l` lists it, `nox -s NAME` runs one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "tests", "docs"]
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+BENCHMARKS = Path("benchmarks")
+
+
+def install(session: nox.Session, *groups: str, package: bool = True) -> None:
+    """Install groups of pyproject.toml and, unless told otherwise, the package as its users get it: a built wheel."""
+    requirements = nox.project.dependency_groups(PYPROJECT, *groups) if groups else ()
+    session.install(*requirements, *(["."] if package else []))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    install(session, "lint", package=False)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types: all of the package, and the file that uses its public names as a user would."""
+    install(session, "types")
+    session.run("mypy", "src", *map(str, sorted(Path("tests/typing").glob("*.py"))))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments after -- go to pytest."""
+    install(session, "tests")
+    session.run("pytest", "--ignore=tests/test_docs.py", *session.posargs)
+
+
+@nox.session
+def properties(session: nox.Session) -> None:
+    """Run the property tests with many more and longer examples."""
+    install(session, "tests")
+    session.run("pytest", "-m", "hypothesis", *session.posargs, env={"SEEDBED_HYPOTHESIS": "thorough"})
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Run the examples of README.md and docs/ and follow their links."""
+    install(session, "tests")
+    session.run("pytest", "tests/test_docs.py", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run the tests and show the lines and branches that none of them reaches."""
+    install(session, "tests")
+    session.run("coverage", "run", "-m", "pytest", *session.posargs)
+    session.run("coverage", "report")
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the oldest dependencies that pyproject.toml allows."""
+    oldest = [re.sub(r">=([\w.]+).*", r"==\1", requirement) for requirement in PYPROJECT["project"]["dependencies"]]
+    session.install(*nox.project.dependency_groups(PYPROJECT, "tests"), ".", *oldest)
+    session.run("pytest", "--ignore=tests/test_docs.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks: all, or those named after --; with --short, a pass that checks results and not speed."""
+    install(session)
+    options = [argument for argument in session.posargs if argument.startswith("-")]
+    chosen = [argument for argument in session.posargs if not argument.startswith("-")]
+    known = benchmarks()
+    if unknown := sorted(set(chosen) - set(known)):
+        session.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(known)}")
+    results = BENCHMARKS / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    missed = []
+    for name in chosen or known:
+        command = ["python", "-m", f"benchmarks.{name}", *options, "--json", str(results / f"{name}.json")]
+        try:
+            session.run(*command)
+        except nox.command.CommandFailed:
+            # The others are still worth their table.
+            missed.append(name)
+    if missed:
+        session.error(f"failed or missed a bar: {', '.join(missed)}")
+
+
+def benchmarks() -> list[str]:
+    """Name every module and package in benchmarks/ that can be run."""
+    modules = (path.stem for path in BENCHMARKS.glob("*.py") if '__name__ == "__main__"' in path.read_text())
+    packages = (path.parent.name for path in BENCHMARKS.glob("*/__main__.py"))
+    return sorted([*modules, *packages])
