@@ -82,6 +82,8 @@ def bench(session: nox.Session) -> None:
     options = [argument for argument in session.posargs if argument.startswith("-")]
     chosen = [argument for argument in session.posargs if not argument.startswith("-")]
     known = benchmarks()
+    if not known:
+        session.error(f"nothing in {BENCHMARKS}/ can be run")
     if unknown := sorted(set(chosen) - set(known)):
         session.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(known)}")
     results = BENCHMARKS / "results"

@@ -10,6 +10,9 @@ from types import ModuleType
 import attrs
 import pytest
 
+import seedbed
+from seedbed import errors
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # An indented block (in a list) is an example too; `<!-- not-run: why -->` on the line above keeps one from being run.
@@ -114,6 +117,20 @@ def test_every_page_is_linked() -> None:
         ]
     lost = {str(page.relative_to(ROOT)) for page in PAGES[1:]} - {str(page.relative_to(ROOT)) for page in seen}
     assert not lost, f"no link leads to {', '.join(sorted(lost))}"
+
+
+def test_every_knob_is_documented() -> None:
+    """The table of knobs has every field of RunConfig, in order, with its default."""
+    page = (ROOT / "docs" / "reference" / "run-config.md").read_text(encoding="utf-8")
+    fields = [(field.name, repr(field.default)) for field in attrs.fields(seedbed.RunConfig)]
+    assert re.findall(r"^\| `(\w+)` \| `(.+?)` \|", page, re.MULTILINE) == fields
+
+
+def test_every_error_is_documented() -> None:
+    """The page of errors names every exception that seedbed has."""
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    names = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert not [name for name in names if f"`{name}`" not in page]
 
 
 PAGE = """
