@@ -1,0 +1,162 @@
+"""What the manifest says, one frozen record a line, and each as JSON and back."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import pyarrow as pa
+
+from .schema import Conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = 1
+
+
+@attrs.frozen(kw_only=True)
+class Drop:
+    """A row that is not in the dataset, and why.
+
+    `row` is its source row; `copy` is 0 for it and 1, 2, … for rows that a processor made of it.
+    """
+
+    row: int
+    copy: int = 0
+    column: str
+    attempts: int
+    error: str
+    kind: str
+
+
+@attrs.frozen(kw_only=True)
+class PartRecord:
+    """A parquet file of the dataset: how many rows, how many bytes, what they must hash to, and their types."""
+
+    name: str
+    rows: int
+    size: int
+    checksum: str
+    schema: pa.Schema
+
+
+@attrs.frozen(kw_only=True)
+class Header:
+    """What was asked for. `declared` holds the columns whose type was declared; `created` is wall time."""
+
+    rows: int
+    buffer_size: int
+    columns: tuple[str, ...]
+    declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]))
+    fingerprint: Mapping[str, str] = attrs.field(factory=dict)
+    created: float
+    version: str
+    format: int = FORMAT
+
+
+@attrs.frozen(kw_only=True)
+class GroupRecord:
+    """A finished row group: source rows `start` to `stop` (not included), and what became of them.
+
+    `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not.
+    """
+
+    index: int
+    start: int
+    stop: int
+    part: PartRecord | None = None
+    drops: tuple[Drop, ...] = ()
+    removed: int = 0
+    added: int = 0
+    conflicts: tuple[Conflict, ...] = ()
+    skipped: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows in the part."""
+        return self.part.rows if self.part else 0
+
+
+@attrs.frozen(kw_only=True)
+class Rewritten:
+    """A second content that the part of a group may have from now on; listed before the file is replaced."""
+
+    index: int
+    part: PartRecord
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """Every part now has this schema, but for the columns in conflict."""
+
+    schema: pa.Schema
+    conflicts: tuple[Conflict, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Processed:
+    """The whole dataset as a processor after generation left it, beside the parts."""
+
+    part: PartRecord
+    conflicts: tuple[Conflict, ...] = ()
+
+
+Record: TypeAlias = Header | GroupRecord | Rewritten | Finished | Processed
+
+_KINDS: dict[str, type[Any]] = {
+    "header": Header,
+    "group": GroupRecord,
+    "rewritten": Rewritten,
+    "finished": Finished,
+    "processed": Processed,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def record_to_dict(record: Record) -> dict[str, Any]:
+    """Return the record as plain JSON values."""
+    return {"kind": _NAMES[type(record)], **_plain(record)}
+
+
+def record_from_dict(plain: Mapping[str, Any]) -> Record:
+    """Return the record that `record_to_dict` wrote; `ValueError`, `KeyError` or `TypeError` if it is none."""
+    fields = dict(plain)
+    kind = _KINDS[fields.pop("kind")]
+    if kind is Header:
+        # The header of a later format must still say which format it is, whatever else it says.
+        fields = {field.name: fields[field.name] for field in attrs.fields(Header) if field.name in fields}
+    for name in ("schema", "declared"):
+        if name in fields:
+            fields[name] = _read_schema(fields[name]["ipc"])
+    if fields.get("part") is not None:
+        part = dict(fields["part"])
+        fields["part"] = PartRecord(**{**part, "schema": _read_schema(part["schema"]["ipc"])})
+    if "drops" in fields:
+        fields["drops"] = tuple(Drop(**drop) for drop in fields["drops"])
+    if "conflicts" in fields:
+        fields["conflicts"] = tuple(Conflict(**conflict) for conflict in fields["conflicts"])
+    if "columns" in fields:
+        fields["columns"] = tuple(fields["columns"])
+    record: Record = kind(**fields)
+    return record
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, pa.Schema):
+        # The text is for people; only the IPC message, which knows every type, is read back.
+        ipc = base64.b64encode(value.serialize().to_pybytes()).decode()
+        return {"text": {field.name: str(field.type) for field in value}, "ipc": ipc}
+    if attrs.has(type(value)):
+        return {field.name: _plain(getattr(value, field.name)) for field in attrs.fields(type(value))}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _read_schema(ipc: str) -> pa.Schema:
+    # Nearly all parts have the same schema: it is decoded once and shared.
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ipc)))

@@ -1,0 +1,221 @@
+"""Python values as one arrow column.
+
+pyarrow's own inference is not used for mixed or nested values, because it loses things without a word: it makes bytes
+of strings, drops time zones and truncates. Here every level of nesting either has one arrow type that holds all of its
+values, or is refused with a `TypeError` or `ValueError` that says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import deque
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_KNOWN = frozenset({bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, dict, list})
+_NONE = type(None)
+
+
+def arrow_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
+    """Return the values as one arrow column; raise `TypeError` or `ValueError` if no one type holds them all.
+
+    Integers beside floats become doubles, dictionaries become structs with every key seen, and all null is the null
+    type. A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD. Aware datetimes are kept as instants in UTC.
+    """
+    kinds = set(map(type, values))
+    kinds.discard(_NONE)
+    if not kinds:
+        return pa.nulls(len(values))
+    if not kinds <= _KNOWN:
+        vectors = _vectors(values, kinds)
+        if vectors is not None:
+            return vectors
+        converters = {kind: _converter(kind) for kind in kinds - _KNOWN}
+        return arrow_array([converters[type(v)](v) if type(v) in converters else v for v in values])
+    if len(kinds) == 1:
+        built: pa.Array[Any] = _BUILDERS[kinds.pop()](values)
+        return built
+    if kinds == {int, float}:
+        return pa.array(values, pa.float64())
+    if kinds == {int, Decimal}:
+        return _decimals(values)
+    names = " and ".join(sorted(kind.__name__ for kind in kinds))
+    raise TypeError(f"values of {names}")
+
+
+def text_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
+    """Return each value as JSON text, or as its `str` where JSON has no word for it; never raises, keeps null."""
+    return pa.array([None if value is None else _text(value) for value in values], pa.large_string())
+
+
+def _integers(values: Sequence[Any]) -> pa.Array[Any]:
+    try:
+        return pa.array(values, pa.int64())
+    except OverflowError:
+        return pa.array(values, pa.uint64())
+
+
+def _strings(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
+    try:
+        return pa.array(values, pa.large_string())
+    except UnicodeEncodeError:
+        return pa.array([None if value is None else _without_surrogates(value) for value in values], pa.large_string())
+
+
+def _without_surrogates(text: str) -> str:
+    # Pairs of surrogates are joined to the character they mean; a lone one becomes U+FFFD.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _decimals(values: Sequence[Any]) -> pa.Array[Any]:
+    # Of integers beside decimals pyarrow takes the digits of the first value for those of all.
+    array: pa.Array[Any] = pa.array([Decimal(value) if isinstance(value, int) else value for value in values])
+    if not pa.types.is_decimal128(array.type):
+        raise ValueError("decimals of more than 38 digits")
+    return array
+
+
+def _datetimes(values: Sequence[Any]) -> pa.Array[Any]:
+    aware = {value.utcoffset() is not None for value in values if value is not None}
+    if len(aware) == 2:
+        raise TypeError("datetimes with and without a time zone")
+    return pa.array(values, pa.timestamp("us", "UTC") if True in aware else pa.timestamp("us"))
+
+
+def _times(values: Sequence[Any]) -> pa.Array[Any]:
+    if any(value is not None and value.tzinfo is not None for value in values):
+        raise TypeError("times with a time zone")
+    return pa.array(values, pa.time64("us"))
+
+
+def _structs(values: Sequence[Any]) -> pa.Array[Any]:
+    keys = dict.fromkeys(chain.from_iterable(value for value in values if value is not None))
+    if not all(isinstance(key, str) for key in keys):
+        raise TypeError("dictionaries with keys that are not strings")
+    if not keys:
+        return pa.array(values, pa.struct([]))
+    children = [_whole(arrow_array([None if value is None else value.get(key) for value in values])) for key in keys]
+    fields = [pa.field(key, child.type) for key, child in zip(keys, children, strict=True)]
+    return pa.StructArray.from_arrays(children, fields=fields, mask=_null_mask(values))
+
+
+def _lists(values: Sequence[Any]) -> pa.Array[Any]:
+    items = arrow_array(list(chain.from_iterable(value for value in values if value is not None)))
+    return _list_array([0 if value is None else len(value) for value in values], _whole(items), values)
+
+
+def _list_array(lengths: Sequence[int], items: pa.Array[Any], values: Sequence[Any]) -> pa.Array[Any]:
+    offsets = pa.array([0, *accumulate(lengths)], pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, items, mask=_null_mask(values))
+
+
+def _null_mask(values: Sequence[Any]) -> pa.BooleanArray:
+    return pa.array([value is None for value in values], pa.bool_())
+
+
+def _whole(array: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+_BUILDERS: dict[type, Callable[[Sequence[Any]], Any]] = {
+    bool: lambda values: pa.array(values, pa.bool_()),
+    int: _integers,
+    float: lambda values: pa.array(values, pa.float64()),
+    str: _strings,
+    bytes: lambda values: pa.array(values, pa.large_binary()),
+    Decimal: _decimals,
+    datetime: _datetimes,
+    date: lambda values: pa.array(values, pa.date32()),
+    time: _times,
+    timedelta: lambda values: pa.array(values, pa.duration("us")),
+    dict: _structs,
+    list: _lists,
+}
+
+
+def _vectors(values: Sequence[Any], kinds: set[type]) -> pa.Array[Any] | None:
+    """Series and flat numpy arrays of one number type as a list column of that type, without Python items."""
+    if not all(kind is pl.Series or _is_numpy(kind, "ndarray") for kind in kinds):
+        return None
+    if any(getattr(value, "ndim", 1) != 1 for value in values):
+        return None
+    vectors = [value for value in values if value is not None]
+    arrays = [vector.to_arrow() if isinstance(vector, pl.Series) else pa.array(vector) for vector in vectors]
+    kind = arrays[0].type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) or any(array.type != kind for array in arrays):
+        return None
+    lengths = [0 if value is None else len(value) for value in values]
+    return _list_array(lengths, pa.concat_arrays(arrays), values)
+
+
+def _is_numpy(kind: type, name: str | None = None) -> bool:
+    # numpy is no dependency: its values are known by name, and only when a user brings them.
+    return kind.__module__.partition(".")[0] == "numpy" and name in (None, kind.__name__)
+
+
+def _converter(kind: type) -> Callable[[Any], Any]:
+    """How a value of a kind that arrow does not know becomes one that it does; `TypeError` if it cannot."""
+    for base, convert in _CONVERTERS.items():
+        if issubclass(kind, base):
+            return convert
+    if _is_numpy(kind):
+        return lambda value: value.tolist()
+    raise TypeError(f"values of {kind.__name__}")
+
+
+# In this order: an enum may also be a string or an integer, a datetime is also a date.
+_CONVERTERS: dict[type, Callable[[Any], Any]] = {
+    Enum: lambda value: value.value,
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    bytes: bytes,
+    bytearray: bytes,
+    memoryview: bytes,
+    datetime: lambda value: datetime.fromisoformat(datetime.isoformat(value)),
+    date: lambda value: date(value.year, value.month, value.day),
+    Mapping: dict,
+    list: list,
+    tuple: list,
+    deque: list,
+    pl.Series: pl.Series.to_list,
+    pa.Array: lambda value: value.to_pylist(),
+    pa.ChunkedArray: lambda value: value.to_pylist(),
+    pa.Scalar: lambda value: value.as_py(),
+}
+
+
+def _text(value: object) -> str:
+    # A user's object may raise anything when it is looked at, and no value may cost its row group.
+    try:
+        text = json.dumps(value, default=_json_default, ensure_ascii=False)
+    except Exception:  # noqa: BLE001
+        try:
+            text = str(value)
+        except Exception:  # noqa: BLE001
+            text = f"<{type(value).__qualname__}>"
+    return _without_surrogates(text)
+
+
+def _json_default(value: Any) -> object:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
+    try:
+        return _converter(type(value))(value)
+    except TypeError:
+        return str(value)
