@@ -18,7 +18,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d*)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+", re.ASCII)
 
-# Numbers this large are instants and not delays: some providers send the reset as Unix time, in seconds or milliseconds.
+# Numbers this large are instants and not delays: some providers send Unix time, in seconds or in milliseconds.
 _UNIX_SECONDS = 1e9
 _UNIX_MILLISECONDS = 1e12
 

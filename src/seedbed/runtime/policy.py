@@ -103,7 +103,8 @@ class ThrottlePolicy:
         self._background_calls = _BACKGROUND_CALLS[0]
 
         # Growth. Before the first congestion: fast, by acceptances and by time. After it: by windows.
-        self._fast = True
+        # Latency is compared from window to window, which needs windows from the start.
+        self._fast = not latency_congestion
         self._quiet_since: float | None = None  # in fast growth: since when the limit is reached and nothing refused
         self._window = 0  # acceptances in this window, which is full at `limit` of them
         self._reached = False  # the limit was reached in this window

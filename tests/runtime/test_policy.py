@@ -1,0 +1,311 @@
+"""The throttle policy, step by step and under any order of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from seedbed.errors import ConfigError
+from seedbed.runtime.policy import Refusal, Sent, ThrottlePolicy
+
+
+def fill(policy: ThrottlePolicy, now: float = 0.0) -> list[Sent]:
+    """Send until the limit is reached."""
+    return [policy.sent(now) for _ in range(policy.limit - policy.in_flight)]
+
+
+def accept_windows(policy: ThrottlePolicy, windows: int, now: float = 0.0) -> None:
+    """Accept so many windows' worth of calls, the limit always reached."""
+    for _ in range(windows):
+        for sent in fill(policy, now):
+            policy.accepted(sent, now + 0.05)
+
+
+def cut(policy: ThrottlePolicy, capacity: int) -> None:
+    """Refuse what is above the capacity until the limit goes down to it."""
+    sends = fill(policy)
+    epoch = policy.epoch
+    above = iter(sends[capacity:])
+    while policy.epoch == epoch:
+        policy.refused(next(above), 0.01)
+    for sent in above:
+        policy.refused(sent, 0.01)
+    for sent in sends[:capacity]:
+        policy.accepted(sent, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "floor", "start", "limit"), [(32, 1, 16, 16), (8, 1, 16, 8), (32, 20, 16, 20), (1, 1, 16, 1)]
+)
+def test_starts_within_its_bounds(ceiling: int, floor: int, start: int, limit: int) -> None:
+    """The first limit is the start, within floor and ceiling."""
+    assert ThrottlePolicy(ceiling, floor, start).limit == limit
+
+
+@pytest.mark.parametrize(("ceiling", "floor"), [(0, 1), (4, 5), (4, 0)])
+def test_bounds_are_checked(ceiling: int, floor: int) -> None:
+    """A floor outside 1 to the ceiling is an error that says so."""
+    with pytest.raises(ConfigError, match="floor"):
+        ThrottlePolicy(ceiling, floor)
+
+
+def test_level_counts_what_the_server_works_on() -> None:
+    """A level is the number of calls on the wire at the send, without those that turn out to have been refused."""
+    policy = ThrottlePolicy(32)
+    first, second, third = (policy.sent(0.0) for _ in range(3))
+    assert [first.level, second.level, third.level] == [1, 2, 3]
+    policy.refused(second, 0.01)
+    assert [first.level, third.level] == [1, 2]
+    policy.accepted(first, 0.05)
+    assert policy.sent(0.06).level == 2
+
+
+def test_mean_latency_is_of_accepted_calls() -> None:
+    """The mean latency is unknown until a call was accepted; refusals and errors do not move it."""
+    policy = ThrottlePolicy(32)
+    policy.refused(policy.sent(0.0), 0.001)
+    policy.finished(policy.sent(0.0))
+    assert policy.mean_latency is None
+    policy.accepted(policy.sent(1.0), 1.5)
+    assert policy.mean_latency == 0.5
+    policy.accepted(policy.sent(2.0), 4.0)
+    assert 0.5 < policy.mean_latency < 2.0
+
+
+def test_acceptances_grow_the_limit_at_first() -> None:
+    """Before any congestion each acceptance adds one, up to the ceiling."""
+    policy = ThrottlePolicy(20)
+    accept_windows(policy, 1)
+    assert policy.limit == 20
+
+
+def test_an_unused_limit_does_not_grow() -> None:
+    """Acceptances below the limit say nothing about a higher one."""
+    policy = ThrottlePolicy(64)
+    for _ in range(200):
+        policy.accepted(policy.sent(0.0), 0.05)
+    assert policy.limit == 16
+
+
+def test_time_at_the_limit_doubles_it() -> None:
+    """A tenth of a second at the limit without a refusal doubles it, although no call has been answered yet."""
+    policy = ThrottlePolicy(100)
+    assert policy.grows_at is None
+    fill(policy, 1.0)
+    assert policy.grows_at == pytest.approx(1.1)
+    policy.tick(1.05)
+    assert policy.limit == 16
+    policy.tick(policy.grows_at)
+    assert policy.limit == 32
+    assert policy.grows_at is None
+    refused = fill(policy, 2.0)[-1]
+    policy.refused(refused, 2.05)
+    assert policy.grows_at == pytest.approx(2.15)
+
+
+def test_one_decrease_per_epoch() -> None:
+    """All that a full server refuses of one burst is one signal: the limit goes to the capacity, once."""
+    policy = ThrottlePolicy(32)
+    accept_windows(policy, 2)
+    assert policy.limit == 32
+    cut(policy, 20)
+    assert policy.limit == 20
+    assert policy.epoch == 1
+
+
+def test_rests_after_a_decrease_then_probes() -> None:
+    """After a decrease the limit stays for four windows, then grows by one, two, four as long as all is accepted."""
+    policy = ThrottlePolicy(64)
+    cut(policy, 10)
+    limits = []
+    for _ in range(9):
+        accept_windows(policy, 1)
+        limits.append(policy.limit)
+    # The first window of the rest is the ten that were accepted with the refusals.
+    assert limits == [10, 10, 10, 11, 13, 17, 25, 41, 64]
+
+
+def test_rests_longer_when_the_level_proves_right() -> None:
+    """A second decrease to the same level doubles the rest; one to another level starts anew."""
+    policy = ThrottlePolicy(64)
+
+    def windows_until_growth() -> int:
+        limit, windows = policy.limit, 0
+        while policy.limit == limit:
+            accept_windows(policy, 1)
+            windows += 1
+        return windows
+
+    def grow_and_cut(capacity: int) -> int:
+        while policy.limit < capacity + 4:
+            accept_windows(policy, 1)
+        cut(policy, capacity)
+        return windows_until_growth()
+
+    cut(policy, 10)
+    first = windows_until_growth()
+    rests = [grow_and_cut(10) for _ in range(5)]
+    assert rests[0] > 1.5 * first
+    assert rests[1] > 1.5 * rests[0]
+    assert rests[-1] == rests[-2] <= 33
+    assert grow_and_cut(30) < rests[-1] / 4
+
+
+def test_refusals_for_the_level_hold_their_permit() -> None:
+    """A permit refused for the level stays taken for one mean latency, a second at most."""
+    policy = ThrottlePolicy(32)
+    accept_windows(policy, 2)
+    assert policy.refused(fill(policy)[-1], 0.01).hold == pytest.approx(policy.mean_latency)
+    slow = ThrottlePolicy(32)
+    slow.accepted(slow.sent(0.0), 30.0)
+    assert slow.refused(fill(slow, 30.0)[-1], 30.1).hold == 1.0
+
+
+def test_refusals_by_chance_hold_nothing() -> None:
+    """Where all levels are refused now and then, a refused permit is free at once and its backoff stays short."""
+    policy = ThrottlePolicy(32)
+    refusals: list[Refusal] = []
+    for _ in range(20):
+        for index, sent in enumerate(fill(policy)):
+            if index % 10 == 9:
+                refusals.append(policy.refused(sent, 0.01))
+            else:
+                policy.accepted(sent, 0.05)
+    assert policy.limit == 32
+    assert refusals[-1].hold == 0.0
+    assert refusals[-1].by_chance in {2, 3}
+    assert not any(refusal.pause for refusal in refusals)
+
+
+def test_nearly_everything_refused_is_a_pause() -> None:
+    """A server that takes nothing brings the limit to the floor and asks for a pause until it takes calls again."""
+    policy = ThrottlePolicy(32, floor=2)
+    pauses = []
+    for _ in range(60):
+        sends = fill(policy)
+        pauses += [policy.refused(sent, 0.01).pause for sent in sends]
+    assert policy.limit == 2
+    assert not any(pauses[:16])
+    assert all(pauses[40:])
+    accept_windows(policy, 2)
+    assert not policy.refused(policy.sent(0.0), 0.01).pause
+
+
+def test_slow_windows_count_as_congestion_when_asked() -> None:
+    """On request a window twice as slow as the fastest takes a tenth off; at the floor it is the new norm."""
+    policy = ThrottlePolicy(20, floor=10, start=20, latency_congestion=True)
+
+    def window(latency: float) -> int:
+        for sent in fill(policy):
+            policy.accepted(sent, latency)
+        return policy.limit
+
+    assert window(0.1) == 20
+    assert window(0.15) == 20
+    assert window(0.25) == 18
+    limits = [window(0.25) for _ in range(30)]
+    assert min(limits) == 10
+    assert limits[-1] == 20
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Any order of events leaves the policy within its bounds and true to its rules."""
+
+    on_wire = Bundle("on_wire")
+
+    @initialize(
+        ceiling=st.integers(1, 200), start=st.integers(1, 200), share=st.floats(0, 1), latency_congestion=st.booleans()
+    )
+    def make(self, ceiling: int, start: int, share: float, latency_congestion: bool) -> None:
+        self.floor = max(1, int(ceiling * share))
+        self.policy = ThrottlePolicy(ceiling, self.floor, start, latency_congestion=latency_congestion)
+        self.latency_congestion = latency_congestion
+        self.now = 0.0
+        self.in_flight = 0
+        # Whether the limit was reached since it last grew or was cut, or since a window began.
+        self.used = False
+
+    def observe(self) -> None:
+        self.used = self.used or self.policy.in_flight >= self.policy.limit
+
+    @rule(target=on_wire)
+    def send(self) -> Sent:
+        self.in_flight += 1
+        sent = self.policy.sent(self.now)
+        assert sent.level == self.in_flight
+        assert sent.epoch == self.policy.epoch
+        self.observe()
+        return sent
+
+    @rule(target=on_wire, share=st.floats(0.5, 1.5))
+    def send_many(self, share: float) -> object:
+        return multiple(*(self.send() for _ in range(int(self.policy.limit * share) - self.policy.in_flight)))
+
+    @rule(sent=consumes(on_wire))
+    def accept(self, sent: Sent) -> None:
+        before, epoch = self.policy.limit, self.policy.epoch
+        self.observe()
+        self.policy.accepted(sent, self.now)
+        self.in_flight -= 1
+        if self.policy.limit > before:
+            assert self.used
+        if self.policy.limit < before:
+            assert self.latency_congestion
+            assert self.policy.epoch == epoch + 1
+
+    @rule(sent=consumes(on_wire))
+    def finish(self, sent: Sent) -> None:
+        before = self.policy.limit, self.policy.epoch
+        self.policy.finished(sent)
+        self.in_flight -= 1
+        assert (self.policy.limit, self.policy.epoch) == before
+
+    @rule(sent=consumes(on_wire))
+    def refuse(self, sent: Sent) -> None:
+        before, epoch = self.policy.limit, self.policy.epoch
+        refusal = self.policy.refused(sent, self.now)
+        self.in_flight -= 1
+        assert 0.0 <= refusal.hold <= 1.0
+        assert refusal.by_chance >= 0
+        assert self.policy.limit <= before
+        if sent.epoch != epoch:
+            # The same signal as the decrease that began the epoch.
+            assert (self.policy.limit, self.policy.epoch) == (before, epoch)
+        if self.policy.limit < before:
+            assert self.policy.epoch == epoch + 1
+            assert self.policy.limit <= max(self.floor, sent.level - 1)
+
+    @rule(seconds=st.floats(0.0, 5.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.policy.grows_at is not None)
+    @rule()
+    def tick(self) -> None:
+        before = self.policy.limit
+        assert self.policy.grows_at is not None
+        self.now = max(self.now, self.policy.grows_at)
+        self.policy.tick(self.now)
+        assert self.policy.limit in {before, min(2 * before, self.policy.ceiling)}
+        if self.policy.limit > before:
+            assert self.used
+        assert self.policy.grows_at is None
+
+    @invariant()
+    def within_bounds(self) -> None:
+        if hasattr(self, "policy"):
+            assert self.floor <= self.policy.limit <= self.policy.ceiling
+            assert self.policy.in_flight == self.in_flight >= 0
+
+
+TestPolicyMachine = PolicyMachine.TestCase

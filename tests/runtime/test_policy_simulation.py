@@ -1,0 +1,115 @@
+"""Where the throttle policy settles against simulated servers; the table that its numbers were chosen by."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_servers import Outcome, Server, simulate, steps
+
+from seedbed.runtime.policy import ThrottlePolicy
+
+SEEDS = range(5)
+
+
+def run(server: Server, ceiling: int, seed: int, calls: int = 3_000) -> Outcome:
+    """One run below a ceiling."""
+    return simulate(server, ThrottlePolicy(ceiling), calls, seed)
+
+
+def late_limits(outcome: Outcome) -> list[int]:
+    """Every limit in the second half of a run."""
+    middle = outcome.wall / 2
+    return [outcome.limit_at(middle), *(limit for since, limit in outcome.history if since > middle)]
+
+
+@pytest.mark.parametrize("refusal", [0.02, 0.1, 0.4, 1.0])
+@pytest.mark.parametrize("ceiling", [32, 128])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_full_at_16(ceiling: int, refusal: float, seed: int) -> None:
+    """Against a server full at 16 the limit settles from 14 to 17 with under 5 % refused, however slow refusals are."""
+    server = Server(capacity=steps((0, 16)), refusal=refusal)
+    outcome = run(server, ceiling, seed)
+    assert 14 <= outcome.mean_limit(outcome.wall / 2) <= 17
+    assert min(late_limits(outcome)) >= 14
+    assert outcome.refused_share < 0.05
+    assert outcome.wall < 1.1 * 3_000 * server.latency / 16
+
+
+@pytest.mark.parametrize("latency", [0.005, 0.5])
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_full_at_16_whatever_the_latency(latency: float, spread: float, seed: int) -> None:
+    """The limit also settles there when calls take 5 ms or half a second, all the same or with a long tail."""
+    outcome = run(Server(capacity=steps((0, 16)), latency=latency, spread=spread), 128, seed, calls=2_000)
+    assert 14 <= outcome.mean_limit(outcome.wall / 2) <= 17
+    assert outcome.refused_share < 0.05
+
+
+@pytest.mark.parametrize("capacity", [2, 5, 40, 60, 80, 100])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_other_capacities(capacity: int, seed: int) -> None:
+    """Whatever the capacity, the limit settles there and hardly any throughput is lost on the way."""
+    calls = 3_000 if capacity > 10 else 600
+    outcome = run(Server(capacity=steps((0, capacity))), 128, seed, calls)
+    assert capacity * 0.9 <= outcome.mean_limit(outcome.wall / 2) <= capacity * 1.05 + 1
+    assert outcome.refused_share < (0.05 if capacity > 10 else 0.15)
+    assert outcome.wall < 1.15 * calls * 0.05 / capacity
+
+
+@pytest.mark.parametrize(("share", "slowdown"), [(0.1, 1.2), (0.3, 1.5)])
+@pytest.mark.parametrize("refusal", [0.1, 0.4])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_refusing_at_random(share: float, slowdown: float, refusal: float, seed: int) -> None:
+    """Refusals at random, one in ten or three, leave the limit at the ceiling: nothing is gained by sending less."""
+    outcome = run(Server(random_share=share, refusal=refusal), 32, seed)
+    assert outcome.mean_limit() >= 0.9 * 32
+    assert outcome.wall < slowdown * 3_000 * 0.05 / 32
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_refusing_at_random_below_a_high_ceiling(seed: int) -> None:
+    """The limit gets to a ceiling of 128 and stays there although one call in ten is refused on the way."""
+    outcome = run(Server(random_share=0.1), 128, seed, calls=6_000)
+    assert outcome.mean_limit() >= 0.9 * 128
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_full_and_random_at_once(seed: int) -> None:
+    """A server that is full at 16 is found out although it also refuses one call in ten at random."""
+    outcome = run(Server(capacity=steps((0, 16)), random_share=0.1), 32, seed)
+    assert 14 <= outcome.mean_limit(outcome.wall / 2) <= 17
+    assert outcome.refused_share < 0.15
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_capacity_that_changes(seed: int) -> None:
+    """The limit follows a capacity from 16 up to 64 and down to 8."""
+    server = Server(capacity=steps((0, 16), (4, 64), (11, 8)))
+    outcome = run(server, 128, seed, calls=10_000)
+    assert 14 <= outcome.limit_at(4) <= 19
+    assert 60 <= outcome.limit_at(11) <= 68
+    assert outcome.wall > 14
+    assert 7 <= outcome.mean_limit(12.5) <= 9
+    assert outcome.refused_share < 0.05
+
+
+@pytest.mark.parametrize("ceiling", [32, 128])
+@pytest.mark.parametrize("outage", [(0.0, 3.0), (1.0, 1.5), (0.5, 20.0)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_recovering(ceiling: int, outage: tuple[float, float], seed: int) -> None:
+    """After an outage in which everything is refused the limit is back at the ceiling, and few calls were wasted."""
+    start, end = outage
+    outcome = run(Server(capacity=steps((-1, 1_000), (start, 0), (end, 1_000))), ceiling, seed, calls=6_000)
+    assert outcome.history[-1][1] == ceiling
+    assert min(limit for _, limit in outcome.history) == 1
+    assert outcome.refused_share < 0.05
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_queueing_instead_of_refusing(seed: int) -> None:
+    """Where a server queues, rising latency holds the limit down only if that was asked for."""
+    server = Server(capacity=steps((0, 16)), queues=True)
+    told = simulate(server, ThrottlePolicy(128, latency_congestion=True), 3_000, seed)
+    untold = simulate(server, ThrottlePolicy(128), 3_000, seed)
+    assert 16 <= told.mean_limit(told.wall / 2) <= 48
+    assert untold.limit_at(untold.wall / 2) == 128
+    assert told.wall <= untold.wall * 1.1
