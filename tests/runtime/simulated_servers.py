@@ -29,7 +29,7 @@ def steps(*changes: tuple[float, float]) -> Callable[[float], float]:
 class Server:
     """What takes and refuses calls; times are seconds."""
 
-    capacity: Callable[[float], float] = lambda now: math.inf  # noqa: ARG005
+    capacity: Callable[[float], float] = lambda now: math.inf
     """Calls that it works on at once, by the instant; what comes beyond is refused."""
     random_share: float = 0.0
     """The share of calls refused whatever the load."""

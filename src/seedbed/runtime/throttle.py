@@ -149,7 +149,9 @@ class Throttle:
         self._turn = trio.Lock()
         self._refunded = trio.Event()  # set and replaced when a settled call gives tokens back
         self._wake_at = math.inf  # when the listeners are called because the rates allow the next call
-        self._waiting = 0  # tasks in `acquire`; `try_acquire` lets them go first
+        # Tasks in `acquire`, which go first, and whether somebody who did not wait was held back for them.
+        self._waiting = 0
+        self._held_back = False
 
         self._paused_until: float | None = None
         self._pauses = 0  # since the last acceptance
@@ -192,7 +194,10 @@ class Throttle:
 
     def try_acquire(self, tokens: int = 0) -> Permit | None:
         """A permit for a call of about so many tokens, or None; the listeners hear when to try again."""
-        if self._waiting or self._limiter.available_tokens <= 0:
+        if self._waiting:
+            self._held_back = True
+            return None
+        if self._limiter.available_tokens <= 0:
             return None
         now = trio.current_time()
         if self._rates is not None:
@@ -217,8 +222,9 @@ class Throttle:
                     await self._enter(permit)
         finally:
             self._waiting -= 1
-            # Whoever did not wait was held back for this task.
-            self._notify()
+            if self._held_back and not self._waiting:
+                self._held_back = False
+                self._notify()
         return permit
 
     def end_accepted(self, permit: Permit, tokens: int | None) -> None:
@@ -396,7 +402,10 @@ class Throttle:
             self._notify()
 
     def _notify(self) -> None:
-        if self._waiting or not self._listeners or self._limiter.available_tokens <= 0:
+        if self._waiting:
+            self._held_back = True
+            return
+        if not self._listeners or self._limiter.available_tokens <= 0:
             return
         # A listener that ends a permit comes back here: go round once more instead of deeper.
         self._notify_again = True
@@ -494,20 +503,31 @@ async def open_throttles(
         wall_clock=wall_clock,
     )
     raised: BaseException | None = None
+    timers_failed = False
+
+    async def run_timers() -> None:
+        nonlocal timers_failed
+        try:
+            await timers.run()
+        except Exception:
+            timers_failed = True
+            raise
+
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(timers.run)
+            nursery.start_soon(run_timers)
             try:
                 yield manager
             except BaseException as error:
                 raised = error
                 raise
             nursery.cancel_scope.cancel(reason="the throttles are closed")
-    except BaseExceptionGroup as group:
-        # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
-        if raised is not None and group.exceptions == (raised,):
-            raise raised from raised.__cause__
-        raise
+    except BaseExceptionGroup:
+        if timers_failed or raised is None:
+            raise
+    # The nursery is nobody else's business: what the block raised leaves as it was and not in a group.
+    if raised is not None:
+        raise raised
 
 
 def _take_ticket(permit: Permit) -> Sent:

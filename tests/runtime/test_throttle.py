@@ -1,0 +1,753 @@
+"""The throttle of a key in virtual time: who may send, who waits, and until when."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from seedbed.errors import ConfigError, QuotaExhausted, RateLimited
+from seedbed.runtime.throttle import KeyLimits, Permit, Throttle, open_throttles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KEY = "acme/small/chat"
+
+
+def fill(throttle: Throttle, tokens: int = 0) -> list[Permit]:
+    """Take every permit there is."""
+    return list(iter(partial(throttle.try_acquire, tokens), None))
+
+
+def assert_idle(throttle: Throttle) -> None:
+    """Nothing is taken, and every permit of the limit can be had."""
+    statistics = throttle.statistics()
+    assert (statistics.in_flight, statistics.held, statistics.waiting) == (0, 0, 0)
+    permits = fill(throttle)
+    assert len(permits) == throttle.limit
+    for permit in permits:
+        permit.finished()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number, 1 or more, not 0"),
+        ({"max_parallel_requests": 1.5}, "max_parallel_requests .* not 1.5"),
+        ({"max_parallel_requests": True}, "max_parallel_requests .* not True"),
+        ({"requests_per_minute": 0}, "requests_per_minute must be a number above 0, or None for no limit, not 0"),
+        ({"requests_per_minute": False}, "requests_per_minute .* not False"),
+        ({"tokens_per_minute": float("nan")}, "tokens_per_minute .* not nan"),
+        ({"tokens_per_minute": float("inf")}, "tokens_per_minute .* not inf"),
+        ({"tokens_per_minute": "60"}, "tokens_per_minute .* not '60'"),
+        ({"latency_congestion": 1}, "latency_congestion must be True or False, not 1"),
+    ],
+)
+def test_limits_are_checked(knobs: dict[str, Any], message: str) -> None:
+    """A limit outside its range is an error that names the knob and what was found."""
+    with pytest.raises(ConfigError, match=message):
+        KeyLimits(**knobs)
+
+
+async def test_permits_up_to_the_limit(autojump_clock: MockClock) -> None:
+    """There are as many permits as the limit says, and one more whenever one ends."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=3)}) as throttles:
+        throttle = throttles.get(KEY)
+        permits = fill(throttle)
+        assert len(permits) == throttle.in_flight == 3
+        permits[0].accepted()
+        assert throttle.try_acquire() is not None
+        assert throttle.try_acquire() is None
+
+
+async def test_a_permit_ends_once(autojump_clock: MockClock) -> None:
+    """Ending a permit twice is an error, whichever way, and frees nothing twice."""
+    async with open_throttles() as throttles:
+        throttle = throttles.get(KEY)
+        permit = throttle.try_acquire()
+        assert permit is not None
+        permit.accepted()
+        for end in (permit.accepted, permit.finished, lambda: permit.refused(RateLimited(), 1)):
+            with pytest.raises(RuntimeError, match="ended twice"):
+                end()
+        assert_idle(throttle)
+
+
+async def test_waiters_go_in_order_and_before_others(autojump_clock: MockClock) -> None:
+    """Tasks that wait are let in first come, first served, and nobody who does not wait goes before them."""
+    order = []
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=1)}) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+
+        async def wait(name: int) -> None:
+            permit = await throttle.acquire()
+            order.append(name)
+            await trio.sleep(1)
+            permit.accepted()
+
+        first = await throttle.acquire()
+        for name in range(4):
+            nursery.start_soon(wait, name)
+            await wait_all_tasks_blocked()
+        assert throttle.statistics().waiting == 4
+        first.accepted()
+        assert throttle.try_acquire() is None
+    assert order == [0, 1, 2, 3]
+
+
+async def test_listeners_hear_of_free_permits(autojump_clock: MockClock) -> None:
+    """A listener is called when a permit comes back, until it unsubscribes; not while tasks wait for that permit."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=1)}) as throttles:
+        throttle = throttles.get(KEY)
+        calls: list[bool] = []
+
+        def listener() -> None:
+            permit = throttle.try_acquire()
+            calls.append(permit is not None)
+            taken.append(permit)
+
+        taken: list[Permit | None] = []
+        unsubscribe = throttle.subscribe(listener)
+        permit = await throttle.acquire()
+        assert calls == []
+        permit.finished()
+        assert calls == [True]
+        async with trio.open_nursery() as nursery:
+
+            async def use() -> None:
+                (await throttle.acquire()).accepted()
+
+            nursery.start_soon(use)
+            await wait_all_tasks_blocked()
+            assert taken[0] is not None
+            taken[0].accepted()
+            assert calls == [True]
+        assert calls == [True, True]
+        unsubscribe()
+        assert taken[1] is not None
+        taken[1].accepted()
+        assert calls == [True, True]
+
+
+async def test_listeners_may_end_permits(autojump_clock: MockClock) -> None:
+    """A listener that takes and ends permits is called again in a row and not ever deeper."""
+    async with open_throttles() as throttles:
+        throttle = throttles.get(KEY)
+        depth = deepest = rounds = 0
+
+        def listener() -> None:
+            nonlocal depth, deepest, rounds
+            depth += 1
+            deepest = max(deepest, depth)
+            rounds += 1
+            if rounds < 5_000:
+                permit = throttle.try_acquire()
+                assert permit is not None
+                permit.accepted()
+            depth -= 1
+
+        throttle.subscribe(listener)
+        (await throttle.acquire()).accepted()
+        assert rounds == 5_000
+        assert deepest == 1
+
+
+async def test_time_at_the_limit_raises_it(autojump_clock: MockClock) -> None:
+    """Where no call has been answered yet, time alone raises the limit, and both waiters and listeners hear of it."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=100)}) as throttles:
+        throttle = throttles.get(KEY)
+        taken = fill(throttle)
+        throttle.subscribe(lambda: taken.extend(fill(throttle)))
+        start = trio.current_time()
+        taken.append(await throttle.acquire())
+        assert trio.current_time() - start == pytest.approx(0.1)
+        await trio.sleep(0.3)
+        assert len(taken) == throttle.limit == 100
+        for permit in taken[:50]:
+            permit.accepted()
+
+
+async def test_a_limit_below_the_calls_in_flight_revokes_nothing(autojump_clock: MockClock) -> None:
+    """When the limit falls below the calls in flight these go on, and the next permit is given when they are fewer."""
+    async with open_throttles() as throttles:
+        throttle = throttles.get(KEY)
+        permits = fill(throttle)
+        for permit in permits[4:10]:
+            permit.refused(RateLimited(), 1)
+        assert throttle.limit == 4
+        assert throttle.in_flight == 10
+        left = [*permits[:4], *permits[10:]]
+        await trio.sleep(2)
+        while throttle.in_flight >= throttle.limit:
+            assert throttle.try_acquire() is None
+            left.pop().finished()
+        permit = throttle.try_acquire()
+        assert permit is not None
+        for each in (permit, *left):
+            each.accepted()
+
+
+async def test_a_refused_permit_may_stay_taken(autojump_clock: MockClock) -> None:
+    """A permit refused for the level is free after one mean latency and not before."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=4)}) as throttles:
+        throttle = throttles.get(KEY)
+        first = await throttle.acquire()
+        await trio.sleep(0.5)
+        first.accepted()
+        permits = fill(throttle)
+        permits[-1].refused(RateLimited(), 1)
+        assert throttle.statistics().held == 1
+        assert throttle.try_acquire() is None
+        start = trio.current_time()
+        await throttle.acquire()
+        assert trio.current_time() - start == pytest.approx(0.5)
+        assert throttle.statistics().held == 0
+
+
+async def test_retry_after_in_seconds_and_as_a_date(autojump_clock: MockClock) -> None:
+    """A refused call waits for what the server asked, in seconds or as a date, and else for a backoff in its bounds."""
+    async with open_throttles(
+        wall_clock=lambda: 1_700_000_000.0, backoff_base=0.5, backoff_max=3.0, rng=random.Random(1)
+    ) as throttles:
+        throttle = throttles.get(KEY)
+
+        async def delay(error: RateLimited, attempt: int) -> float:
+            permit = await throttle.acquire()
+            seconds = permit.refused(error, attempt)
+            (await throttle.acquire()).accepted()
+            return seconds
+
+        assert await delay(RateLimited(retry_after=7), 1) == 7.0
+        assert await delay(RateLimited(retry_after="2.5"), 1) == 2.5
+        assert await delay(RateLimited(retry_after="Tue, 14 Nov 2023 22:14:20 GMT"), 1) == 60.0
+        # The mean latency is 0 here, so the base is the shortest there is.
+        for attempt, most in ((1, 0.02), (4, 0.16), (30, 3.0)):
+            assert all([0 <= await delay(RateLimited(retry_after="soon"), attempt) <= most for _ in range(50)])
+
+
+@pytest.mark.parametrize("reset", [30, "30s", "Tue, 14 Nov 2023 22:13:50 GMT"])
+async def test_a_key_pauses_until_its_reset(autojump_clock: MockClock, reset: float | str) -> None:
+    """Where the server says that nothing is left until a reset, nobody is let in before; then everybody is."""
+    async with open_throttles(wall_clock=lambda: 1_700_000_000.0) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+        other, refused = fill(throttle)[:2]
+        start = trio.current_time()
+        refused.refused(RateLimited(reset=reset), 1)
+        instants = []
+        throttle.subscribe(lambda: instants.append(trio.current_time() - start))
+
+        async def enter() -> None:
+            permit = await throttle.acquire()
+            instants.append(trio.current_time() - start)
+            permit.accepted()
+
+        other.accepted()
+        assert throttle.statistics().paused_until == pytest.approx(start + 30)
+        assert throttle.limit == 0
+        assert throttle.try_acquire() is None
+        nursery.start_soon(enter)
+        await trio.sleep(29.9)
+        assert instants == []
+        await trio.sleep(0.2)
+        assert instants[0] == pytest.approx(30)
+        assert len(instants) >= 2
+        assert throttle.statistics().paused_until is None
+
+
+async def test_a_later_reset_makes_the_pause_longer(autojump_clock: MockClock) -> None:
+    """Of several resets the latest counts."""
+    async with open_throttles() as throttles:
+        throttle = throttles.get(KEY)
+        permits = fill(throttle)
+        start = trio.current_time()
+        for permit, reset in zip(permits, (10, 40, 20), strict=False):
+            permit.refused(RateLimited(reset=reset), 1)
+        for permit in permits[3:]:
+            permit.accepted()
+        await throttle.acquire()
+        assert trio.current_time() - start == pytest.approx(40)
+
+
+async def test_nobody_gets_in_between_the_hand_over_and_a_pause(autojump_clock: MockClock) -> None:
+    """A waiter that was handed a permit in the same instant in which the key is paused waits on."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=2)}) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+        first, second = fill(throttle)
+        instants = []
+
+        async def enter() -> None:
+            permit = await throttle.acquire()
+            instants.append(trio.current_time() - start)
+            permit.accepted()
+
+        nursery.start_soon(enter)
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        first.accepted()
+        second.refused(RateLimited(reset=10), 1)
+        await trio.sleep(20)
+        assert instants == [pytest.approx(10)]
+        assert_idle(throttle)
+
+
+async def call_until_taken(throttle: Throttle, takes: Callable[[], bool], latency: float = 0.05) -> None:
+    """One call, sent again after each refusal as a cell would be."""
+    attempt = 0
+    while True:
+        permit = await throttle.acquire()
+        await trio.sleep(latency)
+        if takes():
+            permit.accepted()
+            return
+        attempt += 1
+        await trio.sleep(permit.refused(RateLimited(f"no quota, time {attempt}"), attempt))
+
+
+async def test_a_key_that_takes_nothing_is_paused(autojump_clock: MockClock) -> None:
+    """While everything is refused only a probe is sent now and then, ever more rarely."""
+    async with open_throttles(rng=random.Random(3)) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+        for _ in range(200):
+            nursery.start_soon(call_until_taken, throttle, lambda: False)
+        await trio.sleep(60)
+        early = throttle.statistics()
+        await trio.sleep(60)
+        late = throttle.statistics()
+        assert early.limit == late.limit == 1
+        assert any(limit == 0 for _, limit in late.history)
+        assert early.sent < 120
+        assert late.sent - early.sent <= 20
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("retry_after", [None, 1, 3_600])
+async def test_patience_ends_in_an_error(autojump_clock: MockClock, retry_after: float | None) -> None:
+    """A key that refuses everything for as long as patience lasts is an error that names it and the last refusal."""
+    async with open_throttles(patience=100.0, rng=random.Random(5)) as throttles:
+        throttle = throttles.get(KEY)
+        start = trio.current_time()
+        count = 0
+        with pytest.raises(QuotaExhausted, match="'acme/small/chat' refused every call for 100 s") as caught:
+            while True:
+                permit = await throttle.acquire()
+                count += 1
+                delay = permit.refused(RateLimited(f"quota {count}", retry_after=retry_after), count)
+                assert trio.current_time() - start + delay <= 100.0 + 1e-6
+                await trio.sleep(delay)
+        assert trio.current_time() - start == pytest.approx(100.0)
+        assert caught.value.key == KEY
+        assert str(caught.value.last) == f"quota {count}"
+        assert str(caught.value).endswith(f"last refusal: quota {count}")
+        assert (throttle.in_flight, throttle.statistics().held) == (0, 0)
+
+
+async def test_pauses_end_when_patience_does(autojump_clock: MockClock) -> None:
+    """A reset far away is not waited for: one last call is sent when patience ends, and decides."""
+    async with open_throttles(patience=50.0) as throttles:
+        throttle = throttles.get(KEY)
+        start = trio.current_time()
+        permit = await throttle.acquire()
+        assert permit.refused(RateLimited(reset=10_000), 1) <= 50.0
+        permit = await throttle.acquire()
+        assert trio.current_time() - start == pytest.approx(50.0)
+        permit.accepted()
+        assert_idle(throttle)
+
+
+async def test_a_key_that_recovers_goes_on(autojump_clock: MockClock) -> None:
+    """A key that takes calls again before patience ends is no error: every call is taken and the ceiling reached."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=64)}, rng=random.Random(7)) as throttles:
+        throttle = throttles.get(KEY)
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3_000):
+                nursery.start_soon(call_until_taken, throttle, lambda: trio.current_time() - start > 200)
+        statistics = throttle.statistics()
+        assert statistics.accepted == 3_000
+        assert statistics.limit == 64
+        assert statistics.sent == statistics.accepted + statistics.refused
+        await trio.sleep(1)
+        assert_idle(throttle)
+
+
+async def test_an_old_streak_does_not_kill(autojump_clock: MockClock) -> None:
+    """A refusal before a long time in which nobody asked is forgotten when somebody asks again."""
+    async with open_throttles(patience=100.0, backoff_max=10.0) as throttles:
+        throttle = throttles.get(KEY)
+        (await throttle.acquire()).refused(RateLimited(), 1)
+        await trio.sleep(1_000)
+        (await throttle.acquire()).refused(RateLimited(), 1)
+        # Within a streak the time between two calls counts, however few they are.
+        await trio.sleep(49)
+        (await throttle.acquire()).refused(RateLimited(), 1)
+        await trio.sleep(49)
+        (await throttle.acquire()).refused(RateLimited(), 1)
+        await trio.sleep(3)
+        with pytest.raises(QuotaExhausted):
+            (await throttle.acquire()).refused(RateLimited(), 1)
+
+
+async def test_errors_are_no_signal(autojump_clock: MockClock) -> None:
+    """Calls that fail otherwise leave the limit alone and are counted as failed."""
+    async with open_throttles() as throttles:
+        throttle = throttles.get(KEY)
+        for _ in range(100):
+            for permit in fill(throttle):
+                permit.finished()
+        assert throttle.limit == 16
+        assert throttle.statistics().failed == 1_600
+
+
+async def test_requests_per_minute(autojump_clock: MockClock) -> None:
+    """Whoever comes, by waiting or by trying again when told, the rate is kept and nearly reached."""
+    limits = KeyLimits(requests_per_minute=60)
+    async with open_throttles({KEY: limits}) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+        instants: list[float] = []
+
+        def sent(permit: Permit) -> None:
+            instants.append(trio.current_time() - start)
+            permit.accepted()
+
+        async def wait() -> None:
+            while True:
+                sent(await throttle.acquire())
+
+        def try_all() -> None:
+            for permit in iter(throttle.try_acquire, None):
+                sent(permit)
+
+        start = trio.current_time()
+        throttle.subscribe(try_all)
+        try_all()
+        await trio.sleep(120)
+        assert 120 <= len(instants) <= 127
+        nursery.start_soon(wait)
+        await trio.sleep(180)
+        assert 300 <= len(instants) <= 307
+        for begin in instants:
+            assert sum(begin <= instant < begin + 60 for instant in instants) <= 67
+        nursery.cancel_scope.cancel()
+
+
+async def test_tokens_per_minute_are_settled(autojump_clock: MockClock) -> None:
+    """Calls that use less than estimated are followed sooner, those that use more later, refused ones cost nothing."""
+    async with open_throttles({KEY: KeyLimits(tokens_per_minute=600)}) as throttles:
+        throttle = throttles.get(KEY)
+
+        async def wait_after(tokens: int | None) -> float:
+            await trio.sleep(1_000)
+            permit = await throttle.acquire(60)
+            if tokens is None:
+                permit.refused(RateLimited(), 1)
+                await trio.sleep(1)
+            else:
+                permit.accepted(tokens)
+            start = trio.current_time()
+            (await throttle.acquire(60)).finished()
+            return trio.current_time() - start
+
+        assert await wait_after(60) == pytest.approx(6)
+        assert await wait_after(0) == 0
+        assert await wait_after(120) == pytest.approx(12)
+        assert await wait_after(None) == 0
+        assert throttle.statistics().tokens == 180
+
+
+async def test_a_refund_wakes_who_waits_for_the_rate(autojump_clock: MockClock) -> None:
+    """A task that waits for tokens goes as soon as another call turns out to have used few."""
+    async with open_throttles({KEY: KeyLimits(tokens_per_minute=600)}) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+        first = await throttle.acquire(60)
+        start = trio.current_time()
+
+        async def end_first() -> None:
+            await trio.sleep(1)
+            first.accepted(5)
+
+        nursery.start_soon(end_first)
+        await throttle.acquire(60)
+        assert trio.current_time() - start == pytest.approx(1)
+
+
+async def test_a_large_call_is_not_overtaken(autojump_clock: MockClock) -> None:
+    """A task that waits for many tokens goes before small calls that come later."""
+    order: list[str] = []
+    async with open_throttles({KEY: KeyLimits(tokens_per_minute=600)}) as throttles, trio.open_nursery() as nursery:
+        throttle = throttles.get(KEY)
+        throttle.subscribe(lambda: order.extend("small" for _ in fill(throttle, 1)[:1]))
+        await throttle.acquire(60)
+
+        async def wait(name: str, tokens: int) -> None:
+            (await throttle.acquire(tokens)).finished()
+            order.append(name)
+
+        nursery.start_soon(wait, "large", 50)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(wait, "next", 1)
+        assert throttle.try_acquire(1) is None
+    assert order[:2] == ["large", "next"]
+
+
+@pytest.mark.parametrize("rate", [None, 60])
+@pytest.mark.parametrize("after", [0.0, 0.5, 1.0, 3.0, 5.0, 7.5, 30.0])
+async def test_cancelled_waiters_leave_nothing_behind(
+    autojump_clock: MockClock, rate: float | None, after: float
+) -> None:
+    """Waiters cancelled while they wait for a permit, the rate, their turn or the end of a pause leak nothing."""
+    limits = KeyLimits(max_parallel_requests=2, requests_per_minute=rate)
+    async with open_throttles({KEY: limits}, patience=1e6) as throttles:
+        throttle = throttles.get(KEY)
+        permits = fill(throttle)
+
+        async def use() -> None:
+            permit = await throttle.acquire()
+            try:
+                await trio.sleep(0.7)
+            finally:
+                permit.finished()
+
+        async def end_first_ones() -> None:
+            await trio.sleep(0.5)
+            permits[0].accepted()
+            await trio.sleep(0.5)
+            permits[1].refused(RateLimited(reset=4), 1)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_first_ones)
+            with trio.move_on_after(after):
+                async with trio.open_nursery() as waiters:
+                    for _ in range(20):
+                        waiters.start_soon(use)
+        await trio.sleep(60)
+        statistics = throttle.statistics()
+        assert statistics.sent == statistics.accepted + statistics.refused + statistics.failed
+        assert_idle(throttle)
+
+
+async def test_a_waiter_in_a_cancelled_scope_takes_nothing(autojump_clock: MockClock) -> None:
+    """A task that is already cancelled gets no permit, although there is one."""
+    async with open_throttles() as throttles:
+        throttle = throttles.get(KEY)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await throttle.acquire()
+        assert scope.cancelled_caught
+        assert throttle.statistics().sent == 0
+        assert_idle(throttle)
+
+
+async def test_statistics_are_a_snapshot(autojump_clock: MockClock) -> None:
+    """Statistics say what happened so far and do not change afterwards."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=8)}) as throttles:
+        throttle = throttles.get(KEY)
+        first, second, third, fourth = fill(throttle)[:4]
+        await trio.sleep(0.25)
+        first.accepted(100)
+        second.refused(RateLimited(), 1)
+        third.finished(10)
+        statistics = throttle.statistics()
+        fourth.accepted(1)
+        assert attrs.asdict(statistics) == {
+            "key": KEY,
+            "limit": 8,
+            "ceiling": 8,
+            "in_flight": 5,
+            "held": 1,
+            "waiting": 0,
+            "sent": 8,
+            "accepted": 1,
+            "refused": 1,
+            "failed": 1,
+            "tokens": 110,
+            "paused_until": None,
+            "mean_latency": pytest.approx(0.25),
+            "history": ((statistics.history[0][0], 8),),
+        }
+        assert throttle.mean_latency == pytest.approx(0.25)
+
+
+async def test_history_is_thinned(autojump_clock: MockClock) -> None:
+    """However often the limit changes, the history keeps its ends and a bounded number of points between."""
+    async with open_throttles({KEY: KeyLimits(max_parallel_requests=4)}) as throttles:
+        throttle = throttles.get(KEY)
+        start = trio.current_time()
+        for _ in range(3_000):
+            (await throttle.acquire()).refused(RateLimited(reset=1), 1)
+            (await throttle.acquire()).accepted()
+        history = throttle.statistics().history
+        assert 400 < len(history) <= 1_000
+        assert history[0] == (start, 4)
+        assert history[-1][0] == pytest.approx(start + 3_000)
+        assert list(history) == sorted(history)
+
+
+async def test_the_manager_makes_throttles_on_first_use(autojump_clock: MockClock) -> None:
+    """A key has one throttle, with its own limits or the default ones, and the watchers hear of every change."""
+    own = KeyLimits(max_parallel_requests=5)
+    async with open_throttles({"a": own}, default=KeyLimits(max_parallel_requests=2)) as throttles:
+        assert throttles.keys() == ()
+        assert throttles.get("a") is throttles.get("a")
+        assert throttles.get("a").limits is own
+        assert throttles.get("b").limits.max_parallel_requests == 2
+        assert throttles.keys() == ("a", "b")
+        assert {key: each.ceiling for key, each in throttles.statistics().items()} == {"a": 5, "b": 2}
+        heard: list[tuple[str, int]] = []
+        unwatch = throttles.watch(lambda key, limit: heard.append((key, limit)))
+        (await throttles.get("b").acquire()).refused(RateLimited(reset=1), 1)
+        assert heard == [("b", 0)]
+        (await throttles.get("b").acquire()).accepted()
+        assert heard == [("b", 0), ("b", 2)]
+        unwatch()
+        (await throttles.get("b").acquire()).refused(RateLimited(reset=1), 1)
+        assert heard == [("b", 0), ("b", 2)]
+
+
+async def test_what_the_block_raises_leaves_as_it_is(autojump_clock: MockClock) -> None:
+    """An error inside `open_throttles` is not wrapped into a group, and a group stays the group it was."""
+    with pytest.raises(KeyError, match="mine"):
+        async with open_throttles():
+            raise KeyError("mine")
+    group = ExceptionGroup("two", [KeyError("a"), KeyError("b")])
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_throttles():
+            raise group
+    assert caught.value is group
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One call of a scenario."""
+
+    start: float
+    waits: bool
+    latency: float
+    outcomes: list[str]
+    cancel_after: float | None
+    tokens: int
+
+
+instants = st.integers(0, 40).map(lambda ticks: ticks / 8)
+calls = st.builds(
+    Call,
+    start=instants,
+    waits=st.booleans(),
+    latency=instants,
+    outcomes=st.lists(st.sampled_from(["accepted", "refused", "refused", "reset", "finished"]), max_size=4),
+    cancel_after=st.none() | instants,
+    tokens=st.integers(0, 100),
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(calls, max_size=40),
+    st.builds(
+        KeyLimits,
+        max_parallel_requests=st.integers(1, 40),
+        requests_per_minute=st.none() | st.integers(30, 6_000),
+        tokens_per_minute=st.none() | st.integers(600, 60_000),
+        latency_congestion=st.booleans(),
+    ),
+    st.integers(0, 2**32),
+)
+def test_any_run_keeps_the_limits_and_ends(calls: list[Call], limits: KeyLimits, seed: int) -> None:
+    """Whatever calls do, none is granted at the limit or in a pause, all are sent unless cancelled, all come back."""
+    trio.run(run_scenario, calls, limits, seed, clock=MockClock(autojump_threshold=0))
+
+
+async def run_scenario(calls: list[Call], limits: KeyLimits, seed: int) -> None:
+    """Run the calls, half of them in tasks that wait and half from a lane, and check every grant."""
+    async with open_throttles({KEY: limits}, patience=1e6, rng=random.Random(seed)) as throttles:
+        throttle = throttles.get(KEY)
+        answered = 0
+        cancelled = 0
+        # The lane: calls that do not wait in a task of their own; the listener starts them.
+        lane: list[tuple[Call, Iterator[str]]] = []
+
+        def granted(permit: Permit) -> Permit:
+            statistics = throttle.statistics()
+            assert statistics.paused_until is None
+            assert statistics.in_flight + statistics.held <= statistics.limit <= limits.max_parallel_requests
+            return permit
+
+        async def run(call: Call, outcomes: Iterator[str], permit: Permit) -> float | None:
+            """Use a permit; seconds to wait if the call must be sent again."""
+            nonlocal answered
+            try:
+                await trio.sleep(call.latency)
+            except trio.Cancelled:
+                permit.finished()
+                raise
+            match next(outcomes, "accepted"):
+                case "refused":
+                    return permit.refused(RateLimited(), 1)
+                case "reset":
+                    return permit.refused(RateLimited(reset=2.0), 1)
+                case "finished":
+                    permit.finished()
+                case _:
+                    permit.accepted(call.tokens * 2)
+            answered += 1
+            return None
+
+        async def in_task(call: Call) -> None:
+            nonlocal cancelled
+            await trio.sleep(call.start)
+            outcomes = iter(call.outcomes)
+            with ExitStack() as stack:
+                if call.cancel_after is not None:
+                    stack.enter_context(trio.move_on_after(call.cancel_after))
+                delay: float | None = 0.0
+                while delay is not None:
+                    await trio.sleep(delay)
+                    delay = await run(call, outcomes, granted(await throttle.acquire(call.tokens)))
+                return
+            cancelled += 1
+
+        async def from_lane(call: Call, outcomes: Iterator[str], permit: Permit) -> None:
+            delay = await run(call, outcomes, permit)
+            if delay is not None:
+                await trio.sleep(delay)
+                lane.append((call, outcomes))
+                pump()
+
+        def pump() -> None:
+            while lane:
+                call, outcomes = lane[0]
+                permit = throttle.try_acquire(call.tokens)
+                if permit is None:
+                    return
+                del lane[0]
+                nursery.start_soon(from_lane, call, outcomes, granted(permit))
+
+        async def into_lane(call: Call) -> None:
+            await trio.sleep(call.start)
+            lane.append((call, iter(call.outcomes)))
+            pump()
+
+        throttle.subscribe(pump)
+        with trio.fail_after(100_000):
+            async with trio.open_nursery() as nursery:
+                for call in calls:
+                    nursery.start_soon(in_task if call.waits else into_lane, call)
+            # The nursery ends when no task is left; what is then in the lane still waits for a pause or for the rate.
+            while lane:
+                async with trio.open_nursery() as nursery:
+                    await trio.sleep(60)
+        assert answered + cancelled == len(calls)
+        await trio.sleep(1_000)
+        statistics = throttle.statistics()
+        assert statistics.sent == statistics.accepted + statistics.refused + statistics.failed
+        assert (statistics.in_flight, statistics.held, statistics.waiting) == (0, 0, 0)
+        assert statistics.paused_until is None
+        assert throttle.try_acquire() is not None
