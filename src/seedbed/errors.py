@@ -18,7 +18,7 @@
     │   │   ├── DeadlineExceeded    the build's deadline passed
     │   │   ├── QuotaExhausted      a key refused everything for as long as patience lasts
     │   │   ├── BudgetExceeded      the next call would pass max_cost or max_tokens
-    │   │   ├── ThreadsStuck        threads that overran hold every slot
+    │   │   ├── ThreadsStuck        threads that overran hold every slot or a stateful generator
     │   │   └── Interrupted         Ctrl-C or SIGTERM
     │   └── ProcessorFailed         a processor raised after its rows were made
     └── StoreError                  the dataset directory
@@ -132,11 +132,11 @@ class BudgetExceeded(BuildStopped):
 
 
 class ThreadsStuck(BuildStopped):
-    """Threads that overran their timeout hold every execution slot."""
+    """Threads that overran their timeout hold every execution slot, or a stateful generator."""
 
-    def __init__(self, columns: Sequence[str], slots: int, grace: float) -> None:
+    def __init__(self, columns: Sequence[str], held: str, grace: float) -> None:
         names = ", ".join(repr(name) for name in columns)
-        super().__init__(f"threads that overran hold all {slots} execution slots for {grace:g} s; their columns: {names}")
+        super().__init__(f"threads that overran their timeout have held {held} for {grace:g} s; their columns: {names}")
         self.columns = tuple(columns)
 
 
@@ -149,7 +149,9 @@ class ProcessorFailed(BuildError):
 
 
 class StoreError(SeedbedError):
-    """Something is wrong with a dataset directory."""
+    """Something is wrong with a dataset directory. `report` is there if it ended a run."""
+
+    report: BuildReport | None = None
 
 
 class OutputDirectoryError(StoreError):

@@ -10,29 +10,8 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..store.records import Drop
     from .trace import TaskTrace
-
-
-@attrs.frozen(kw_only=True)
-class DroppedRow:
-    """A row that is not in the dataset, and why.
-
-    `row` is its number among the rows asked for; `copy` is 0 unless a processor made several rows of that one. `kind`:
-    `failed` (a cell failed for good), `skipped` (the pre-batch processor of its row group failed) or `removed` (a
-    processor took it out).
-    """
-
-    row: int
-    copy: int = 0
-    kind: str
-    column: str
-    attempts: int
-    error: str
-
-    @property
-    def reason(self) -> str:
-        """Column and error, as the report groups them."""
-        return f"{self.column}: {self.error}"
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +38,7 @@ class BuildReport:
 
     rows: int
     written: int
-    dropped: tuple[DroppedRow, ...]
+    dropped: tuple[Drop, ...]
     unfinished: tuple[range, ...]
     skipped_row_groups: tuple[int, ...]
     attempts: Mapping[str, int]
@@ -98,7 +77,7 @@ class Ledger:
         self.late_threads: Counter[str] = Counter()
         # Threads whose task was given up and which have not ended yet.
         self.running_threads: Counter[str] = Counter()
-        self.dropped: list[DroppedRow] = []
+        self.dropped: list[Drop] = []
         self.written = 0
         self.skipped: list[int] = []
         self.conflicts: list[str] = []

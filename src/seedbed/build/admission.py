@@ -1,0 +1,319 @@
+"""The run as a whole: one nursery, row groups let in one by one, and the end however it comes."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import polars as pl
+import trio
+
+from ..errors import BuildError, BuildStopped, DeadlineExceeded, ProcessorFailed, StoreError
+from ..observe import events
+from ..runtime.offload import open_processes
+from ..runtime.throttle import ThrottleManager
+from ..runtime.timers import Timers
+from ..store.dataset import Dataset
+from ..store.schema import arrow_table, conflict_error
+from .fill import error_text
+from .row_group import RowGroup
+from .run import Run
+from .sequential import SequentialGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from ..observe.report import BuildReport
+    from ..store.writer import DatasetWriter
+    from .plan import BuildPlan
+
+# A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the run.
+CHECKPOINT_DEADLINE = 60.0
+
+
+@attrs.frozen(kw_only=True)
+class FinishedGroup:
+    """A row group that is complete: on disk, or in memory in a preview."""
+
+    row_group: int
+    source_rows: range
+    rows: int
+    dropped: int
+    path: Path | None
+    _frame: pl.DataFrame | None = attrs.field(default=None, repr=False)
+
+    def to_polars(self) -> pl.DataFrame:
+        """Its rows."""
+        if self._frame is not None:
+            return self._frame
+        return pl.DataFrame() if self.path is None else pl.read_parquet(self.path)
+
+
+async def run_build(
+    plan: BuildPlan,
+    *,
+    writer: DatasetWriter | None,
+    emitter: events.Events,
+    deliver: Callable[[FinishedGroup], None],
+    throttles: ThrottleManager | None = None,
+    on_start: Callable[[Run], None] = lambda _: None,
+) -> BuildReport:
+    """Run a whole build. Raises what stopped it, with the report; what is checkpointed by then stays."""
+    config = plan.config
+    timers = Timers()
+    own = throttles or ThrottleManager(
+        plan.limits,
+        timers=timers,
+        default=plan.default_limits,
+        patience=config.throttle_patience,
+        backoff_base=config.backoff_base,
+        backoff_max=config.backoff_max,
+        rng=random.Random(config.jitter_seed),
+    )
+    error: BaseException | None = None
+    async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
+        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, writer=writer)
+        on_start(run)
+        if emitter.active:
+            _emit_started(run)
+        try:
+            await _run_groups(run, deliver)
+            if run.stopping is not None:
+                error = run.stopping
+            else:
+                await _finish(run)
+        except Exception as failure:
+            error = failure
+        report = _report(run)
+        if emitter.active:
+            emitter.emit(
+                events.BuildFinished(
+                    time=trio.current_time(),
+                    rows=report.written,
+                    dropped=len(report.dropped),
+                    error=None if error is None else error_text(error),
+                )
+            )
+    if error is None:
+        return report
+    sole = _sole(error)
+    if isinstance(sole, BuildError | StoreError):
+        sole.report = report
+    raise sole
+
+
+async def _run_groups(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
+    deadline = math.inf if run.plan.config.deadline is None else run.started + run.plan.config.deadline
+    with trio.CancelScope(deadline=deadline) as run.scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run.timers.run)
+            await (_admit(run, deliver) if run.plan.config.engine == "concurrent" else _in_sequence(run, deliver))
+            nursery.cancel_scope.cancel(reason="all row groups are over")
+    if run.scope.cancelled_caught and run.stopping is None:
+        run.stopping = DeadlineExceeded(f"the build did not finish within deadline={run.plan.config.deadline:g} s")
+
+
+async def _admit(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
+    """Let row groups in, in order, never more at once than allowed; nothing is kept for those that wait outside."""
+    plan = run.plan
+    places = trio.Semaphore(plan.config.max_concurrent_row_groups)
+    async with trio.open_nursery() as nursery:
+        for index in range(plan.group_count):
+            await places.acquire()
+            if run.stopping is not None:
+                break
+            nursery.start_soon(_run_row_group, run, index, deliver, places)
+
+
+async def _run_row_group(
+    run: Run, index: int, deliver: Callable[[FinishedGroup], None], places: trio.Semaphore
+) -> None:
+    try:
+        async with trio.open_nursery() as nursery:
+            group = run.groups[index] = RowGroup(run, index, place=index, nursery=nursery)
+            try:
+                if run.events.active:
+                    run.events.emit(
+                        events.RowGroupAdmitted(
+                            time=trio.current_time(), row_group=index, rows=len(group.rows.source)
+                        )
+                    )
+                if await group.drive() and await group.post_process():
+                    deliver(await _checkpoint(run, group))
+            finally:
+                group.close()
+                del run.groups[index]
+            # What is left here only serves threads that were given up.
+            nursery.cancel_scope.cancel(reason=f"row group {index} is over")
+    finally:
+        places.release()
+
+
+async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
+    """One row group after the other."""
+    for index in range(run.plan.group_count):
+        try:
+            async with trio.open_nursery() as nursery:
+                group = SequentialGroup(run, index, nursery)
+                await group.fill()
+                deliver(await _checkpoint(run, group))
+                nursery.cancel_scope.cancel(reason=f"row group {index} is over")
+        except* BuildStopped as stopped:
+            for reason in _leaves(stopped):
+                if isinstance(reason, BuildStopped):
+                    run.stop(reason)
+        if run.stopping is not None:
+            return
+
+
+async def _checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGroup:
+    """Write a finished row group and free it."""
+    rows = group.rows.finished(group.live_rows())
+    path: Path | None = None
+    frame: pl.DataFrame | None = None
+    if run.writer is None:
+        table, conflicts = await run.store_thread(lambda: arrow_table(rows, run.plan.declared))
+        frame = pl.DataFrame(table)
+        count = frame.height
+    else:
+        record = await _write(run, run.writer, group, rows)
+        conflicts, count = record.conflicts, record.rows
+        if record.part is not None:
+            path = run.writer.path / record.part.name
+    ledger = run.ledger
+    ledger.written += count
+    ledger.dropped.extend(group.rows.drops)
+    if group.rows.skipped is not None:
+        ledger.skipped.append(group.index)
+    for conflict in conflicts:
+        ledger.conflicts.append(str(conflict))
+        if run.events.active:
+            run.events.emit(
+                events.SchemaConflictFound(time=trio.current_time(), row_group=group.index, message=str(conflict))
+            )
+    if run.events.active:
+        run.events.emit(
+            events.RowGroupFinished(
+                time=trio.current_time(), row_group=group.index, rows=count, dropped=len(group.rows.drops)
+            )
+        )
+    run.group_done(group.index)
+    group.rows.buffer.free()
+    return FinishedGroup(
+        row_group=group.index,
+        source_rows=group.rows.source,
+        rows=count,
+        dropped=len(group.rows.drops),
+        path=path,
+        frame=frame,
+    )
+
+
+async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGroup, rows: Any) -> Any:
+    """Write a part off the loop. Cancellation waits for it, but only so long; a writer given up does not commit."""
+    given_up = False
+
+    def work() -> Any:
+        return writer.write_group(
+            group.index,
+            rows,
+            start=group.rows.source.start,
+            stop=group.rows.source.stop,
+            drops=group.rows.drops,
+            skipped=group.rows.skipped,
+            abandoned=lambda: given_up,
+        )
+
+    try:
+        with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
+            scope.shield = True
+            return await run.store_thread(work)
+    except trio.TooSlowError as slow:
+        raise StoreError(
+            f"writing row group {group.index} to {writer.path} took more than {CHECKPOINT_DEADLINE:g} s"
+        ) from slow
+    except OSError as error:
+        raise StoreError(f"row group {group.index} could not be written to {writer.path}: {error}") from error
+    finally:
+        given_up = True
+
+
+async def _finish(run: Run) -> None:
+    """Everything is generated: one schema for all parts, then the processors over the whole dataset."""
+    writer, plan = run.writer, run.plan
+    if writer is None:
+        return
+    given_up = False
+    try:
+        conflicts = await run.store_thread(lambda: writer.finish(abandoned=lambda: given_up))
+        if plan.after_generation:
+            await run.store_thread(lambda: _process_all(plan, writer))
+    except OSError as error:
+        raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
+    finally:
+        given_up = True
+    run.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
+    if conflicts:
+        raise conflict_error(conflicts)
+
+
+def _process_all(plan: BuildPlan, writer: DatasetWriter) -> None:
+    frame: Any = Dataset.open(writer.path).scan()
+    for processor in plan.after_generation:
+        try:
+            frame = processor.apply(frame)
+            if isinstance(frame, pl.DataFrame):
+                frame = frame.lazy()
+            if not isinstance(frame, pl.LazyFrame):
+                raise TypeError(f"it must return a polars frame, not {type(frame).__name__}")
+        except Exception as error:
+            raise ProcessorFailed(
+                f"after-generation processor {processor.label!r} failed: {error_text(error)}"
+            ) from error
+    try:
+        whole = frame.collect()
+    except Exception as error:
+        names = ", ".join(processor.label for processor in plan.after_generation)
+        raise ProcessorFailed(f"after-generation processors {names} failed: {error_text(error)}") from error
+    writer.write_processed(whole)
+
+
+def _emit_started(run: Run) -> None:
+    plan = run.plan
+    run.events.emit(
+        events.BuildStarted(
+            time=trio.current_time(), rows=plan.rows, row_groups=plan.group_count, columns=plan.graph.outputs
+        )
+    )
+
+
+def _report(run: Run) -> BuildReport:
+    throttles: Mapping[str, Any] = run.throttles.statistics()
+    return run.ledger.report(
+        rows=run.plan.rows,
+        unfinished=run.unfinished(),
+        throttles=throttles,
+        seconds=trio.current_time() - run.started,
+    )
+
+
+def _sole(error: BaseException) -> BaseException:
+    """One leaf is raised as itself; several as one `BuildError` with the group as its cause."""
+    leaves = list(_leaves(error))
+    if len(leaves) == 1:
+        return leaves[0]
+    several = BuildError(f"{len(leaves)} errors ended the build: " + "; ".join(error_text(leaf) for leaf in leaves))
+    several.__cause__ = error
+    return several
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error

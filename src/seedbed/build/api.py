@@ -1,0 +1,347 @@
+"""What users call: `build`, `build_async`, `open_build` and `preview`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import outcome
+import polars as pl
+import pyarrow as pa
+import trio
+
+from ..errors import Interrupted, SeedbedError
+from ..observe.events import Event, Events
+from ..runtime.portal import in_event_loop
+from ..store.dataset import Dataset
+from ..store.records import Header
+from ..store.writer import DatasetWriter
+from .admission import FinishedGroup, run_build
+from .config import RunConfig
+from .plan import BuildPlan, plan_build
+
+if TYPE_CHECKING:
+    from ..generators import Column
+    from ..observe.report import BuildReport
+    from ..runtime.throttle import KeyLimits, ThrottleManager
+    from .processor import Processor
+    from .run import Run
+
+T = TypeVar("T")
+Out = str | os.PathLike[str]
+
+
+class Build:
+    """A build under way. Iterate over it for row groups as they finish, or `wait` for the whole."""
+
+    def __init__(self, plan: BuildPlan, emitter: Events, throttles: ThrottleManager | None) -> None:
+        self._plan = plan
+        self._events = emitter
+        self._throttles = throttles
+        self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
+        self._over = trio.Event()
+        self._run: Run | None = None
+        self._failure: BaseException | None = None
+        self._failure_seen = False
+        self._report: BuildReport | None = None
+        self._writer: DatasetWriter | None = None
+
+    def __aiter__(self) -> AsyncIterator[FinishedGroup]:
+        return self
+
+    async def __anext__(self) -> FinishedGroup:
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            self._raise_failure()
+            raise StopAsyncIteration from None
+
+    async def wait(self) -> BuildReport:
+        """Wait until the run is over; raises what ended it early."""
+        await self._over.wait()
+        self._raise_failure()
+        assert self._report is not None
+        return self._report
+
+    @property
+    def report(self) -> BuildReport:
+        """What the build did; there once it is over."""
+        if self._report is None:
+            raise SeedbedError("the build is not over; its report comes with its last row group")
+        return self._report
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is on disk, also while the build goes on."""
+        if self._writer is None:
+            raise SeedbedError("this build writes nothing to disk")
+        dataset = Dataset.open(self._writer.path)
+        dataset.report = self._report
+        return dataset
+
+    def stop(self) -> None:
+        """End early: the first call gives what is in flight its grace, the second cancels it."""
+        if self._run is None or self._over.is_set():
+            return
+        if self._run.stopping is None:
+            self._run.stop(Interrupted("the build was stopped; what is complete is kept"))
+        else:
+            self._run.cancel()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._failure_seen = True
+            raise self._failure
+
+    async def _main(self) -> None:
+        """Run the build to its end, whatever that is; only a cancellation leaves this."""
+        try:
+            if self._plan.out is not None:
+                self._writer = await trio.to_thread.run_sync(partial(_create_writer, self._plan))
+            self._report = await run_build(
+                self._plan,
+                writer=self._writer,
+                emitter=self._events,
+                deliver=self._send.send_nowait,
+                throttles=self._throttles,
+                on_start=partial(setattr, self, "_run"),
+            )
+        except Exception as failure:  # noqa: BLE001  it is raised where the build is waited for
+            self._failure = failure
+            self._report = getattr(failure, "report", None)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            self._send.close()
+            self._over.set()
+
+
+def _create_writer(plan: BuildPlan) -> DatasetWriter:
+    assert plan.out is not None
+    return DatasetWriter.create(
+        plan.out,
+        Header(
+            rows=plan.rows,
+            buffer_size=plan.config.buffer_size,
+            columns=plan.graph.outputs,
+            declared=pa.schema(list(plan.declared.items())),
+            fingerprint=plan.fingerprint,
+            created=time.time(),
+            version=version("seedbed"),
+        ),
+    )
+
+
+@asynccontextmanager
+async def open_build(
+    columns: Iterable[Column],
+    *,
+    rows: int,
+    out: Out | None = None,
+    config: RunConfig | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+    readers: Iterable[Callable[[Event], None]] = (),
+    throttles: ThrottleManager | None = None,
+) -> AsyncIterator[Build]:
+    """Start a build and go on beside it; under trio.
+
+    Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
+    is written and each row group is handed out with its rows.
+    """
+    plan = plan_build(
+        columns, rows=rows, out=out, config=config or RunConfig(), limits=limits, processors=processors
+    )
+    build = Build(plan, Events(readers), throttles)
+    raised: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(build._main)
+            try:
+                yield build
+            except BaseException as error:
+                raised = error
+                raise
+            nursery.cancel_scope.cancel(reason="the block of open_build was left")
+    except BaseExceptionGroup as group:
+        # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
+        if raised is not None and group.exceptions == (raised,):
+            raise raised from raised.__cause__
+        raise
+    if not build._failure_seen:
+        build._raise_failure()
+
+
+async def build_async(
+    columns: Iterable[Column],
+    *,
+    rows: int,
+    out: Out,
+    config: RunConfig | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+    readers: Iterable[Callable[[Event], None]] = (),
+    throttles: ThrottleManager | None = None,
+) -> Dataset:
+    """Build a dataset under trio. Signals are the caller's; cancelling it unwinds everything and keeps what is on disk."""
+    async with open_build(
+        columns,
+        rows=rows,
+        out=out,
+        config=config,
+        limits=limits,
+        processors=processors,
+        readers=readers,
+        throttles=throttles,
+    ) as running:
+        await running.wait()
+        return running.dataset
+
+
+def build(
+    columns: Iterable[Column],
+    *,
+    rows: int,
+    out: Out,
+    config: RunConfig | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+    readers: Iterable[Callable[[Event], None]] = (),
+) -> Dataset:
+    """Build a dataset from synchronous code, also inside a running event loop.
+
+    Ctrl-C and SIGTERM stop it: the first lets calls in flight end within `grace`, the second cancels them, the third
+    kills the process. Row groups that are on disk stay.
+    """
+
+    async def main(watch: Callable[[Build], Any]) -> Dataset:
+        async with open_build(
+            columns, rows=rows, out=out, config=config, limits=limits, processors=processors, readers=readers
+        ) as running:
+            watch(running)
+            await running.wait()
+            return running.dataset
+
+    return _run_sync(main)
+
+
+@attrs.frozen(kw_only=True)
+class Preview:
+    """A few rows, in memory."""
+
+    frame: pl.DataFrame = attrs.field(eq=False)
+    report: BuildReport = attrs.field(eq=False, repr=False)
+
+    def to_polars(self) -> pl.DataFrame:
+        """The rows."""
+        return self.frame
+
+    def _repr_html_(self) -> str:
+        return self.frame._repr_html_()
+
+
+def preview(
+    columns: Iterable[Column],
+    *,
+    rows: int = 5,
+    config: RunConfig | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+    readers: Iterable[Callable[[Event], None]] = (),
+) -> Preview:
+    """Make a few rows as one row group; nothing is written to disk."""
+    config = config or RunConfig()
+    if isinstance(rows, int) and rows > config.buffer_size:
+        config = attrs.evolve(config, buffer_size=rows)
+
+    async def main(watch: Callable[[Build], Any]) -> Preview:
+        async with open_build(
+            columns, rows=rows, config=config, limits=limits, processors=processors, readers=readers
+        ) as running:
+            watch(running)
+            frames = [group.to_polars() async for group in running]
+            empty = pl.DataFrame(schema=dict.fromkeys(running._plan.graph.outputs, pl.Null))
+            return Preview(frame=frames[0] if frames else empty, report=running.report)
+
+    return _run_sync(main)
+
+
+def _run_sync(main: Callable[[Callable[[Build], Any]], Awaitable[T]]) -> T:
+    """Run a build from synchronous code with the signals in our hands, whatever thread or loop this is."""
+    if not in_event_loop():
+        return trio.run(_with_signals, main)
+    # A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it.
+    ended = threading.Event()
+    builds: list[Build] = []
+    results: list[outcome.Outcome[T]] = []
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def watched() -> T:
+        tokens.append(trio.lowlevel.current_trio_token())
+        return await main(builds.append)
+
+    def work() -> None:
+        results.append(outcome.capture(trio.run, watched))
+        ended.set()
+
+    def stop(_signal: int, _frame: object) -> None:
+        if tokens and builds:
+            tokens[0].run_sync_soon(builds[0].stop)
+
+    thread = threading.Thread(target=work, name="seedbed-build")
+    with _handlers(stop):
+        thread.start()
+        # Not `Thread.join`: a signal handler runs while an Event is waited for.
+        ended.wait()
+    return results[0].unwrap()
+
+
+@contextmanager
+def _handlers(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM meanwhile, where that is ours to do: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+async def _with_signals(main: Callable[[Callable[[Build], Any]], Awaitable[T]]) -> T:
+    if threading.current_thread() is not threading.main_thread():
+        return await main(lambda _: None)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            started = trio.Event()
+            builds: list[Build] = []
+
+            def watch(build: Build) -> None:
+                builds.append(build)
+                started.set()
+
+            nursery.start_soon(_listen, signals, started, builds)
+            result = await outcome.acapture(main, watch)
+            nursery.cancel_scope.cancel(reason="the build is over")
+    return result.unwrap()
+
+
+async def _listen(signals: AsyncIterator[int], started: trio.Event, builds: list[Build]) -> None:
+    count = 0
+    async for number in signals:
+        await started.wait()
+        count += 1
+        if count > 2:  # grace and cancellation did not end it
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        builds[0].stop()

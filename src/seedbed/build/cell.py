@@ -1,0 +1,267 @@
+"""The life of one task, from the moment it has all it needs to its outcome."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from ..errors import CellTimeout, QuotaExhausted, RateLimited, SeedbedError
+from ..generators import Usage
+from ..graph import GROUP
+from ..observe import events
+from ..observe.trace import TaskTrace
+from ..runtime.portal import current_portal
+from ..store.buffer import make_frame
+from .fill import bind_cell, bind_group, cell_value, classify, group_values
+from .tasks import Cell, Outcome, Status, TaskKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .row_group import RowGroup
+    from .run import Run
+    from .tasks import Group
+
+T = TypeVar("T")
+G = TypeVar("G", bound="Group")
+
+
+async def run_cell(run: Run, cell: Cell[RowGroup]) -> None:
+    """Run one attempt of a task in its row group's nursery and send its outcome.
+
+    Whatever happens, permit, slot and budget are given back before anything is sent. Only a cancellation from outside
+    (the row group or the run is over) leaves without an outcome.
+    """
+    try:
+        outcome = await attempt(run, cell)
+    finally:
+        run.dispatcher.ended(cell)
+    cell.group.deliver(outcome)
+
+
+async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
+    """Call the generator once, under the task's scope, and settle the permit; never raises what the generator raised."""
+    step = cell.step
+    if run.events.active:
+        run.emit_task(events.TaskStarted, cell)
+    started = trio.current_time()
+    deadline = math.inf if step.timeout is None else started + step.timeout
+    scope = cell.scope = trio.CancelScope(deadline=deadline)
+    context = Context(run, cell) if step.call is not None and step.call.wants_context else None
+    value: Any = None
+    error: Exception | None = None
+    try:
+        with scope:
+            try:
+                value = await _fill(run, cell, context)
+            except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
+                error = exception
+    except BaseException:
+        _settle(run, cell, Status.CANCELLED, None, context)
+        raise
+    outcome = Outcome(cell, Status.SUCCESS, value, None, started, trio.current_time())
+    if context is not None:
+        outcome.usage = context.usage
+    if scope.cancelled_caught:
+        if cell.group.gave_up(cell):
+            outcome.status = Status.CANCELLED
+        else:
+            outcome.status = Status.RETRYABLE
+            outcome.error = CellTimeout(f"no result after {step.timeout:g} s")
+    elif error is not None:
+        outcome.status, outcome.error = classify(step, error)
+    outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
+    if run.plan.config.trace:
+        run.ledger.traces.append(_trace(outcome))
+    return outcome
+
+
+async def _fill(run: Run, cell: Cell[Group], context: Context | None) -> Any:
+    step, group = cell.step, cell.group
+    call = step.call
+    if call is None:
+        return await run.threads.run(cell, group.rows.processor_call(step, group.live_rows()))
+    if step.kind is TaskKind.CELL:
+        work = bind_cell(step, group.rows.buffer, cell.row, context)
+        if call.is_async:
+            result = await work()
+        elif step.process:
+            result = await run.processes.run(step.name, work)
+        else:
+            result = await run.threads.run(cell, work)
+        return cell_value(step, result) if len(step.outputs) > 1 or step.allow_resize else result
+    return await _fill_group(run, cell, context)
+
+
+async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> Any:
+    """Run a task for a whole row group; returns the rows it was for and a list of values for each output."""
+    step, group = cell.step, cell.group
+    call = step.call
+    assert call is not None
+    if step.kind is TaskKind.FROM_SCRATCH:
+        rows = list(range(len(group.rows.source)))
+        make_argument: Callable[[], Any] = lambda: group.rows.source  # noqa: E731
+    else:
+        rows = group.live_rows()
+        # The lists are taken now, on the loop; the frame is made of them wherever the generator runs.
+        columns = group.rows.buffer.take(step.inputs, rows)
+        make_argument = lambda: make_frame(columns, len(rows))  # noqa: E731
+    if call.is_async:
+        argument = make_argument() if step.kind is TaskKind.FROM_SCRATCH else await run.store_thread(make_argument)
+        result = await bind_group(step, argument, context)()
+        return rows, group_values(step, result, len(rows))
+    if step.process:
+        argument = await run.store_thread(make_argument)
+        result = await run.processes.run(step.name, bind_group(step, argument, context))
+        return rows, group_values(step, result, len(rows))
+
+    def work() -> list[list[Any]]:
+        return group_values(step, bind_group(step, make_argument(), context)(), len(rows))
+
+    return rows, await run.threads.run(cell, work)
+
+
+def _settle(
+    run: Run, cell: Cell[Group], status: Status, error: BaseException | None, context: Context | None
+) -> float:
+    """Give back what the task held; returns how long a refused task must wait."""
+    delay = 0.0
+    usage = context.usage if context is not None else None
+    if context is not None and context.refused_for is not None and status is Status.REFUSED:
+        delay = context.refused_for
+    permit, cell.permit = cell.permit, None
+    if permit is not None:
+        tokens = usage.tokens if usage is not None and usage.calls else None
+        if status is Status.SUCCESS:
+            permit.accepted(tokens)
+        elif status is Status.REFUSED and isinstance(error, RateLimited):
+            try:
+                delay = permit.refused(error, cell.refusals + 1)
+            except QuotaExhausted as exhausted:
+                run.stop(exhausted)
+        else:
+            permit.finished(tokens)
+    if cell.reserved is not None:
+        run.spending.settle(cell.step, cell.reserved, usage)
+        cell.reserved = None
+    return delay
+
+
+def _trace(outcome: Outcome[Group]) -> TaskTrace:
+    cell = outcome.cell
+    task = cell.task
+    return TaskTrace(
+        kind=task.kind.value,
+        column=task.column,
+        row_group=task.row_group,
+        row=task.row,
+        attempt=cell.attempt,
+        status=outcome.status.value,
+        ready=cell.ready_at,
+        submitted=cell.submitted_at,
+        slot=cell.submitted_at if cell.step.needs_slot else None,
+        permit=cell.submitted_at if cell.step.key is not None else None,
+        started=outcome.started,
+        finished=outcome.finished,
+    )
+
+
+class Context:
+    """The engine's side of `CellContext`, for one attempt of one task."""
+
+    def __init__(self, run: Run, cell: Cell[Group]) -> None:
+        self._run = run
+        self._cell = cell
+        self.usage = Usage()
+        # How long the cell must wait because its first call was refused.
+        self.refused_for: float | None = None
+        self._answered = False
+
+    @property
+    def column(self) -> str:
+        return self._cell.step.name
+
+    @property
+    def row_group(self) -> int:
+        return self._cell.group.index
+
+    @property
+    def row(self) -> int | None:
+        return None if self._cell.row == GROUP else self._cell.group.rows.identity(self._cell.row)[0]
+
+    @property
+    def attempt(self) -> int:
+        return self._cell.attempt
+
+    def report_usage(
+        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0
+    ) -> None:
+        usage = self.usage
+        usage.calls += calls
+        usage.input_tokens += input_tokens
+        usage.output_tokens += output_tokens
+        usage.cost += cost
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        portal = current_portal.get()
+        if portal is None or trio.lowlevel.in_trio_run():
+            raise SeedbedError("CellContext.run is for synchronous generators, in their own thread; await instead")
+        return portal.run(function, *args)
+
+    async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
+        cell, run = self._cell, self._run
+        key = key or cell.step.key
+        if key is None:
+            raise SeedbedError(f"column {self.column!r} has no throttle key; give one to call() or to the column")
+        throttle = run.throttles.get(key)
+        refusals = cell.refusals
+        while True:
+            if cell.permit is not None and key == cell.step.key:
+                permit, cell.permit = cell.permit, None
+            else:
+                with self._timeout_suspended():
+                    permit = await throttle.acquire(tokens or cell.step.tokens)
+            before = self.usage.tokens
+            try:
+                answer = await send()
+            except RateLimited as refusal:
+                refusals += 1
+                try:
+                    delay = permit.refused(refusal, refusals)
+                except QuotaExhausted as exhausted:
+                    run.stop(exhausted)
+                    raise refusal from exhausted
+                if not self._answered:
+                    self.refused_for = delay
+                    raise
+                with self._timeout_suspended():
+                    await trio.sleep(delay)
+            except BaseException:
+                permit.finished(self.usage.tokens - before or None)
+                raise
+            else:
+                permit.accepted(self.usage.tokens - before or None)
+                self._answered = True
+                return answer
+
+    def _timeout_suspended(self) -> _Suspended:
+        return _Suspended(self._cell.scope)
+
+
+class _Suspended:
+    """Flow control is not the cell's time: its timeout stands still meanwhile."""
+
+    def __init__(self, scope: trio.CancelScope | None) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._left = math.inf
+        if self._scope is not None:
+            self._left = self._scope.deadline - trio.current_time()
+            self._scope.deadline = math.inf
+
+    def __exit__(self, *_: object) -> None:
+        if self._scope is not None:
+            self._scope.deadline = trio.current_time() + self._left

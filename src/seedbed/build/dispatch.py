@@ -1,0 +1,211 @@
+"""From ready to running: the lanes, the submission budget, the execution slots and the permits.
+
+The dispatcher takes everything a task needs and only then starts it, so no task ever waits for its first permit, and a
+key that is throttled holds no budget and no slot.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from ..observe import events
+from ..runtime.lanes import Lanes
+from .cell import run_cell
+from .tasks import Cell, Group, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .row_group import RowGroup
+    from .run import Run
+
+
+@attrs.frozen(kw_only=True)
+class DispatchStatistics:
+    """A snapshot of the limits of a run."""
+
+    submitted: int
+    submitted_peak: int
+    active: int
+    active_peak: int
+    queued: int
+    parked: int
+
+
+class Dispatcher:
+    """The one place where tasks start. Synchronous: called by row groups, by ending tasks and by timers.
+
+    All fields are changed on trio's thread, by these methods only.
+    """
+
+    def __init__(self, run: Run) -> None:
+        config = run.plan.config
+        self._run = run
+        self._budget = config.max_submitted_tasks
+        self._slots = config.max_active_tasks
+        self._processes = run.processes.count
+        self._lanes: Lanes[Cell[RowGroup]] = Lanes()
+        self._submitted = 0
+        self._submitted_peak = 0
+        self._active = 0
+        self._active_peak = 0
+        self._active_processes = 0
+        self._parked = 0
+        self._stopped = False
+        # Lanes that were passed over because there was no slot; any slot that comes free gives them another try.
+        self._without_slot: set[object] = set()
+        self._subscribed: set[str] = set()
+        # Tasks are started from wherever something came free, and must not inherit that place's context.
+        self._context = contextvars.copy_context()
+
+    def statistics(self) -> DispatchStatistics:
+        return DispatchStatistics(
+            submitted=self._submitted,
+            submitted_peak=self._submitted_peak,
+            active=self._active,
+            active_peak=self._active_peak,
+            queued=len(self._lanes),
+            parked=self._parked,
+        )
+
+    @property
+    def submitted(self) -> int:
+        """Tasks that exist now."""
+        return self._submitted
+
+    def submit(self, cells: Iterable[Cell[RowGroup]]) -> None:
+        """Queue ready tasks; `pump` starts them."""
+        now = trio.current_time()
+        active = self._run.events.active
+        for cell in cells:
+            cell.ready_at = now
+            self._enqueue(cell, first=False)
+            if active:
+                self._run.emit_task(events.TaskReady, cell)
+
+    def _enqueue(self, cell: Cell[RowGroup], *, first: bool) -> None:
+        step = cell.step
+        if step.key is not None and step.key not in self._subscribed:
+            self._subscribe(step.key)
+        cell.state = State.QUEUED
+        cell.group.queued += 1
+        self._lanes.push(step.lane, cell.group.index, cell, first=first)
+
+    def _subscribe(self, key: str) -> None:
+        self._subscribed.add(key)
+
+        def free() -> None:
+            self._lanes.unblock(key)
+            self.pump()
+
+        self._run.throttles.get(key).subscribe(free)
+
+    def park(self, cell: Cell[RowGroup], eligible_at: float) -> None:
+        """Queue a task, but not before `eligible_at`; until then it holds nothing."""
+        cell.state = State.PARKED
+        self._parked += 1
+
+        def due() -> None:
+            self._parked -= 1
+            if cell.state is State.PARKED:
+                cell.ready_at = trio.current_time()
+                # It had its turn before, so it goes in front of its row group's others.
+                self._enqueue(cell, first=True)
+                self.pump()
+
+        self._run.timers.call_at(eligible_at, due)
+
+    def forget(self, row_group: int) -> None:
+        """A row group is over: what it had queued will not run."""
+        self._lanes.discard(row_group)
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        self._stopped = True
+
+    def pump(self) -> None:
+        """Start all that can be started now, lanes in turn."""
+        lanes = self._lanes
+        while self._submitted < self._budget and not self._stopped:
+            lane = lanes.next()
+            if lane is None:
+                return
+            cell = lane.peek()
+            if cell.state is not State.QUEUED:  # its row was dropped meanwhile
+                lanes.skip()
+            elif self._take(cell):
+                lanes.pop()
+                self._start(cell)
+
+    def _take(self, cell: Cell[RowGroup]) -> bool:
+        """Take what the task needs, all of it or nothing; if something is missing its lane is blocked until it is free."""
+        step = cell.step
+        if step.needs_slot and (
+            self._active >= self._slots or (step.process and self._active_processes >= self._processes)
+        ):
+            self._without_slot.add(self._lanes.block().key)
+            return False
+        if step.key is not None:
+            spending = self._run.spending
+            if spending.limited:
+                stop = spending.would_pass(step)
+                if stop is not None:
+                    self._run.stop(stop)
+                    return False
+            throttle = self._run.throttles.get(step.key)
+            permit = throttle.try_acquire(step.tokens)
+            if permit is None:
+                self._lanes.block()
+                return False
+            cell.permit = permit
+            if spending.limited:
+                cell.reserved = spending.reserve(step)
+        if step.needs_slot:
+            self._active += 1
+            self._active_processes += step.process
+            if self._active > self._active_peak:
+                self._active_peak = self._active
+            cell.has_slot = True
+        return True
+
+    def _start(self, cell: Cell[RowGroup]) -> None:
+        group = cell.group
+        cell.state = State.FLYING
+        group.queued -= 1
+        group.in_flight += 1
+        self._submitted += 1
+        if self._submitted > self._submitted_peak:
+            self._submitted_peak = self._submitted
+        cell.submitted_at = trio.current_time()
+        self._context.run(group.nursery.start_soon, run_cell, self._run, cell)
+
+    def ended(self, cell: Cell[RowGroup]) -> None:
+        """A task is over and its permit settled; its slot is free unless a thread took it over."""
+        self._submitted -= 1
+        if cell.has_slot:
+            cell.has_slot = False
+            self._free_slot(process=cell.step.process)
+        self.pump()
+
+    def hand_over_slot(self, cell: Cell[Group]) -> Callable[[], None]:
+        """Let a thread have the task's slot, if it has one; returns what gives it back when the thread has ended."""
+        had_slot, cell.has_slot = cell.has_slot, False
+
+        def release() -> None:
+            if had_slot:
+                self._free_slot(process=False)
+                self.pump()
+
+        return release
+
+    def _free_slot(self, *, process: bool) -> None:
+        self._active -= 1
+        self._active_processes -= process
+        if self._without_slot:
+            blocked, self._without_slot = self._without_slot, set()
+            for key in blocked:
+                self._lanes.unblock(key)

@@ -1,0 +1,309 @@
+"""From what a user gives to what the engine runs: everything is checked here, before anything runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ..errors import ConfigError, DatasetGenerationError
+from ..generators import Call, Column
+from ..graph import Graph, Kind, build_graph, check_columns, nearest
+from ..runtime.throttle import KeyLimits
+from ..store.dtypes import declared_type
+from ..store.writer import check_output
+from .processor import Processor, Stage
+from .tasks import TaskKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .config import RunConfig
+
+# Lanes of work that waits for no throttle key.
+ASYNC_LANE = ("local", "async")
+THREAD_LANE = ("local", "thread")
+PROCESS_LANE = ("local", "process")
+
+_TASK_KINDS = {
+    Kind.FROM_SCRATCH: TaskKind.FROM_SCRATCH,
+    Kind.CELL: TaskKind.CELL,
+    Kind.FULL_COLUMN: TaskKind.FULL_COLUMN,
+}
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Step:
+    """What the engine must know to run one column or processor."""
+
+    name: str
+    kind: TaskKind
+    node: int  # index in the graph; -1 for a processor
+    lane: Hashable
+    key: str | None
+    tokens: int
+    needs_slot: bool  # it uses a thread or a process
+    process: bool
+    timeout: float | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    required_outputs: int  # how many of the outputs must be there; the rest are side effects
+    retry_on: tuple[type[Exception], ...]
+    call: Call | None  # None for a processor
+    processor: Processor | None = None
+    instance: object | None = None  # the generator whose calls must not overlap, if it is stateful
+    allow_resize: bool = False
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BuildPlan:
+    """A checked build. Row groups are counted, not listed."""
+
+    graph: Graph
+    steps: tuple[Step, ...]  # by node index
+    rows: int
+    config: RunConfig
+    limits: Mapping[str, KeyLimits]
+    pre_batch: tuple[Step, ...]
+    post_batch: tuple[Step, ...]
+    after_generation: tuple[Processor, ...]
+    declared: Mapping[str, pa.DataType]
+    out: Path | None
+    fingerprint: Mapping[str, Any]
+
+    @property
+    def default_limits(self) -> KeyLimits:
+        """Of keys that have no limits of their own."""
+        return KeyLimits(max_parallel_requests=self.config.max_parallel_requests)
+
+    @property
+    def group_count(self) -> int:
+        return -(-self.rows // self.config.buffer_size)
+
+    def group_rows(self, index: int) -> range:
+        """The rows of a row group; the last one may be undersized."""
+        size = self.config.buffer_size
+        return range(index * size, min((index + 1) * size, self.rows))
+
+    @property
+    def seed_outputs(self) -> tuple[str, ...]:
+        """What columns made from scratch give: what a pre-batch processor sees."""
+        return tuple(
+            output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs
+        )
+
+    @property
+    def instances(self) -> dict[int, tuple[int, ...]]:
+        """For each stateful generator (by identity) the nodes that use it, in topological order."""
+        found: dict[int, list[int]] = {}
+        for node in self.graph.order:
+            instance = self.steps[node].instance
+            if instance is not None:
+                found.setdefault(id(instance), []).append(node)
+        return {instance: tuple(nodes) for instance, nodes in found.items()}
+
+
+def plan_build(
+    columns: Iterable[Column],
+    *,
+    rows: int,
+    config: RunConfig,
+    out: str | os.PathLike[str] | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+) -> BuildPlan:
+    """Check everything and lay out the run, or raise one error that lists all problems."""
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
+    columns = [columns] if isinstance(columns, Column) else list(columns)
+    processors = list(processors)
+    limits = dict(limits or {})
+    problems = _check(columns, processors, limits, config)
+    if problems:
+        raise DatasetGenerationError(problems)
+    path = None if out is None else Path(out)
+    if path is not None:
+        check_output(path)
+    graph = build_graph(columns, resize=config.engine == "sequential")
+    steps = [_step(column, index, config) for index, column in enumerate(columns)]
+    made: list[str] = []
+    for node in graph.order:
+        if steps[node].allow_resize and columns[node].kind is Kind.FULL_COLUMN:
+            steps[node] = _resizing(steps[node], made)
+        made += graph.nodes[node].outputs
+    declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
+    return BuildPlan(
+        graph=graph,
+        steps=tuple(steps),
+        rows=rows,
+        config=config,
+        limits=limits,
+        pre_batch=_processor_steps(processors, Stage.PRE_BATCH),
+        post_batch=_processor_steps(processors, Stage.POST_BATCH),
+        after_generation=tuple(each for each in processors if each.stage is Stage.AFTER_GENERATION),
+        declared=declared,
+        out=path,
+        fingerprint=_fingerprint(columns, processors, declared),
+    )
+
+
+def _check(
+    columns: Sequence[Column], processors: Sequence[Processor], limits: Mapping[str, KeyLimits], config: RunConfig
+) -> list[str]:
+    strangers = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
+    strangers += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
+    strangers += [f"the limits of key {key!r} are not KeyLimits" for key, each in limits.items() if not isinstance(each, KeyLimits)]
+    if strangers:
+        return strangers
+    if not columns:
+        return ["there are no columns"]
+    problems = [column.problem for column in columns if column.problem]
+    problems += check_columns(columns, resize=config.engine == "sequential")
+    for column in columns:
+        problems += _check_column(column)
+    keys = {column.key for column in columns if column.key is not None}
+    problems += [
+        f"limits are given for key {key!r}, which no column uses{nearest(key, sorted(keys))}"
+        for key in limits
+        if key not in keys
+    ]
+    if any(each.stage is Stage.PRE_BATCH for each in processors) and not any(
+        column.kind is Kind.FROM_SCRATCH for column in columns
+    ):
+        problems.append("a pre-batch processor sees the columns made from scratch, and there is none")
+    return problems
+
+
+def _check_column(column: Column) -> list[str]:
+    name = column.name
+    if not isinstance(name, str) or not name:
+        return [f"a column's name must be text, not {name!r}"]
+    problems: list[str] = []
+    if not column.outputs:
+        problems.append(f"column {name!r} has no outputs")
+    if column.key is not None and (not isinstance(column.key, str) or not column.key):
+        problems.append(f"column {name!r} has a key that is not text: {column.key!r}")
+    if isinstance(column.tokens, bool) or not isinstance(column.tokens, int) or column.tokens < 0:
+        problems.append(f"column {name!r} has tokens={column.tokens!r}; it must be a whole number, 0 or more")
+    if column.timeout is not None and (
+        isinstance(column.timeout, bool) or not isinstance(column.timeout, int | float) or not column.timeout > 0
+    ):
+        problems.append(f"column {name!r} has timeout={column.timeout!r}; it must be a number of seconds above 0")
+    if any(not (isinstance(each, type) and issubclass(each, Exception)) for each in column.retry_on):
+        problems.append(f"column {name!r} has something in retry_on that is no exception class")
+    if column.allow_resize and column.kind is Kind.FROM_SCRATCH:
+        problems.append(f"column {name!r} is made from scratch, row by row as asked for, and cannot resize")
+    if column.process and column.call is not None:
+        problems += _check_process(column, column.call)
+    made = (*column.outputs, *column.side_effects)
+    for output, dtype in column.dtypes().items():
+        if output not in made:
+            problems.append(f"column {name!r} declares a type for {output!r}, which it does not make")
+        try:
+            declared_type(dtype)
+        except ConfigError as error:
+            problems.append(f"column {name!r}: {error}")
+    return problems
+
+
+def _check_process(column: Column, call: Call) -> list[str]:
+    name = column.name
+    problems: list[str] = []
+    if call.is_async:
+        problems.append(f"column {name!r} asks for a process with an async function; a process runs sync ones only")
+    if call.wants_context:
+        problems.append(f"column {name!r} asks for a process, where its function cannot have a context")
+    if column.is_stateful:
+        problems.append(f"column {name!r} is stateful and asks for a process, which would lose its state")
+    try:
+        pickle.dumps(call.function)
+    except Exception as error:  # noqa: BLE001  pickling runs anybody's code
+        problems.append(f"column {name!r} asks for a process, but its function cannot be sent to one: {error}")
+    return problems
+
+
+def _step(column: Column, index: int, config: RunConfig) -> Step:
+    assert column.call is not None  # `_check` reported a column without one
+    lane: Hashable
+    if column.key is not None:
+        lane = column.key
+    elif column.process:
+        lane = PROCESS_LANE
+    else:
+        lane = ASYNC_LANE if column.call.is_async else THREAD_LANE
+    timeout = column.timeout
+    if timeout is None and column.kind is Kind.CELL:
+        timeout = config.cell_timeout
+    return Step(
+        name=column.name,
+        kind=_TASK_KINDS[column.kind],
+        node=index,
+        lane=lane,
+        key=column.key,
+        tokens=column.tokens,
+        needs_slot=not column.call.is_async,
+        process=column.process,
+        timeout=timeout,
+        inputs=column.requires,
+        outputs=(*column.outputs, *column.side_effects),
+        required_outputs=len(column.outputs),
+        retry_on=column.retry_on,
+        call=column.call,
+        instance=column.generator if column.is_stateful else None,
+        allow_resize=column.allow_resize,
+    )
+
+
+def _resizing(step: Step, made: Sequence[str]) -> Step:
+    """A whole column that may resize is given all columns made so far and returns them, with its own, in other rows."""
+    outputs = (*made, *step.outputs)
+    return attrs.evolve(
+        step, inputs=tuple(made), outputs=outputs, required_outputs=len(made) + step.required_outputs
+    )
+
+
+def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Step, ...]:
+    return tuple(
+        Step(
+            name=processor.label,
+            kind=TaskKind(stage.value),
+            node=-1,
+            lane=THREAD_LANE,
+            key=None,
+            tokens=0,
+            needs_slot=True,
+            process=False,
+            timeout=None,
+            inputs=(),
+            outputs=(),
+            required_outputs=0,
+            retry_on=(),
+            call=None,
+            processor=processor,
+        )
+        for processor in processors
+        if processor.stage is stage
+    )
+
+
+def _fingerprint(
+    columns: Sequence[Column], processors: Sequence[Processor], declared: Mapping[str, pa.DataType]
+) -> dict[str, Any]:
+    """What must be the same for two runs to make parts of one dataset."""
+    return {
+        "columns": [
+            {
+                "name": column.name,
+                "kind": column.kind.value,
+                "requires": list(column.requires),
+                "outputs": [*column.outputs, *column.side_effects],
+            }
+            for column in columns
+        ],
+        "declared": {name: str(dtype) for name, dtype in declared.items()},
+        "processors": [[processor.stage.value, processor.label] for processor in processors],
+    }

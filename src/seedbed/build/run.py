@@ -1,0 +1,166 @@
+"""What all row groups of one run share."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from ..errors import EarlyShutdown
+from ..graph import GROUP
+from ..observe import events
+from ..observe.report import Ledger
+from ..runtime.offload import Lease
+from .dispatch import Dispatcher
+from .shutdown import ErrorWindow, SalvageWindow
+from .spending import Spending
+from .stateful import Instance
+from .threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..errors import BuildStopped
+    from ..runtime.offload import Processes
+    from ..runtime.throttle import ThrottleManager
+    from ..runtime.timers import Timers
+    from ..store.writer import DatasetWriter
+    from .plan import BuildPlan, Step
+    from .row_group import RowGroup
+    from .tasks import Cell, Group, Outcome
+
+T = TypeVar("T")
+
+# Threads for checkpoints and for making frames; they are the store's own and take no slot from user code.
+STORE_THREADS = 4
+
+
+class Run:
+    """The shared state of one build. Changed on trio's thread only; the row groups and the dispatcher call it."""
+
+    def __init__(
+        self,
+        plan: BuildPlan,
+        *,
+        timers: Timers,
+        throttles: ThrottleManager,
+        processes: Processes,
+        emitter: events.Events,
+        writer: DatasetWriter | None,
+    ) -> None:
+        config = plan.config
+        self.plan = plan
+        self.timers = timers
+        self.throttles = throttles
+        self.processes = processes
+        self.events = emitter
+        self.writer = writer
+        self.ledger = Ledger()
+        self.rng = random.Random(config.jitter_seed)
+        self.spending = Spending(config.max_tokens, config.max_cost)
+        self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
+        self.salvage_window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
+        self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
+        self.dispatcher = Dispatcher(self)
+        self.threads = Threads(self)
+        self.started = trio.current_time()
+        # Row groups that are admitted and not over.
+        self.groups: dict[int, RowGroup] = {}
+        # The first reason to end early; None while the run goes on.
+        self.stopping: BuildStopped | None = None
+        # Cancels every task of the run; set by whoever opens the nursery.
+        self.scope: trio.CancelScope | None = None
+        # Row groups that are over: all below the first, and these.
+        self._done_below = 0
+        self._done_above: set[int] = set()
+        self._store_limiter = trio.CapacityLimiter(STORE_THREADS)
+        self._latency: dict[str, float] = {}
+
+    def instance_of(self, step: Step) -> Instance | None:
+        """The stateful generator of a column, if it has one."""
+        return None if step.instance is None else self.instances[id(step.instance)]
+
+    def stop(self, reason: BuildStopped) -> None:
+        """End early: start nothing more, give what is in flight its grace, then cancel it. The first reason counts."""
+        if self.stopping is not None:
+            return
+        self.stopping = reason
+        self.dispatcher.stop()
+        if self.events.active:
+            self.events.emit(events.StopRequested(time=trio.current_time(), reason=str(reason)))
+        for group in list(self.groups.values()):
+            group.wake()
+        self.timers.call_at(trio.current_time() + self.plan.config.grace, self.cancel)
+
+    def cancel(self) -> None:
+        """End at once: whatever is in flight is cancelled."""
+        if self.scope is not None:
+            self.scope.cancel(reason=f"the build is stopping: {self.stopping}")
+
+    def record(self, outcome: Outcome[Group], *, error: bool) -> None:
+        """Enter an attempt into the error window it belongs to, and stop the run if that is full of errors."""
+        window: ErrorWindow
+        if outcome.attempt > 1:
+            window, what = self.salvage_window, "salvage_error_threshold"
+            full = window.record(error=error)
+        else:
+            window, what = self.window, "shutdown_error_rate"
+            full = window.record(error=error, in_flight=self.dispatcher.submitted)
+        if full:
+            self.stop(
+                EarlyShutdown(
+                    f"{window.errors} of the last {len(window)} attempts failed, more than {what}={window.threshold:g}; "
+                    f"the last one: column {outcome.cell.step.name!r}: {outcome.error}"
+                )
+            )
+
+    def group_done(self, index: int) -> None:
+        """A row group is checkpointed or skipped."""
+        self._done_above.add(index)
+        while self._done_below in self._done_above:
+            self._done_above.remove(self._done_below)
+            self._done_below += 1
+
+    def unfinished(self) -> list[range]:
+        """The source rows of all row groups that are not done, as few ranges as possible."""
+        plan = self.plan
+        ranges: list[range] = []
+        start = self._done_below
+        for index in [*sorted(self._done_above), plan.group_count]:
+            if start < index:
+                ranges.append(range(plan.group_rows(start).start, plan.group_rows(index - 1).stop))
+            start = index + 1
+        return ranges
+
+    def mean_latency(self, step: Step) -> float | None:
+        """How long a call of this column's key takes, or of the column itself where it has no key."""
+        if step.key is not None:
+            return self.throttles.get(step.key).mean_latency
+        return self._latency.get(step.name)
+
+    def note_latency(self, step: Step, seconds: float) -> None:
+        """A call of a column without a key took that long."""
+        known = self._latency.get(step.name)
+        self._latency[step.name] = seconds if known is None else known + 0.1 * (seconds - known)
+
+    async def store_thread(self, function: Callable[[], T]) -> T:
+        """Run the store's own work in one of its threads."""
+        holder = object()
+        await self._store_limiter.acquire_on_behalf_of(holder)
+        return await Lease(lambda: self._store_limiter.release_on_behalf_of(holder)).run(function)
+
+    def emit_task(self, kind: type[events.TaskEvent], cell: Cell[Group], **fields: Any) -> None:
+        """Emit an event about a task; ask `events.active` first."""
+        step = cell.step
+        self.events.emit(
+            kind(
+                time=trio.current_time(),
+                kind=step.kind.value,
+                column=step.name,
+                row_group=cell.group.index,
+                row=None if cell.row == GROUP else cell.row,
+                attempt=cell.attempt,
+                **fields,
+            )
+        )

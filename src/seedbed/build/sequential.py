@@ -1,0 +1,210 @@
+"""The sequential engine: column by column, row by row, nothing at once.
+
+It shares with the concurrent engine how a generator is called, how failures are classed, the processors and the store,
+and nothing of how work is ordered: no frontier, no lanes, no dispatcher. It is the oracle of the tests, the baseline of
+the benchmarks, and the engine for columns that may resize.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..graph import GROUP
+from ..observe import events
+from .cell import attempt
+from .fill import error_text
+from .identity import follow_rows
+from .row_group import processor_failed
+from .rows import Rows
+from .salvage import Salvage
+from .tasks import Cell, Outcome, Status, TaskKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .identity import Identity
+    from .plan import Step
+    from .run import Run
+
+
+class SequentialGroup:
+    """One row group, filled one cell after the other."""
+
+    def __init__(self, run: Run, index: int, nursery: trio.Nursery) -> None:
+        self.run = run
+        self.index = index
+        self.nursery = nursery  # for what threads await
+        self.rows = Rows(run.plan, run.plan.group_rows(index))
+        self._dropped: set[int] = set()
+
+    def live_rows(self) -> list[int]:
+        """The rows that are not dropped, in order."""
+        return [row for row in range(self.rows.buffer.rows) if row not in self._dropped]
+
+    def gave_up(self, _cell: Cell[SequentialGroup]) -> bool:
+        """Nothing else runs that could drop a row meanwhile."""
+        return False
+
+    async def fill(self) -> None:
+        """Fill every column."""
+        plan = self.run.plan
+        steps = [plan.steps[node] for node in plan.graph.order]
+        for step in steps:
+            if step.kind is TaskKind.FROM_SCRATCH:
+                await self._fill_column(step)
+        for step in plan.pre_batch if self.live_rows() else ():
+            if not await self._process(step):
+                return
+        if self.rows.frame is not None:
+            self.rows.rebuild()
+        for step in steps:
+            if step.kind is not TaskKind.FROM_SCRATCH and self.live_rows():
+                await self._fill_column(step)
+        for step in plan.post_batch if self.live_rows() else ():
+            await self._process(step)
+
+    async def _process(self, step: Step) -> bool:
+        """Run one processor; False if the row group is to be skipped for it."""
+        live = self.live_rows()
+        outcome = await self._attempt(Cell(step, self, GROUP))
+        if outcome.status is Status.SUCCESS:
+            before, after = outcome.value
+            self.rows.processed(step, before, after, live)
+            return True
+        assert outcome.error is not None
+        if step.kind is TaskKind.POST_BATCH:
+            raise processor_failed(step, self.index, outcome.error) from outcome.error
+        self.rows.skip(f"{step.name}: {error_text(outcome.error)}")
+        if self.run.events.active:
+            self.run.events.emit(
+                events.RowGroupSkipped(
+                    time=trio.current_time(), row_group=self.index, error=self.rows.skipped or step.name
+                )
+            )
+        return False
+
+    async def _fill_column(self, step: Step) -> None:
+        """One column of the row group: a pass over its rows, then salvage rounds over what may still succeed."""
+        salvage: Salvage[SequentialGroup] = Salvage(self.run.plan.config, self.run.rng)
+        resized: dict[int, list[Any]] = {}
+        rows: Iterable[int] = self.live_rows() if step.kind is TaskKind.CELL else [GROUP]
+        for row in rows:
+            await self._try(Cell(step, self, row), salvage, resized)
+            # A stateful generator must see its rows in order, so one that failed is tried again before the next.
+            while step.instance is not None and len(salvage):
+                await self._salvage(salvage, resized)
+        while len(salvage):
+            await self._salvage(salvage, resized)
+        if step.allow_resize and step.kind is TaskKind.CELL:
+            self._explode(step, resized)
+
+    async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
+        for cell, eligible_at in sorted(salvage.start_round(), key=lambda deferred: deferred[1]):
+            await trio.sleep_until(eligible_at)
+            await self._try(cell, salvage, resized)
+
+    async def _try(self, cell: Cell[SequentialGroup], salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
+        run, step = self.run, cell.step
+        outcome = await self._attempt(cell)
+        failed = outcome.status is not Status.SUCCESS
+        run.record(outcome, error=failed)
+        if not failed:
+            if step.key is None:
+                run.note_latency(step, outcome.seconds)
+            self._write(cell, outcome.value, resized)
+        elif (
+            outcome.status is not Status.RETRYABLE
+            or salvage.defer(cell, outcome.finished, run.mean_latency(step)) is None
+        ):
+            assert outcome.error is not None
+            for row in self.live_rows() if cell.row == GROUP else [cell.row]:
+                self._dropped.add(row)
+                self.rows.drop(row, step, cell.attempt, error_text(outcome.error))
+        if run.stopping is not None:
+            raise run.stopping
+
+    async def _attempt(self, cell: Cell[SequentialGroup]) -> Outcome[SequentialGroup]:
+        """One attempt, however often it is refused on the way."""
+        run, step = self.run, cell.step
+        while True:
+            await trio.lowlevel.checkpoint()
+            if step.key is not None:
+                over = run.spending.would_pass(step)
+                if over is not None:
+                    raise over
+                cell.permit = await run.throttles.get(step.key).acquire(step.tokens)
+                cell.reserved = run.spending.reserve(step)
+            outcome = await attempt(run, cell)
+            if run.stopping is not None:
+                raise run.stopping
+            usage = outcome.usage
+            if usage is not None and usage.calls:
+                run.ledger.spend(step.name, usage.calls, usage.tokens, usage.cost)
+            if outcome.status is Status.REFUSED:
+                cell.refusals += 1
+                await trio.sleep(outcome.retry_delay)
+                continue
+            run.ledger.attempts[step.name] += 1
+            if outcome.status is not Status.SUCCESS:
+                run.ledger.errors[step.name] += 1
+            return outcome
+
+    def _write(self, cell: Cell[SequentialGroup], value: Any, resized: dict[int, list[Any]]) -> None:
+        step, update_cell = cell.step, self.rows.buffer.update_cell
+        if cell.row == GROUP:
+            rows, columns = value
+            if step.allow_resize:
+                self._resize(step, columns)
+                return
+            for name, values in zip(step.outputs, columns, strict=True):
+                for row, each in zip(rows, values, strict=True):
+                    update_cell(row, name, each)
+        elif step.allow_resize:
+            resized[cell.row] = value
+        elif len(step.outputs) == 1:
+            update_cell(cell.row, step.outputs[0], value)
+        else:
+            for name, each in zip(step.outputs, value, strict=True):
+                update_cell(cell.row, name, each)
+
+    def _resize(self, step: Step, columns: list[list[Any]]) -> None:
+        """Take the rows that a whole-column generator returned in place of those it was given."""
+        live, buffer = self.live_rows(), self.rows.buffer
+        before = list(zip(*buffer.take(step.inputs, live).values(), strict=True))
+        made = dict(zip(step.outputs, columns, strict=True))
+        after = list(zip(*(made[name] for name in step.inputs), strict=True))
+        identities = [self.rows.identity(row) for row in live]
+        followed = follow_rows(before, after, identities)
+        self.rows.removed(step, identities, followed)
+        self._replace(made, followed)
+
+    def _explode(self, step: Step, resized: dict[int, list[Any]]) -> None:
+        """Put as many rows in a row's place as its cell function returned values."""
+        plan, buffer = self.run.plan, self.rows.buffer
+        kept = [name for name in plan.graph.outputs if name not in step.outputs]
+        columns: dict[str, list[Any]] = {name: [] for name in plan.graph.outputs}
+        before = [self.rows.identity(row) for row in self.live_rows()]
+        copies: dict[int, int] = {}
+        for source, copy in before:
+            copies[source] = max(copy, copies.get(source, 0))
+        followed: list[Identity] = []
+        for row in self.live_rows():
+            source, copy = self.rows.identity(row)
+            for position, value in enumerate(resized[row]):
+                for name in kept:
+                    columns[name].append(buffer.values(name)[row])
+                values = (value,) if len(step.outputs) == 1 else value
+                for name, each in zip(step.outputs, values, strict=True):
+                    columns[name].append(each)
+                if position:
+                    copies[source] += 1
+                    copy = copies[source]
+                followed.append((source, copy))
+        self.rows.removed(step, before, followed)
+        self._replace(columns, followed)
+
+    def _replace(self, columns: dict[str, list[Any]], identities: list[Identity]) -> None:
+        self._dropped.clear()
+        self.rows.replace(columns, identities)

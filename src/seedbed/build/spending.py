@@ -1,0 +1,67 @@
+"""What a run has spent, and whether the next call would be too much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import BudgetExceeded
+
+if TYPE_CHECKING:
+    from ..generators import Usage
+    from .plan import Step
+
+
+class Spending:
+    """Tokens and cost, settled and in flight. Synchronous.
+
+    A call is expected to use what its column declares or, where that is more, the most that a call of that column has
+    used so far; so the run stops before the call that would pass the budget and not after it.
+    """
+
+    def __init__(self, max_tokens: int | None, max_cost: float | None) -> None:
+        self.max_tokens = max_tokens
+        self.max_cost = max_cost
+        self.limited = max_tokens is not None or max_cost is not None
+        self.tokens = 0
+        self.cost = 0.0
+        self._most: dict[str, tuple[int, float]] = {}
+        self._reserved: list[float] = [0, 0.0]
+
+    def _expected(self, step: Step) -> tuple[int, float]:
+        tokens, cost = self._most.get(step.name, (0, 0.0))
+        return max(tokens, step.tokens), cost
+
+    def would_pass(self, step: Step) -> BudgetExceeded | None:
+        """The error to stop with if one more task of this column might pass a budget."""
+        if not self.limited or step.key is None:
+            return None
+        tokens, cost = self._expected(step)
+        if self.max_tokens is not None and self.tokens + self._reserved[0] + tokens > self.max_tokens:
+            return BudgetExceeded(
+                f"the next call of column {step.name!r} would pass max_tokens={self.max_tokens}: "
+                f"{self.tokens} used, {int(self._reserved[0])} in flight, about {tokens} more"
+            )
+        if self.max_cost is not None and self.cost + self._reserved[1] + cost > self.max_cost:
+            return BudgetExceeded(
+                f"the next call of column {step.name!r} would pass max_cost={self.max_cost:g}: "
+                f"{self.cost:g} spent, {self._reserved[1]:g} in flight, about {cost:g} more"
+            )
+        return None
+
+    def reserve(self, step: Step) -> tuple[int, float]:
+        """A task starts; give what this returns to `settle` when it ends."""
+        expected = self._expected(step)
+        self._reserved[0] += expected[0]
+        self._reserved[1] += expected[1]
+        return expected
+
+    def settle(self, step: Step, reserved: tuple[int, float], usage: Usage | None) -> None:
+        """A task ended and used what it reported."""
+        self._reserved[0] -= reserved[0]
+        self._reserved[1] -= reserved[1]
+        if usage is None:
+            return
+        self.tokens += usage.tokens
+        self.cost += usage.cost
+        tokens, cost = self._most.get(step.name, (0, 0.0))
+        self._most[step.name] = (max(tokens, usage.tokens), max(cost, usage.cost))

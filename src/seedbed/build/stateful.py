@@ -1,0 +1,147 @@
+"""Stateful generators: one call at a time, row groups in order, rows in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..graph import GROUP
+from ..runtime.turnstile import Turnstile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..graph import Frontier, Graph
+
+
+class Instance:
+    """One stateful generator in one run, shared by all row groups."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self.nodes = tuple(nodes)  # the columns that it fills, in topological order
+        self.turnstile = Turnstile()
+        # A thread that was given up may still be in the generator; nobody else may enter before it has ended.
+        self._busy = 0
+        self._when_free: Callable[[], None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._busy > 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a task waits for a thread to leave the generator."""
+        return self.busy and self._when_free is not None
+
+    def thread_started(self) -> None:
+        self._busy += 1
+
+    def thread_ended(self) -> None:
+        """The thread is really over; who waits for the generator goes on."""
+        self._busy -= 1
+        if not self._busy and self._when_free is not None:
+            callback, self._when_free = self._when_free, None
+            callback()
+
+    def when_free(self, callback: Callable[[], None]) -> None:
+        """Call back once the generator is free; the last one to ask is the one whose turn it is."""
+        self._when_free = callback
+
+
+class Gate:
+    """One row group's turn with one stateful generator.
+
+    Tasks arrive in any order and are released one at a time in the order of (column, row); the next one only when the
+    one before is settled: done, or given up after its last attempt. Rows that are dropped are passed over.
+    """
+
+    def __init__(
+        self, instance: Instance, place: int, graph: Graph, frontier: Frontier, release: Callable[[int, int], None]
+    ) -> None:
+        self._instance = instance
+        self._place = place
+        self._graph = graph
+        self._frontier = frontier
+        self._release = release
+        self._arrived: set[tuple[int, int]] = set()
+        self._position = 0  # in instance.nodes
+        self._row = 0
+        self._out: tuple[int, int] | None = None  # released and not settled
+        self._my_turn = False
+        self._closed = False
+        instance.turnstile.enter(place, self._turn)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something here waits for other row groups or for a thread to end."""
+        return bool(self._arrived)
+
+    def _turn(self) -> None:
+        self._my_turn = True
+        self.advance()
+
+    def arrive(self, node: int, row: int) -> None:
+        """A task of this generator has its inputs."""
+        self._arrived.add((node, row))
+        self.advance()
+
+    def settle(self, node: int, row: int) -> None:
+        """The released task is over for good."""
+        if self._out == (node, row):
+            self._out = None
+            self._step_on()
+        self.advance()
+
+    def is_out(self, node: int, row: int) -> bool:
+        return self._out == (node, row)
+
+    def advance(self) -> None:
+        """Release the next task if it is here and may run."""
+        if not self._my_turn or self._closed or self._out is not None:
+            return
+        self._skip_dropped()
+        if self._position == len(self._instance.nodes):
+            self.close()
+            return
+        node = self._instance.nodes[self._position]
+        head = (node, self._row) if self._is_cell(node) else (node, GROUP)
+        if head not in self._arrived:
+            return
+        if self._instance.busy:
+            self._instance.when_free(self.advance)
+            return
+        self._arrived.remove(head)
+        self._out = head
+        self._release(*head)
+
+    def close(self) -> None:
+        """This row group is done with the generator, used or not."""
+        if not self._closed:
+            self._closed = True
+            self._arrived.clear()
+            self._instance.turnstile.leave(self._place)
+
+    def _is_cell(self, node: int) -> bool:
+        return self._graph.nodes[node].kind.value == "cell"
+
+    def _step_on(self) -> None:
+        if self._is_cell(self._instance.nodes[self._position]):
+            self._row += 1
+        else:
+            self._position += 1
+
+    def _skip_dropped(self) -> None:
+        frontier, nodes = self._frontier, self._instance.nodes
+        while self._position < len(nodes):
+            node = nodes[self._position]
+            if not self._is_cell(node):
+                if frontier.live:
+                    return
+                self._position += 1
+                continue
+            while self._row < frontier.rows and frontier.dropped[self._row]:
+                self._arrived.discard((node, self._row))
+                self._row += 1
+            if self._row < frontier.rows:
+                return
+            self._position += 1
+            self._row = 0

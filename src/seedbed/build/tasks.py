@@ -1,0 +1,134 @@
+"""The unit of work: what a task is, its life in the dispatcher, and how it ended."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import attrs
+
+from ..graph import GROUP
+
+if TYPE_CHECKING:
+    import trio
+
+    from ..generators import Usage
+    from ..runtime.throttle import Permit
+    from .plan import Step
+    from .rows import Rows
+
+
+class Group(Protocol):
+    """What a task knows of its row group."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def nursery(self) -> trio.Nursery: ...
+    @property
+    def rows(self) -> Rows: ...
+
+    def live_rows(self) -> list[int]:
+        """The rows that are not dropped, in order."""
+        ...
+
+    def gave_up(self, cell: Cell[Any]) -> bool:
+        """Whether nobody wants the result of that task any more."""
+        ...
+
+
+G_co = TypeVar("G_co", bound=Group, covariant=True)
+
+
+class TaskKind(enum.Enum):
+    """What a task fills."""
+
+    FROM_SCRATCH = "from_scratch"
+    CELL = "cell"
+    FULL_COLUMN = "full_column"
+    PRE_BATCH = "pre_batch"
+    POST_BATCH = "post_batch"
+
+
+class Status(enum.Enum):
+    """How a task ended."""
+
+    SUCCESS = "success"
+    REFUSED = "refused"  # a rate limit: flow control
+    RETRYABLE = "retryable"
+    PERMANENT = "permanent"
+    CANCELLED = "cancelled"  # its row was dropped
+
+
+class State(enum.Enum):
+    """Where a task is on its way."""
+
+    NEW = "new"
+    QUEUED = "queued"  # in its lane
+    PARKED = "parked"  # back in its lane at a later instant
+    DEFERRED = "deferred"  # waits for a salvage round
+    FLYING = "flying"  # runs
+    OVER = "over"  # has its last outcome, or its row was dropped
+
+
+@attrs.frozen
+class Task:
+    """Which work: a value, hashable. `row` is the local row index, None for the whole row group."""
+
+    kind: TaskKind
+    column: str
+    row_group: int
+    row: int | None = None
+
+
+@attrs.define(eq=False)
+class Cell(Generic[G_co]):
+    """One task on its way from ready to its outcome. Its row group makes it; the dispatcher and the task that runs it
+    change it, never both at once.
+    """
+
+    step: Step
+    group: G_co
+    row: int  # local row index, or GROUP
+    attempt: int = 1  # counts from 1; a refusal is not an attempt
+    refusals: int = 0
+    answered: bool = False  # a model call of this attempt was answered
+    permit: Permit | None = None
+    has_slot: bool = False
+    reserved: tuple[int, float] | None = None  # of the spending budget
+    state: State = State.NEW
+    scope: trio.CancelScope | None = None
+    ready_at: float = 0.0
+    submitted_at: float = 0.0
+
+    @property
+    def task(self) -> Task:
+        """What this is, as a value."""
+        row = None if self.row == GROUP else self.row
+        return Task(self.step.kind, self.step.name, self.group.index, row)
+
+
+@attrs.define(eq=False)
+class Outcome(Generic[G_co]):
+    """How one attempt ended. Made by the task that ran it, read by its row group."""
+
+    cell: Cell[G_co]
+    status: Status
+    value: Any  # of a success: a tuple of values in the order of the outputs, or a list of columns for a whole group
+    error: BaseException | None
+    started: float
+    finished: float
+    usage: Usage | None = None
+    retry_delay: float = 0.0  # of a refusal
+
+    @property
+    def task(self) -> Task:
+        return self.cell.task
+
+    @property
+    def attempt(self) -> int:
+        return self.cell.attempt
+
+    @property
+    def seconds(self) -> float:
+        return self.finished - self.started

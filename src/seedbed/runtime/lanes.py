@@ -1,0 +1,124 @@
+"""Queues of ready work, one a throttle key or local resource, and whose turn it is."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+T = TypeVar("T")
+
+
+class Lane(Generic[T]):
+    """One queue: older row groups first, and within a row group first come, first served."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.blocked = False  # changed by Lanes only
+        self._queues: dict[int, deque[T]] = {}
+        self._order: list[int] = []  # a heap of the row groups in `_queues`
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, row_group: int, item: T, *, first: bool = False) -> None:
+        """Queue an item; `first=True` puts one that had its turn before in front of its row group's others."""
+        queue = self._queues.get(row_group)
+        if queue is None:
+            queue = self._queues[row_group] = deque()
+            heapq.heappush(self._order, row_group)
+        if first:
+            queue.appendleft(item)
+        else:
+            queue.append(item)
+        self._size += 1
+
+    def peek(self) -> T:
+        """The next item; the lane must not be empty."""
+        return self._queues[self._order[0]][0]
+
+    def pop(self) -> T:
+        """Take the next item; the lane must not be empty."""
+        row_group = self._order[0]
+        queue = self._queues[row_group]
+        item = queue.popleft()
+        if not queue:
+            heapq.heappop(self._order)
+            del self._queues[row_group]
+        self._size -= 1
+        return item
+
+    def discard(self, row_group: int) -> None:
+        """Forget a row group's items."""
+        queue = self._queues.pop(row_group, None)
+        if queue is not None:
+            self._order.remove(row_group)
+            heapq.heapify(self._order)
+            self._size -= len(queue)
+
+
+class Lanes(Generic[T]):
+    """All lanes, and whose turn it is among those that hold something and are not blocked.
+
+    A caller takes from the lane in turn; if it cannot (no permit, no slot), it blocks that lane until something
+    changes. So a lane that cannot run now is not even looked at and never stands in the way of another.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, Lane[T]] = {}
+        self._turn: deque[Lane[T]] = deque()  # not empty, not blocked; whose turn it is stands first
+
+    def __len__(self) -> int:
+        return sum(len(lane) for lane in self._lanes.values())
+
+    def next(self) -> Lane[T] | None:
+        """The lane whose turn it is, or None when no lane can be served."""
+        return self._turn[0] if self._turn else None
+
+    def pop(self) -> T:
+        """Take an item from the lane in turn, which then goes behind the others, or away if it is empty."""
+        lane = self._turn.popleft()
+        item = lane.pop()
+        if len(lane):
+            self._turn.append(lane)
+        return item
+
+    def skip(self) -> None:
+        """Throw away the next item of the lane in turn, which keeps its turn."""
+        lane = self._turn[0]
+        lane.pop()
+        if not len(lane):
+            self._turn.popleft()
+
+    def block(self) -> Lane[T]:
+        """The lane in turn cannot be served; it is passed over until `unblock`."""
+        lane = self._turn.popleft()
+        lane.blocked = True
+        return lane
+
+    def unblock(self, key: Hashable) -> None:
+        """The lane of `key` may be served again."""
+        lane = self._lanes.get(key)
+        if lane is not None and lane.blocked:
+            lane.blocked = False
+            if len(lane):
+                self._turn.append(lane)
+
+    def push(self, key: Hashable, row_group: int, item: T, *, first: bool = False) -> None:
+        """Queue an item in the lane of `key`."""
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key)
+        if not len(lane) and not lane.blocked:
+            self._turn.append(lane)
+        lane.push(row_group, item, first=first)
+
+    def discard(self, row_group: int) -> None:
+        """Forget everything of a row group that is over."""
+        for lane in self._lanes.values():
+            lane.discard(row_group)
+        self._turn = deque(lane for lane in self._turn if len(lane))

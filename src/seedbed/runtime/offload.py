@@ -1,0 +1,125 @@
+"""The only way to a thread or a process.
+
+A thread cannot be killed: when its task is cancelled or times out it goes on, and what it holds stays held until it
+really ends. Under virtual time the clock must not jump while a thread works, so the clock is held here, in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+import trio_parallel
+from trio.testing import MockClock
+
+from ..errors import WorkerCrashed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from trio_parallel import WorkerContext
+
+T = TypeVar("T")
+
+_hold_count: trio.lowlevel.RunVar[int] = trio.lowlevel.RunVar("seedbed.hold_count", default=0)
+_hold_threshold: trio.lowlevel.RunVar[float] = trio.lowlevel.RunVar("seedbed.hold_threshold", default=math.inf)
+
+
+def hold_clock() -> None:
+    """Keep an autojumping clock from jumping until `release_clock` is called as often; on trio's thread only."""
+    clock = trio.lowlevel.current_clock()
+    if not isinstance(clock, MockClock):
+        return
+    count = _hold_count.get()
+    if count == 0:
+        _hold_threshold.set(clock.autojump_threshold)
+        clock.autojump_threshold = math.inf
+    _hold_count.set(count + 1)
+
+
+def release_clock() -> None:
+    """Undo one `hold_clock`."""
+    clock = trio.lowlevel.current_clock()
+    if not isinstance(clock, MockClock):
+        return
+    count = _hold_count.get() - 1
+    _hold_count.set(count)
+    if count == 0:
+        clock.autojump_threshold = _hold_threshold.get()
+
+
+class Lease:
+    """What a thread holds from before it starts until it really ends.
+
+    Given to trio in place of a limiter: whoever made the lease already has the slot, so acquiring grants at once, and
+    trio calls `release_on_behalf_of` when the thread has ended, even if nobody waits for it any more.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end  # called exactly once, on trio's thread, unless the run is over before the thread is
+        self._state = "new"
+        self._when_late: Callable[[], None] | None = None
+        # Whether the thread was given up: it runs, or ran, on although its task was cancelled.
+        self.abandoned = False
+
+    def when_late(self, callback: Callable[[], None]) -> None:
+        """Call back when a thread that was given up has ended, before anything else learns of it."""
+        self._when_late = callback
+
+    async def acquire_on_behalf_of(self, _borrower: object) -> None:
+        """Trio is about to start the thread."""
+        self._state = "running"
+        hold_clock()
+
+    def release_on_behalf_of(self, _borrower: object) -> None:
+        """The thread has ended."""
+        self._state = "ended"
+        release_clock()
+        if self._when_late is not None:
+            self._when_late()
+        self._on_end()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run `function` in a thread, once. When cancelled, the thread is given up and this raises at once."""
+        try:
+            # mypy knows CapacityLimiter only; trio documents that any object with these two methods will do.
+            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self)  # type: ignore[arg-type]
+        finally:
+            if self._state == "running":
+                self.abandoned = True
+            elif self._state == "new":  # cancelled before there was a thread
+                self._state = "ended"
+                self._on_end()
+
+
+class Processes:
+    """Worker processes for CPU-bound functions, ended with the run that opened them."""
+
+    def __init__(self, context: WorkerContext, count: int) -> None:
+        self._context = context
+        self.count = count
+        self._limiter = trio.CapacityLimiter(count)
+
+    async def run(self, column: str, function: Callable[..., T], *args: object) -> T:
+        """Run `function(*args)` in a process; a cancelled call kills its process, a dead process is `WorkerCrashed`."""
+        hold_clock()
+        try:
+            return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=self._limiter)
+        except trio_parallel.BrokenWorkerError as broken:
+            raise WorkerCrashed(f"the process that ran column {column!r} died: {broken}") from broken
+        finally:
+            release_clock()
+
+
+@asynccontextmanager
+async def open_processes(count: int) -> AsyncIterator[Processes]:
+    """At most `count` processes, each started when it is first needed."""
+    async with trio_parallel.open_worker_context(grace_period=2.0) as context:
+        try:
+            yield Processes(context, count)
+        finally:
+            # Leaving the context joins the workers in a thread of its own.
+            hold_clock()
+    release_clock()
