@@ -9,7 +9,7 @@ import polars as pl
 from .values import arrow_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class Buffer:
@@ -60,11 +60,18 @@ class Buffer:
 
         A struct has every key that any row has. A column whose values have no one type is of dtype Object.
         """
-        return pl.DataFrame([_series(name, values) for name, values in self.take(columns, rows).items()])
+        return make_frame(self.take(columns, rows), self.rows if rows is None else len(rows))
 
     def free(self) -> None:
         """Let go of every value; the buffer has no columns from then on."""
         self._columns.clear()
+
+
+def make_frame(columns: Mapping[str, list[Any]], height: int) -> pl.DataFrame:
+    """Return the columns as polars, also where there is none; see `Buffer.frame`."""
+    if not columns:
+        return pl.DataFrame(height=height)
+    return pl.DataFrame([_series(name, values) for name, values in columns.items()])
 
 
 def _series(name: str, values: list[Any]) -> pl.Series:

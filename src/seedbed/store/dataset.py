@@ -10,9 +10,10 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ..errors import PartError
+from .dtypes import stored
 from .manifest import Manifest, ManifestFile, read
 from .parts import checksum, present, read_table
-from .schema import Conflict, conflict_error, conform, distinct_conflicts, stored, unify
+from .schema import Conflict, conflict_error, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import os

@@ -29,7 +29,14 @@ class Drop:
     column: str
     attempts: int
     error: str
+    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed; `removed`: a
+    # processor took it out.
     kind: str
+
+    @property
+    def reason(self) -> str:
+        """Column and error, as reports group them."""
+        return f"{self.column}: {self.error}"
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,103 @@
+"""A real process killed between any two steps of writing a dataset."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seedbed
+from seedbed.errors import ManifestError
+from seedbed.store.dataset import Dataset
+from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.parts import part_name
+from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+FILE = ["written", "synced", "committed", "renamed", "directory-synced"]
+LINE = ["line-written", "line-synced"]
+CREATE = [*LINE, *LINE, "renamed", "directory-synced"]
+GROUP = [*FILE, *LINE]
+REWRITE = [*FILE[:2], *LINE, *FILE[2:]]
+STEPS = [*CREATE, *GROUP, *GROUP, *REWRITE, *LINE, *FILE, *LINE]
+
+# How many steps there are until the named thing counts: a line counts as soon as it is written, not only once synced.
+CREATED = CREATE.index("renamed") + 1
+LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("line-written") + 1 for number in (0, 1)]
+FINISHED = len(CREATE) + 2 * len(GROUP) + len(REWRITE) + 1
+PROCESSED = FINISHED + 1 + len(FILE) + 1
+
+ROWS: list[list[tuple[Any, ...]]] = [[(1.0, None)], [(0.5, "x"), (2.5, "y")]]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory n was left by a process that was killed at its step n."""
+    root = tmp_path_factory.mktemp("killed")
+    script = Path(__file__).with_name("killed_writer.py")
+    path = os.pathsep.join([str(Path(seedbed.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    child = subprocess.run(
+        [sys.executable, str(script), str(root)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == STEPS
+    return root
+
+
+def rows_of(dataset: Dataset) -> list[tuple[Any, ...]]:
+    """The rows before any processor, as tuples."""
+    return dataset.raw().to_polars().rows()
+
+
+@pytest.mark.parametrize("step", range(len(STEPS) + 1))
+def test_every_complete_group_is_there(killed: Path, step: int) -> None:
+    """Whenever the process dies, the directory opens and holds exactly the groups that were listed, undamaged."""
+    directory = killed / str(step)
+    # The process was killed at step number `step`, counted from 0: after doing step + 1 things.
+    done = step + 1
+    if done < CREATED:
+        with pytest.raises(ManifestError, match="is not a dataset"):
+            Dataset.open(directory)
+        check_output(directory)
+        return
+    dataset = Dataset.open(directory)
+    dataset.verify()
+    dataset.raw().verify()
+    expected = [row for listed, rows in zip(LISTED, ROWS, strict=True) if done >= listed for row in rows]
+    assert rows_of(dataset) == expected
+    assert dataset.raw().to_arrow().num_rows == len(expected)
+    assert len(dataset.drops) == (done >= LISTED[0])
+    assert dataset.complete is (done >= FINISHED)
+    assert dataset.columns == (("z",) if done >= PROCESSED else ("a", "b"))
+
+
+@pytest.mark.parametrize("step", range(CREATED - 1, len(STEPS) + 1))
+def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
+    """Whenever the process died, another can write what is missing, and the end is the same."""
+    directory = tmp_path / "copy"
+    directory.mkdir()
+    for file in (killed / str(step)).iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    writer, manifest = DatasetWriter.open(directory)
+    with writer:
+        for index, rows in enumerate(ROWS):
+            if index not in manifest.groups:
+                a, b = map(list, zip(*rows, strict=True))
+                writer.write_group(index, {"a": a, "b": b}, start=index * 2, stop=index * 2 + 2)
+        assert writer.finish() == ()
+    dataset = Dataset.open(directory)
+    dataset.raw().verify()
+    assert dataset.complete
+    assert rows_of(dataset) == [row for rows in ROWS for row in rows]
+    left = {path.name for path in directory.iterdir()} - {PROCESSED_NAME}
+    assert left == {MANIFEST_NAME, part_name(0), part_name(1)}

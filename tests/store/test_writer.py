@@ -1,0 +1,259 @@
+"""The one writer of a dataset directory."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
+from seedbed.store.dataset import Dataset
+from seedbed.store.manifest import MANIFEST_NAME, encode, read
+from seedbed.store.parts import part_name, read_table
+from seedbed.store.records import Drop, Header
+from seedbed.store.writer import DatasetWriter, check_output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), created=0.0, version="0")
+
+
+def names(directory: Path) -> list[str]:
+    """What is in the directory."""
+    return sorted(path.name for path in directory.iterdir())
+
+
+def two_groups(writer: DatasetWriter, first: dict[str, list[Any]], second: dict[str, list[Any]]) -> None:
+    """Write two row groups of two source rows."""
+    writer.write_group(0, first, start=0, stop=2)
+    writer.write_group(1, second, start=2, stop=4)
+
+
+class TestOutput:
+    def test_a_new_directory_is_made_with_its_parents(self, tmp_path: Path) -> None:
+        """Checking leaves nothing behind, creating makes the parents too."""
+        out = tmp_path / "x" / "y"
+        check_output(out)
+        assert names(tmp_path) == []
+        with DatasetWriter.create(out, HEADER):
+            assert names(out) == [MANIFEST_NAME]
+
+    def test_an_empty_directory_will_do(self, tmp_path: Path) -> None:
+        """An empty directory, or one with what a dead process left before its first line, is as good as new."""
+        (tmp_path / f".{MANIFEST_NAME}.tmp").write_bytes(b"half a hea")
+        check_output(tmp_path)
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.finish()
+        assert names(tmp_path) == [MANIFEST_NAME]
+
+    def test_a_used_directory_is_refused(self, tmp_path: Path) -> None:
+        """What is there is named and the way out is said, and nothing is written."""
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "other.txt").write_text("mine")
+        for attempt in (check_output, lambda out: DatasetWriter.create(out, HEADER)):
+            with pytest.raises(OutputDirectoryError, match=r"holds 'notes.txt' and 1 more: pass a new directory"):
+                attempt(tmp_path)
+        assert names(tmp_path) == ["notes.txt", "other.txt"]
+
+    def test_a_file_is_refused(self, tmp_path: Path) -> None:
+        """Neither a file nor a place below a file can be the output."""
+        file = tmp_path / "file"
+        file.write_text("")
+        with pytest.raises(OutputDirectoryError, match="is a file"):
+            check_output(file)
+        with pytest.raises(OutputDirectoryError, match=r"cannot be made|not writable"):
+            check_output(file / "below")
+
+    def test_a_place_without_room_is_refused(self) -> None:
+        """Where no file can be made, whoever asks, the output is not writable."""
+        for place in ("/proc", "/proc/seedbed"):
+            with pytest.raises(OutputDirectoryError, match=r"not writable|not empty"):
+                check_output(place)
+
+    def test_only_one_writer_at_a_time(self, tmp_path: Path) -> None:
+        """A directory that is being written cannot be taken over until its writer lets go."""
+        out = tmp_path / "out"
+        with DatasetWriter.create(out, HEADER), pytest.raises(OutputDirectoryError, match="another process is writing"):
+            DatasetWriter.open(out)
+        writer, _ = DatasetWriter.open(out)
+        writer.close()
+
+
+def test_groups_are_parts_and_lines(tmp_path: Path) -> None:
+    """Groups come in any order, each recorded with its rows, drops and counts; one without rows has no file."""
+    drop = Drop(row=1, column="b", attempts=3, error="no", kind="Permanent")
+    with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=6)) as writer:
+        writer.write_group(2, None, start=4, stop=6, skipped="the processor failed")
+        writer.write_group(1, {"a": [], "b": []}, start=2, stop=4, removed=2)
+        group = writer.write_group(0, pl.DataFrame({"a": [1], "b": ["x"]}), start=0, stop=2, drops=[drop], added=1)
+        assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+        assert writer.finish() == ()
+    manifest = read(tmp_path).manifest
+    assert manifest.complete
+    assert manifest.groups[0] == group
+    assert group is not None
+    assert (group.rows, group.drops, group.added) == (1, (drop,), 1)
+    assert (manifest.groups[1].part, manifest.groups[1].removed) == (None, 2)
+    assert manifest.groups[2].skipped == "the processor failed"
+
+
+def test_a_group_is_written_once(tmp_path: Path) -> None:
+    """A second group of the same index is refused before it touches the part of the first."""
+    with DatasetWriter.create(tmp_path, HEADER) as writer:
+        writer.write_group(0, {"a": [1]}, start=0, stop=2)
+        with pytest.raises(StoreError, match="row group 0 is already in"):
+            writer.write_group(0, {"a": [2]}, start=0, stop=2)
+    assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
+
+
+@pytest.mark.parametrize("at", ["synced", "directory-synced"])
+def test_an_abandoned_group_does_not_exist(tmp_path: Path, at: str) -> None:
+    """A writer that was given up, before or after its rename, leaves neither file nor line."""
+    steps: list[str] = []
+    with DatasetWriter.create(tmp_path, HEADER, step=steps.append) as writer:
+        steps.clear()
+        assert writer.write_group(0, {"a": [1]}, start=0, stop=2, abandoned=lambda: at in steps) is None
+        assert names(tmp_path) == [MANIFEST_NAME]
+        assert read(tmp_path).manifest.groups == {}
+        assert writer.write_group(0, {"a": [2]}, start=0, stop=2) is not None
+    assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [2]
+
+
+def test_checkpoints_of_several_threads(tmp_path: Path) -> None:
+    """Row groups written from many threads at once are all there, in order."""
+    groups = 24
+    barrier = threading.Barrier(4)
+
+    def write(worker: int) -> None:
+        barrier.wait()
+        for index in range(worker, groups, 4):
+            writer.write_group(index, {"a": [index] * 2}, start=index * 2, stop=index * 2 + 2)
+
+    with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=groups * 2, columns=("a",))) as writer:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+        writer.finish()
+    dataset = Dataset.open(tmp_path)
+    dataset.verify()
+    assert dataset.complete
+    assert dataset.to_polars()["a"].to_list() == [index for index in range(groups) for _ in range(2)]
+
+
+def test_a_checkpoint_writes_as_much_whatever_came_before(tmp_path: Path) -> None:
+    """The hundredth checkpoint appends as many bytes to the manifest as the first, and touches no other file."""
+    sizes = []
+    with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=200)) as writer:
+        path = tmp_path / MANIFEST_NAME
+        for index in range(100, 200):
+            before = path.stat().st_size
+            writer.write_group(index, {"a": [1, 2], "b": ["x", "y"]}, start=index * 2, stop=index * 2 + 2)
+            sizes.append(path.stat().st_size - before)
+    assert len(set(sizes)) == 1
+
+
+class TestFinish:
+    def test_parts_that_differ_are_rewritten(self, tmp_path: Path) -> None:
+        """After finishing, every file has the unified schema, and a part that had it already is not touched."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [1, 2], "b": [None, None]}, {"a": [1.5, None], "b": [{"x": 1}, {"y": "z"}]})
+            untouched = (tmp_path / part_name(1)).stat()
+            assert writer.finish() == ()
+        schema = read(tmp_path).manifest.finished
+        assert schema is not None
+        assert [read_table(tmp_path / part_name(index)).schema for index in (0, 1)] == [schema.schema] * 2
+        assert (tmp_path / part_name(1)).stat().st_ino == untouched.st_ino
+        Dataset.open(tmp_path).verify()
+
+    def test_a_conflict_keeps_every_part(self, tmp_path: Path) -> None:
+        """A column that cannot be unified is reported with its part, which keeps its own types; the rest is unified."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [1, 2], "b": [1, 2]}, {"a": ["x", "y"], "b": [0.5, 1]})
+            (conflict,) = writer.finish()
+        assert (conflict.column, conflict.part) == ("a", part_name(1))
+        tables = [read_table(tmp_path / part_name(index)).to_pydict() for index in (0, 1)]
+        assert tables == [{"a": [1, 2], "b": [1.0, 2.0]}, {"a": ["x", "y"], "b": [0.5, 1.0]}]
+        Dataset.open(tmp_path).verify()
+
+    def test_a_conflict_of_values_found_on_the_way(self, tmp_path: Path) -> None:
+        """An integer that no double holds keeps its part as it is."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [2**60 + 1, 2], "b": [1, 2]}, {"a": [0.5, 1.5], "b": [0.5, 1]})
+            (conflict,) = writer.finish()
+        assert (conflict.column, conflict.part) == ("a", part_name(0))
+        assert read_table(tmp_path / part_name(0)).to_pydict() == {"a": [2**60 + 1, 2], "b": [1.0, 2.0]}
+
+    def test_a_conflict_inside_a_part_stays_reported(self, tmp_path: Path) -> None:
+        """Mixed values, kept as text, are a conflict at the end too, even where every other part has strings."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [1, "x"]}, {"a": ["x", "y"]})
+            (conflict,) = writer.finish()
+        assert "values of int and str (kept as JSON text)" in str(conflict)
+
+    def test_giving_up_in_between(self, tmp_path: Path) -> None:
+        """A finish that is given up leaves an unfinished directory that reads the same."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [1, 2]}, {"a": [0.5, 1]})
+            writer.finish(abandoned=lambda: True)
+        dataset = Dataset.open(tmp_path)
+        assert not dataset.complete
+        assert dataset.to_polars()["a"].to_list() == [1.0, 2.0, 0.5, 1.0]
+
+    def test_leftovers_are_removed(self, tmp_path: Path) -> None:
+        """Temporary files and parts without a line are gone at the end; files of others stay."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
+            for name in (".batch_0000009.parquet.abc.tmp", part_name(9), "readme.txt"):
+                (tmp_path / name).write_bytes(b"x")
+            writer.finish()
+        assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME, "readme.txt"]
+
+
+class TestOpen:
+    def test_going_on(self, tmp_path: Path) -> None:
+        """What a dead process left undone is cleared away, what it finished is kept, and the rest can be written."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(1, {"a": [3, 4]}, start=2, stop=4)
+        (tmp_path / part_name(0)).write_bytes(b"renamed, but never listed")
+        (tmp_path / ".batch_0000000.parquet.abc.tmp").write_bytes(b"")
+        with (tmp_path / MANIFEST_NAME).open("ab") as file:
+            file.write(encode(HEADER)[:40])
+        writer, manifest = DatasetWriter.open(tmp_path)
+        with writer:
+            assert set(manifest.groups) == {1}
+            assert names(tmp_path) == [part_name(1), MANIFEST_NAME]
+            writer.write_group(0, {"a": [1, None]}, start=0, stop=2)
+            assert writer.finish() == ()
+        dataset = Dataset.open(tmp_path)
+        assert (dataset.complete, dataset.damaged_lines) == (True, ())
+        assert dataset.to_polars()["a"].to_list() == [1, None, 3, 4]
+
+    def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
+        """A conflict that was found before the process died is reported at the end."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1, "x"]}, start=0, stop=2)
+        writer, _ = DatasetWriter.open(tmp_path)
+        with writer:
+            assert [conflict.column for conflict in writer.finish()] == ["a"]
+
+    def test_a_foreign_directory_is_refused(self, tmp_path: Path) -> None:
+        """Without a manifest nothing is opened and nothing removed."""
+        (tmp_path / part_name(0)).write_bytes(b"someone's")
+        with pytest.raises(ManifestError, match="is not a dataset"):
+            DatasetWriter.open(tmp_path)
+        assert names(tmp_path) == [part_name(0)]
+
+
+def test_declared_types_come_from_the_header(tmp_path: Path) -> None:
+    """A part is written in the declared types whatever its values look like."""
+    header = attrs.evolve(HEADER, declared=pa.schema({"a": pa.float64()}))
+    with DatasetWriter.create(tmp_path, header) as writer:
+        two_groups(writer, {"a": [1, 2]}, {"a": [None, None]})
+        assert read_table(tmp_path / part_name(0)).schema == pa.schema({"a": pa.float64()})
+        assert writer.finish() == ()
+    assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1.0, 2.0, None, None]
