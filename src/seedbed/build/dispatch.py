@@ -79,7 +79,7 @@ class Dispatcher:
 
     def submit(self, cells: Iterable[Cell[RowGroup]]) -> None:
         """Queue ready tasks; `pump` starts them."""
-        now = trio.current_time()
+        now = self._run.now()
         active = self._run.events.active
         for cell in cells:
             cell.ready_at = now
@@ -180,7 +180,7 @@ class Dispatcher:
         self._submitted += 1
         if self._submitted > self._submitted_peak:
             self._submitted_peak = self._submitted
-        cell.submitted_at = trio.current_time()
+        cell.submitted_at = self._run.now()
         self._context.run(group.nursery.start_soon, run_cell, self._run, cell)
 
     def ended(self, cell: Cell[RowGroup]) -> None:

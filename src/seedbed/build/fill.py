@@ -40,20 +40,26 @@ _IMMUTABLE = frozenset(
 )
 
 
+def cell_arguments(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> list[Any]:
+    """What a cell function gets by position; nested values are copies."""
+    arguments: list[Any] = []
+    for name in step.positional:
+        if name is None:
+            arguments.append(context)
+        else:
+            value = buffer.values(name)[row]
+            arguments.append(value if value.__class__ in _IMMUTABLE else copy.deepcopy(value))
+    return arguments
+
+
 def bind_cell(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> Callable[[], Any]:
-    """The call that fills one cell, with its arguments in it; nested values are copies."""
+    """The call that fills one cell, with its arguments in it."""
     call = step.call
     assert call is not None
-    args = [context if name is None else _value(buffer, name, row) for name in call.positional]
-    keywords: dict[str, Any] = {name: _value(buffer, name, row) for name in call.keywords}
+    keywords: dict[str, Any] = {name: copy.deepcopy(buffer.values(name)[row]) for name in call.keywords}
     if call.context_keyword is not None:
         keywords[call.context_keyword] = context
-    return functools.partial(call.function, *args, **keywords)
-
-
-def _value(buffer: Buffer, name: str, row: int) -> Any:
-    value = buffer.values(name)[row]
-    return value if value.__class__ in _IMMUTABLE else copy.deepcopy(value)
+    return functools.partial(call.function, *cell_arguments(step, buffer, row, context), **keywords)
 
 
 def bind_group(step: Step, argument: Any, context: CellContext | None) -> Callable[[], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,11 @@ class Step:
     processor: Processor | None = None
     instance: object | None = None  # the generator whose calls must not overlap, if it is stateful
     allow_resize: bool = False
+    # Of the call, kept here because every cell reads them.
+    positional: tuple[str | None, ...] = ()
+    wants_context: bool = False
+    # The function of a cell whose value is just what awaiting `direct(*arguments)` gives.
+    direct: Callable[..., Awaitable[Any]] | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -255,6 +260,20 @@ def _step(column: Column, index: int, config: RunConfig) -> Step:
         call=column.call,
         instance=column.generator if column.is_stateful else None,
         allow_resize=column.allow_resize,
+        positional=column.call.positional,
+        wants_context=column.call.wants_context,
+        direct=column.call.function if _is_direct(column, column.call) else None,
+    )
+
+
+def _is_direct(column: Column, call: Call) -> bool:
+    return (
+        column.kind is Kind.CELL
+        and call.is_async
+        and not call.keywords
+        and call.context_keyword is None
+        and len(column.outputs) + len(column.side_effects) == 1
+        and not column.allow_resize
     )
 
 

@@ -51,6 +51,9 @@ class Run:
     ) -> None:
         config = plan.config
         self.plan = plan
+        self.trace = config.trace
+        # What `trio.current_time` reads, without its detours: it is asked several times a cell.
+        self.now = trio.lowlevel.current_clock().current_time
         self.timers = timers
         self.throttles = throttles
         self.processes = processes

@@ -20,10 +20,7 @@ class Lane(Generic[T]):
         self.blocked = False  # changed by Lanes only
         self._queues: dict[int, deque[T]] = {}
         self._order: list[int] = []  # a heap of the row groups in `_queues`
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
+        self.size = 0  # changed by this lane only
 
     def push(self, row_group: int, item: T, *, first: bool = False) -> None:
         """Queue an item; `first=True` puts one that had its turn before in front of its row group's others."""
@@ -35,7 +32,7 @@ class Lane(Generic[T]):
             queue.appendleft(item)
         else:
             queue.append(item)
-        self._size += 1
+        self.size += 1
 
     def peek(self) -> T:
         """The next item; the lane must not be empty."""
@@ -49,7 +46,7 @@ class Lane(Generic[T]):
         if not queue:
             heapq.heappop(self._order)
             del self._queues[row_group]
-        self._size -= 1
+        self.size -= 1
         return item
 
     def discard(self, row_group: int) -> None:
@@ -58,7 +55,7 @@ class Lane(Generic[T]):
         if queue is not None:
             self._order.remove(row_group)
             heapq.heapify(self._order)
-            self._size -= len(queue)
+            self.size -= len(queue)
 
 
 class Lanes(Generic[T]):
@@ -73,7 +70,7 @@ class Lanes(Generic[T]):
         self._turn: deque[Lane[T]] = deque()  # not empty, not blocked; whose turn it is stands first
 
     def __len__(self) -> int:
-        return sum(len(lane) for lane in self._lanes.values())
+        return sum(lane.size for lane in self._lanes.values())
 
     def next(self) -> Lane[T] | None:
         """The lane whose turn it is, or None when no lane can be served."""
@@ -81,17 +78,20 @@ class Lanes(Generic[T]):
 
     def pop(self) -> T:
         """Take an item from the lane in turn, which then goes behind the others, or away if it is empty."""
-        lane = self._turn.popleft()
+        turn = self._turn
+        lane = turn[0]
         item = lane.pop()
-        if len(lane):
-            self._turn.append(lane)
+        if not lane.size:
+            turn.popleft()
+        elif len(turn) > 1:
+            turn.rotate(-1)
         return item
 
     def skip(self) -> None:
         """Throw away the next item of the lane in turn, which keeps its turn."""
         lane = self._turn[0]
         lane.pop()
-        if not len(lane):
+        if not lane.size:
             self._turn.popleft()
 
     def block(self) -> Lane[T]:
@@ -105,7 +105,7 @@ class Lanes(Generic[T]):
         lane = self._lanes.get(key)
         if lane is not None and lane.blocked:
             lane.blocked = False
-            if len(lane):
+            if lane.size:
                 self._turn.append(lane)
 
     def push(self, key: Hashable, row_group: int, item: T, *, first: bool = False) -> None:
@@ -113,7 +113,7 @@ class Lanes(Generic[T]):
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key)
-        if not len(lane) and not lane.blocked:
+        if not lane.size and not lane.blocked:
             self._turn.append(lane)
         lane.push(row_group, item, first=first)
 
@@ -121,4 +121,4 @@ class Lanes(Generic[T]):
         """Forget everything of a row group that is over."""
         for lane in self._lanes.values():
             lane.discard(row_group)
-        self._turn = deque(lane for lane in self._turn if len(lane))
+        self._turn = deque(lane for lane in self._turn if lane.size)
