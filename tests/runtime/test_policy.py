@@ -123,6 +123,25 @@ def test_one_decrease_per_epoch() -> None:
     assert policy.epoch == 1
 
 
+def test_refusals_of_an_earlier_epoch_decide_nothing() -> None:
+    """A call sent before the last decrease and refused after it leaves the limit, whatever was refused since."""
+    policy = ThrottlePolicy(32)
+    accept_windows(policy, 6)
+    old = fill(policy)
+    for sent in old[20:]:
+        policy.refused(sent, 0.01)
+    for sent in old[5:20]:
+        policy.accepted(sent, 0.05)
+    assert (policy.limit, policy.epoch) == (20, 1)
+    new = fill(policy)
+    # Each at a level above the one before, so that none of them is evidence together with another.
+    for sent in (new[5], new[7], new[9]):
+        policy.refused(sent, 0.06)
+    assert (policy.limit, policy.epoch) == (20, 1)
+    policy.refused(old[4], 0.07)
+    assert (policy.limit, policy.epoch) == (20, 1)
+
+
 def test_rests_after_a_decrease_then_probes() -> None:
     """After a decrease the limit stays for four windows, then grows by one, two, four as long as all is accepted."""
     policy = ThrottlePolicy(64)
