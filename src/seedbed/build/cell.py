@@ -44,6 +44,10 @@ async def run_cell(run: Run, cell: Cell[RowGroup]) -> None:
 async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
     """Call the generator once, under the task's scope, and settle the permit; never raises what the generator raised."""
     step = cell.step
+    if cell.group.gave_up(cell):
+        # Its row was dropped between its start and this first step: nothing is called and nothing paid for it.
+        _settle(run, cell, Status.CANCELLED, None, None)
+        return Outcome(cell, Status.CANCELLED, None, None, run.now(), run.now())
     if run.events.active:
         run.emit_task(events.TaskStarted, cell)
     started = run.now()
@@ -77,7 +81,7 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
             outcome.error = CellTimeout(f"no result after {step.timeout:g} s")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
-    if cell.permit is not None or context is not None:
+    if cell.permit is not None or cell.reserved is not None or context is not None:
         outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
     if run.trace:
         run.ledger.traces.append(_trace(outcome))

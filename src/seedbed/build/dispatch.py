@@ -20,6 +20,7 @@ from .tasks import Cell, Group, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ..runtime.throttle import Throttle
     from .row_group import RowGroup
     from .run import Run
 
@@ -58,7 +59,10 @@ class Dispatcher:
         self._stopped = False
         # Lanes that were passed over because there was no slot; any slot that comes free gives them another try.
         self._without_slot: set[object] = set()
-        self._subscribed: set[str] = set()
+        # The throttles of the keys that were queued so far; each tells the dispatcher when it may let more through.
+        self._throttles: dict[str, Throttle] = {}
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._limited = run.spending.limited
         # Tasks are started from wherever something came free, and must not inherit that place's context.
         self._context = contextvars.copy_context()
 
@@ -89,20 +93,20 @@ class Dispatcher:
 
     def _enqueue(self, cell: Cell[RowGroup], *, first: bool) -> None:
         step = cell.step
-        if step.key is not None and step.key not in self._subscribed:
+        if step.key is not None and step.key not in self._throttles:
             self._subscribe(step.key)
         cell.state = State.QUEUED
         cell.group.queued += 1
         self._lanes.push(step.lane, cell.group.index, cell, first=first)
 
     def _subscribe(self, key: str) -> None:
-        self._subscribed.add(key)
+        throttle = self._throttles[key] = self._run.throttles.get(key)
 
         def free() -> None:
             self._lanes.unblock(key)
             self.pump()
 
-        self._run.throttles.get(key).subscribe(free)
+        self._unsubscribe.append(throttle.subscribe(free))
 
     def park(self, cell: Cell[RowGroup], eligible_at: float) -> None:
         """Queue a task, but not before `eligible_at`; until then it holds nothing."""
@@ -110,14 +114,19 @@ class Dispatcher:
         self._parked += 1
 
         def due() -> None:
-            self._parked -= 1
             if cell.state is State.PARKED:
+                self._parked -= 1
                 cell.ready_at = trio.current_time()
                 # It had its turn before, so it goes in front of its row group's others.
                 self._enqueue(cell, first=True)
                 self.pump()
 
         self._run.timers.call_at(eligible_at, due)
+
+    def unpark(self, cell: Cell[RowGroup]) -> None:
+        """A parked task will not run after all."""
+        cell.state = State.OVER
+        self._parked -= 1
 
     def forget(self, row_group: int) -> None:
         """A row group is over: what it had queued will not run."""
@@ -126,6 +135,11 @@ class Dispatcher:
     def stop(self) -> None:
         """Start nothing more."""
         self._stopped = True
+
+    def close(self) -> None:
+        """The run is over; throttles that it shares with others need not tell it any more."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
 
     def pump(self) -> None:
         """Start all that can be started now, lanes in turn."""
@@ -150,20 +164,17 @@ class Dispatcher:
             self._without_slot.add(self._lanes.block().key)
             return False
         if step.key is not None:
-            spending = self._run.spending
-            if spending.limited:
-                stop = spending.would_pass(step)
+            if self._limited:
+                stop = self._run.spending.would_pass(step)
                 if stop is not None:
                     self._run.stop(stop)
                     return False
-            throttle = self._run.throttles.get(step.key)
-            permit = throttle.try_acquire(step.tokens)
-            if permit is None:
+            cell.permit = self._throttles[step.key].try_acquire(step.tokens)
+            if cell.permit is None:
                 self._lanes.block()
                 return False
-            cell.permit = permit
-            if spending.limited:
-                cell.reserved = spending.reserve(step)
+            if self._limited:
+                cell.reserved = self._run.spending.reserve(step)
         if step.needs_slot:
             self._active += 1
             self._active_processes += step.process

@@ -82,6 +82,9 @@ class RowGroup:
         for gate in self._gate_list:
             gate.close()
         self.run.dispatcher.forget(self.index)
+        for cell in [cell for cells in self._alive.values() for cell in cells]:
+            if cell.state is State.PARKED:
+                self.run.dispatcher.unpark(cell)
         self._send.close()
         self._receive.close()
 
@@ -147,8 +150,8 @@ class RowGroup:
         if status is Status.SUCCESS:
             self._succeeded(outcome)
         elif status is Status.CANCELLED:
-            self._over(cell)
             self._waste(outcome)
+            self._came_late(cell)
         else:
             run.ledger.errors[step.name] += 1
             if step.node < 0:
@@ -202,7 +205,7 @@ class RowGroup:
         cell = outcome.cell
         cell.refusals += 1
         if self.gave_up(cell):
-            self._over(cell)
+            self._came_late(cell)
             return
         eligible_at = outcome.finished + outcome.retry_delay
         if self.run.events.active:
@@ -212,7 +215,7 @@ class RowGroup:
     def _failed(self, outcome: Outcome[RowGroup]) -> None:
         cell, run = outcome.cell, self.run
         if self.gave_up(cell):
-            self._over(cell)
+            self._came_late(cell)
             return
         if outcome.status is Status.RETRYABLE:
             eligible_at = self.salvage.defer(cell, outcome.finished, run.mean_latency(cell.step))
@@ -232,9 +235,7 @@ class RowGroup:
             gate.advance()
         if not self.frontier.live:
             # Nobody is left who could use the result of a task for the whole group.
-            for flying in self._alive.get(GROUP, ()):
-                if flying.scope is not None:
-                    flying.scope.cancel(reason="every row of the group was dropped")
+            self._end_cells(GROUP, "every row of the group was dropped")
         self._make_ready(ready)
 
     def _drop(self, row: int, failed: Cell[RowGroup], error: str) -> None:
@@ -242,19 +243,7 @@ class RowGroup:
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
         for name, tokens, seconds in self._paid.pop(row, ()):
             self.run.ledger.waste(name, 1, tokens, seconds)
-        for cell in list(self._alive.get(row, ())):
-            if cell.state is State.FLYING:
-                if cell.scope is not None:
-                    cell.scope.cancel(reason=f"row {drop.row} was dropped: {drop.reason}")
-                continue
-            if cell.state is State.QUEUED:
-                self.queued -= 1
-            elif cell.state is State.DEFERRED:
-                self.salvage.forget(cell)
-            self._over(cell)
-            gate = self._gates.get(cell.step.node)
-            if gate is not None:
-                gate.settle(cell.step.node, row)
+        self._end_cells(row, f"row {drop.row} was dropped: {drop.reason}")
         if self.run.events.active:
             self.run.events.emit(
                 events.RowDropped(
@@ -266,6 +255,31 @@ class RowGroup:
                     error=drop.error,
                 )
             )
+
+    def _end_cells(self, row: int, reason: str) -> None:
+        """End every task of a row, or of the whole group, wherever it is on its way."""
+        for cell in list(self._alive.get(row, ())):
+            if cell.state is State.FLYING:
+                # Without a scope it has not made its first step, and will look whether it is wanted before it does.
+                if cell.scope is not None:
+                    cell.scope.cancel(reason=reason)
+                continue
+            if cell.state is State.NEW:
+                self._ready.remove(cell)
+            elif cell.state is State.QUEUED:
+                self.queued -= 1
+            elif cell.state is State.PARKED:
+                self.run.dispatcher.unpark(cell)
+            elif cell.state is State.DEFERRED:
+                self.salvage.forget(cell)
+            self._came_late(cell)
+
+    def _came_late(self, cell: Cell[RowGroup]) -> None:
+        """A task is over whose row was dropped meanwhile; a stateful generator goes on to the next row."""
+        self._over(cell)
+        gate = self._gates.get(cell.step.node)
+        if gate is not None:
+            gate.settle(cell.step.node, cell.row)
 
     def _waste(self, outcome: Outcome[RowGroup]) -> None:
         usage = outcome.usage
