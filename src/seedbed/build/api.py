@@ -23,6 +23,7 @@ from ..observe.events import Event, Events
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
 from ..store.records import Header
+from ..store.schema import arrow_table
 from ..store.writer import DatasetWriter
 from .admission import FinishedGroup, run_build
 from .config import RunConfig
@@ -268,8 +269,10 @@ def preview(
         ) as running:
             watch(running)
             frames = [group.to_polars() async for group in running]
-            empty = pl.DataFrame(schema=dict.fromkeys(running._plan.graph.outputs, pl.Null))
-            return Preview(frame=frames[0] if frames else empty, report=running.report)
+            if not frames:  # no rows, but the columns that they would have
+                plan = running._plan
+                frames.append(pl.DataFrame(arrow_table({name: [] for name in plan.graph.outputs}, plan.declared)[0]))
+            return Preview(frame=frames[0], report=running.report)
 
     return _run_sync(main)
 
