@@ -15,7 +15,7 @@ from ..observe.trace import TaskTrace
 from ..runtime.portal import current_portal
 from ..store.buffer import make_frame
 from .fill import bind_cell, bind_group, cell_arguments, cell_value, classify, group_values
-from .tasks import Cell, Outcome, Status, TaskKind
+from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,6 +36,12 @@ async def run_cell(run: Run, cell: Cell[RowGroup]) -> None:
     """
     try:
         outcome = await attempt(run, cell)
+    except BaseException as error:
+        # The run is over or in doubt: what still waits must not start in the place that comes free here.
+        run.dispatcher.stop()
+        if isinstance(error, Exception):
+            locate(error, cell.group.index, cell)
+        raise
     finally:
         run.dispatcher.ended(cell)
     cell.group.deliver(outcome)
@@ -67,6 +73,8 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
                     value = await _fill(run, cell, context)
             except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
                 error = exception
+    except Exception as exception:  # noqa: BLE001  what a generator's own nursery raised beside its cancellation
+        error = exception
     except BaseException:
         _settle(run, cell, Status.CANCELLED, None, context)
         raise
@@ -81,7 +89,12 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
             outcome.error = CellTimeout(f"no result after {step.timeout:g} s")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
-    if cell.permit is not None or cell.reserved is not None or context is not None:
+    if (
+        cell.permit is not None
+        or cell.reserved is not None
+        or context is not None
+        or outcome.status is Status.REFUSED
+    ):
         outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
     if run.trace:
         run.ledger.traces.append(_trace(outcome))
@@ -137,26 +150,30 @@ def _settle(
     run: Run, cell: Cell[Group], status: Status, error: BaseException | None, context: Context | None
 ) -> float:
     """Give back what the task held; returns how long a refused task must wait."""
-    delay = 0.0
+    delay: float | None = None
     usage = context.usage if context is not None else None
-    if context is not None and context.refused_for is not None and status is Status.REFUSED:
+    if context is not None and status is Status.REFUSED:
+        # A key that `call` asked has heard of it already, and the column's own key may be another.
         delay = context.refused_for
     permit, cell.permit = cell.permit, None
     if permit is not None:
         tokens = usage.tokens if usage is not None and usage.calls else None
         if status is Status.SUCCESS:
             permit.accepted(tokens)
-        elif status is Status.REFUSED and isinstance(error, RateLimited):
+        elif delay is None and isinstance(error, RateLimited):
             try:
                 delay = permit.refused(error, cell.refusals + 1)
             except QuotaExhausted as exhausted:
                 run.stop(exhausted)
+                delay = 0.0
         else:
             permit.finished(tokens)
     if cell.reserved is not None:
         run.spending.settle(cell.step, cell.reserved, usage)
         cell.reserved = None
-    return delay
+    if delay is None and isinstance(error, RateLimited):
+        delay = run.refused_without_permit(cell, error)
+    return delay or 0.0
 
 
 def _trace(outcome: Outcome[Group]) -> TaskTrace:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import EarlyShutdown
+from ..errors import EarlyShutdown, QuotaExhausted
 from ..graph import GROUP
 from ..observe import events
 from ..observe.report import Ledger
+from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.offload import Lease
 from .dispatch import Dispatcher
 from .shutdown import ErrorWindow, SalvageWindow
@@ -21,7 +23,7 @@ from .threads import Threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..errors import BuildStopped
+    from ..errors import BuildStopped, RateLimited
     from ..runtime.offload import Processes
     from ..runtime.throttle import ThrottleManager
     from ..runtime.timers import Timers
@@ -79,6 +81,8 @@ class Run:
         self._done_above: set[int] = set()
         self._store_limiter = trio.CapacityLimiter(STORE_THREADS)
         self._latency: dict[str, float] = {}
+        # When a column without a key was first refused since it last succeeded.
+        self._refusing_since: dict[str, float] = {}
 
     def instance_of(self, step: Step) -> Instance | None:
         """The stateful generator of a column, if it has one."""
@@ -146,6 +150,23 @@ class Run:
         """A call of a column without a key took that long."""
         known = self._latency.get(step.name)
         self._latency[step.name] = seconds if known is None else known + 0.1 * (seconds - known)
+        if self._refusing_since:
+            self._refusing_since.pop(step.name, None)
+
+    def refused_without_permit(self, cell: Cell[Group], refusal: RateLimited) -> float:
+        """How long a task waits that was refused where no throttle is in between; stops the run when patience ends."""
+        step, config, now = cell.step, self.plan.config, self.now()
+        base = backoff_base(self.mean_latency(step), config.backoff_base)
+        delay = parse_retry_after(refusal.retry_after, time.time())
+        if delay is None:
+            delay = backoff_delay(cell.refusals + 1, base, config.backoff_max, self.rng)
+        if step.key is not None:
+            return delay
+        until = self._refusing_since.setdefault(step.name, now) + config.throttle_patience
+        # The clock adds a rounding error to the last wait.
+        if until - now <= config.throttle_patience * 1e-9:
+            self.stop(QuotaExhausted(step.name, config.throttle_patience, refusal))
+        return min(delay, max(0.0, until - now))
 
     async def store_thread(self, function: Callable[[], T]) -> T:
         """Run the store's own work in one of its threads."""
