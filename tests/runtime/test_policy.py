@@ -176,8 +176,8 @@ def test_rests_longer_when_the_level_proves_right() -> None:
     rests = [grow_and_cut(10) for _ in range(5)]
     assert rests[0] > 1.5 * first
     assert rests[1] > 1.5 * rests[0]
-    assert rests[-1] == rests[-2] <= 33
-    assert grow_and_cut(30) < rests[-1] / 4
+    assert rests[-1] == rests[-2] <= 17
+    assert grow_and_cut(30) < rests[-1] / 3
 
 
 def test_refusals_for_the_level_hold_their_permit() -> None:

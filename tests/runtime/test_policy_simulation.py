@@ -84,7 +84,7 @@ def test_full_and_random_at_once(seed: int) -> None:
 def test_capacity_that_changes(seed: int) -> None:
     """The limit follows a capacity from 16 up to 64 and down to 8."""
     server = Server(capacity=steps((0, 16), (4, 64), (11, 8)))
-    outcome = run(server, 128, seed, calls=10_000)
+    outcome = run(server, 128, seed, calls=10_500)
     assert 14 <= outcome.limit_at(4) <= 19
     assert 60 <= outcome.limit_at(11) <= 68
     assert outcome.wall > 14

@@ -35,12 +35,13 @@ _BACKGROUND_MAX = 0.5
 _BACKGROUND_CALLS = (20, 256)  # the start counts as so many calls; in the end it is a mean over about so many
 
 _FAST_GROWTH_PERIOD = 0.1  # seconds at the limit without a refusal that double it, before the first congestion
-_REST, _REST_MAX = 4, 32  # windows without growth after a decrease
+_REST, _REST_MAX = 4, 16  # windows without growth after a decrease
 _SAME_LEVEL = 0.15  # a decrease this near the one before shows that the level is the server's capacity
 
 _LONGEST_HOLD = 1.0  # seconds
 _SMOOTHING = 1 / 16  # weight of the latest call in the mean latency and in the share that is refused now
 _NEARLY_ALL = 0.9
+_FORGOTTEN = 1e-6
 _CHANCE = 1e-3  # refusals in a row of one call that are likelier than this are chance
 
 _LATENCY_RISE = 2.0
@@ -146,7 +147,8 @@ class ThrottlePolicy:
         latency = now - sent.sent_at
         mean = self.mean_latency
         self.mean_latency = latency if mean is None else mean + (latency - mean) * _SMOOTHING
-        self._count(0.0)
+        if self._refusing or self._background > _BACKGROUND_MIN:
+            self._count(0.0)
         if self._fast and self._reached and self._limit < self.ceiling:
             self._limit = min(self._limit + 1.0, float(self.ceiling))
         self._window += 1
@@ -193,6 +195,8 @@ class ThrottlePolicy:
     def _count(self, refused: float) -> None:
         """Count one outcome, 1 for a refusal, in the shares that are refused now and that are refused anyway."""
         self._refusing += (refused - self._refusing) * _SMOOTHING
+        if self._refusing < _FORGOTTEN:
+            self._refusing = 0.0  # so that a key that refuses nothing has nothing to count
         # While the limit is on its way up, refusals may well be for the level: they are no measure of the background.
         if self._fast or self._resting or self._limit >= self.ceiling:
             if self._background_calls < _BACKGROUND_CALLS[1]:
