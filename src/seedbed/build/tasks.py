@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import attrs
 
+from ..errors import SeedbedError
 from ..graph import GROUP
 
 if TYPE_CHECKING:
@@ -106,6 +107,15 @@ class Cell(Generic[G_co]):
         """What this is, as a value."""
         row = None if self.row == GROUP else self.row
         return Task(self.step.kind, self.step.name, self.group.index, row)
+
+
+def locate(error: Exception, row_group: int, cell: Cell[Any] | None = None) -> None:
+    """Note on an exception that nobody expected what the engine was working on; our own errors say it themselves."""
+    if isinstance(error, SeedbedError) or any(note.startswith("(column=") for note in getattr(error, "__notes__", ())):
+        return
+    column = None if cell is None else cell.step.name
+    row = None if cell is None or cell.row == GROUP else cell.group.rows.identity(cell.row)[0]
+    error.add_note(f"({column=}, {row_group=}, {row=})")
 
 
 @attrs.define(eq=False)

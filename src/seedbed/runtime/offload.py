@@ -94,6 +94,15 @@ class Lease:
                 self._on_end()
 
 
+async def finish_in_thread(function: Callable[[], T]) -> T:
+    """Run `function`, which must be short, in a thread and wait for it, cancelled or not."""
+    hold_clock()
+    try:
+        return await trio.to_thread.run_sync(function)
+    finally:
+        release_clock()
+
+
 class Processes:
     """Worker processes for CPU-bound functions, ended with the run that opened them."""
 
@@ -116,10 +125,20 @@ class Processes:
 @asynccontextmanager
 async def open_processes(count: int) -> AsyncIterator[Processes]:
     """At most `count` processes, each started when it is first needed."""
-    async with trio_parallel.open_worker_context(grace_period=2.0) as context:
-        try:
-            yield Processes(context, count)
-        finally:
-            # Leaving the context joins the workers in a thread of its own.
-            hold_clock()
-    release_clock()
+    raised: BaseException | None = None
+    try:
+        async with trio_parallel.open_worker_context(grace_period=2.0) as context:
+            try:
+                yield Processes(context, count)
+            except BaseException as error:
+                raised = error
+                raise
+            finally:
+                # Leaving the context joins the workers in a thread of its own.
+                hold_clock()
+    except trio_parallel.BrokenWorkerError:
+        # A worker that did not end in time was killed. All its work is over, so that is nobody's failure.
+        if raised is not None:
+            raise raised from raised.__cause__
+    finally:
+        release_clock()

@@ -69,6 +69,8 @@ class Portal:
         try:
             with scope:
                 try:
+                    # A thread that was given up may still ask, in the name of a cell that has long begun anew.
+                    await trio.lowlevel.checkpoint_if_cancelled()
                     answer = outcome.Value(await function(*args))
                 except Exception as error:
                     answer = outcome.Error(error)
