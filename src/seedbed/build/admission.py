@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import polars as pl
@@ -22,6 +22,7 @@ from .fill import error_text
 from .row_group import RowGroup
 from .run import Run
 from .sequential import SequentialGroup
+from .tasks import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ..observe.report import BuildReport
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
+
+T = TypeVar("T")
 
 # A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the run.
 CHECKPOINT_DEADLINE = 60.0
@@ -81,14 +84,12 @@ async def run_build(
         if emitter.active:
             _emit_started(run)
         try:
-            await _run_groups(run, deliver)
-            if run.stopping is not None:
-                error = run.stopping
-            else:
-                await _finish(run)
-        except Exception as failure:
+            await _run_all(run, deliver)
+        except Exception as failure:  # noqa: BLE001  it is raised below, with the report
             error = failure
-        report = _report(run)
+        finally:
+            run.dispatcher.close()
+        report = make_report(run)
         if emitter.active:
             emitter.emit(
                 events.BuildFinished(
@@ -106,15 +107,22 @@ async def run_build(
     raise sole
 
 
-async def _run_groups(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
+async def _run_all(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
+    finished = False
     deadline = math.inf if run.plan.config.deadline is None else run.started + run.plan.config.deadline
     with trio.CancelScope(deadline=deadline) as run.scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run.timers.run)
             await (_admit(run, deliver) if run.plan.config.engine == "concurrent" else _in_sequence(run, deliver))
+            if run.stopping is None:
+                await _finish(run)
+                # A stop that came meanwhile was too late to stop anything.
+                finished = True
             nursery.cancel_scope.cancel(reason="all row groups are over")
     if run.scope.cancelled_caught and run.stopping is None:
         run.stopping = DeadlineExceeded(f"the build did not finish within deadline={run.plan.config.deadline:g} s")
+    if run.stopping is not None and not finished:
+        raise run.stopping
 
 
 async def _admit(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
@@ -144,6 +152,9 @@ async def _run_row_group(
                     )
                 if await group.drive() and await group.post_process():
                     deliver(await _checkpoint(run, group))
+            except Exception as error:
+                locate(error, index)
+                raise
             finally:
                 group.close()
                 del run.groups[index]
@@ -247,21 +258,50 @@ async def _finish(run: Run) -> None:
     writer, plan = run.writer, run.plan
     if writer is None:
         return
-    given_up = False
     try:
-        conflicts = await run.store_thread(lambda: writer.finish(abandoned=lambda: given_up))
+        conflicts = await _wind_up(run, lambda abandoned: writer.finish(abandoned=abandoned))
         if plan.after_generation:
-            await run.store_thread(lambda: _process_all(plan, writer))
+            frame = await _process_all(run, writer)
+            await _wind_up(run, lambda abandoned: writer.write_processed(frame, abandoned=abandoned))
     except OSError as error:
         raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
-    finally:
-        given_up = True
     run.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
     if conflicts:
         raise conflict_error(conflicts)
 
 
-def _process_all(plan: BuildPlan, writer: DatasetWriter) -> None:
+async def _wind_up(run: Run, write: Callable[[Callable[[], bool]], T]) -> T:
+    """Write off the loop for as long as it takes; when cancelled, the writer is told, and it has so long to leave off."""
+    given_up = False
+    over = trio.Event()
+    shield = trio.CancelScope(shield=True)
+
+    async def tell() -> None:
+        nonlocal given_up
+        try:
+            await over.wait()
+        finally:
+            given_up = True
+            shield.deadline = trio.current_time() + CHECKPOINT_DEADLINE
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell)
+        with shield:
+            result = await run.store_thread(lambda: write(lambda: given_up))
+        over.set()
+    return result
+
+
+async def _process_all(run: Run, writer: DatasetWriter) -> pl.DataFrame:
+    """Run the processors over the whole dataset. They are user code: when cancelled, their thread is left alone."""
+    try:
+        return await run.store_thread(lambda: _processed(run.plan, writer))
+    except trio.Cancelled:
+        run.ledger.running_threads[" + ".join(each.label for each in run.plan.after_generation)] += 1
+        raise
+
+
+def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
     frame: Any = Dataset.open(writer.path).scan()
     for processor in plan.after_generation:
         try:
@@ -275,11 +315,11 @@ def _process_all(plan: BuildPlan, writer: DatasetWriter) -> None:
                 f"after-generation processor {processor.label!r} failed: {error_text(error)}"
             ) from error
     try:
-        whole = frame.collect()
+        whole: pl.DataFrame = frame.collect()
     except Exception as error:
         names = ", ".join(processor.label for processor in plan.after_generation)
         raise ProcessorFailed(f"after-generation processors {names} failed: {error_text(error)}") from error
-    writer.write_processed(whole)
+    return whole
 
 
 def _emit_started(run: Run) -> None:
@@ -291,7 +331,8 @@ def _emit_started(run: Run) -> None:
     )
 
 
-def _report(run: Run) -> BuildReport:
+def make_report(run: Run) -> BuildReport:
+    """What a run has done so far."""
     throttles: Mapping[str, Any] = run.throttles.statistics()
     return run.ledger.report(
         rows=run.plan.rows,

@@ -152,7 +152,12 @@ class Dispatcher:
             if cell.state is not State.QUEUED:  # its row was dropped meanwhile
                 lanes.skip()
             elif self._take(cell):
-                lanes.pop()
+                key = cell.step.key
+                if key is not None and self._throttles[key].full:
+                    # The lane's next task would find no permit; the throttle says when there is one again.
+                    lanes.pop_and_block()
+                else:
+                    lanes.pop()
                 self._start(cell)
 
     def _take(self, cell: Cell[RowGroup]) -> bool:

@@ -15,7 +15,7 @@ from .fill import error_text
 from .rows import Rows
 from .salvage import Salvage
 from .stateful import Gate
-from .tasks import Cell, Outcome, State, Status, TaskKind
+from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 
 if TYPE_CHECKING:
     from .plan import Step
@@ -102,7 +102,7 @@ class RowGroup:
             outcome = await self._receive.receive()
             while True:
                 if outcome is not None:
-                    self.apply(outcome)
+                    self._apply(outcome)
                 try:
                     outcome = self._receive.receive_nowait()
                 except trio.WouldBlock:
@@ -127,11 +127,18 @@ class RowGroup:
                 return False
             outcome = await self._receive.receive()
             if outcome is not None:
-                self.apply(outcome)
+                self._apply(outcome)
             self._turn_over()
         return True
 
     # What an outcome does.
+
+    def _apply(self, outcome: Outcome[RowGroup]) -> None:
+        try:
+            self.apply(outcome)
+        except Exception as error:
+            locate(error, self.index, outcome.cell)
+            raise
 
     def apply(self, outcome: Outcome[RowGroup]) -> None:
         """Take one outcome in."""

@@ -87,6 +87,10 @@ class Lanes(Generic[T]):
             turn.rotate(-1)
         return item
 
+    def pop_and_block(self) -> T:
+        """Take an item from the lane in turn, which is then passed over until `unblock`."""
+        return self.block().pop()
+
     def skip(self) -> None:
         """Throw away the next item of the lane in turn, which keeps its turn."""
         lane = self._turn[0]

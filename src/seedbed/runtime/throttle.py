@@ -136,9 +136,12 @@ class Throttle:
         self._wall_clock = wall_clock
         self._on_limit = on_limit
 
-        now = trio.current_time()
+        # What `trio.current_time` reads, without its detours: every call asks for it.
+        self._now = trio.lowlevel.current_clock().current_time
+        now = self._now()
         self._policy = ThrottlePolicy(limits.max_parallel_requests, latency_congestion=limits.latency_congestion)
         self._limiter = trio.CapacityLimiter(self._policy.limit)
+        self._total = self._policy.limit  # the limiter's total_tokens, which is slower to ask
         self._history = [(now, self._policy.limit)]
         self._tick_pending = False
 
@@ -174,6 +177,11 @@ class Throttle:
     def limit(self) -> int:
         """Calls that may be in flight at once; 0 in a pause."""
         return int(self._limiter.total_tokens)
+
+    @property
+    def full(self) -> bool:
+        """Whether `try_acquire` would find no place now, whatever the rates say."""
+        return self._waiting > 0 or self._limiter.borrowed_tokens >= self._total
 
     @property
     def in_flight(self) -> int:
@@ -230,12 +238,13 @@ class Throttle:
     def end_accepted(self, permit: Permit, tokens: int | None) -> None:
         """What `Permit.accepted` does."""
         sent = _take_ticket(permit)
-        now = trio.current_time()
+        now = self._now()
         self._accepted += 1
         self._refusing_since = None
         self._pauses = 0
         self._policy.accepted(sent, now)
-        self._settle(permit, tokens, now)
+        if tokens is not None:
+            self._settle(permit, tokens, now)
         self._release(permit)
 
     def end_finished(self, permit: Permit, tokens: int | None) -> None:
@@ -243,7 +252,8 @@ class Throttle:
         sent = _take_ticket(permit)
         self._failed += 1
         self._policy.finished(sent)
-        self._settle(permit, tokens, trio.current_time())
+        if tokens is not None:
+            self._settle(permit, tokens, self._now())
         self._release(permit)
 
     def end_refused(self, permit: Permit, error: RateLimited, attempt: int) -> float:
@@ -331,7 +341,8 @@ class Throttle:
         if self._rates is not None:
             self._rates.take(now, permit.tokens)
         permit.sent = self._policy.sent(now)
-        self._plan_tick()
+        if not self._tick_pending and self._policy.grows_at is not None:
+            self._plan_tick()
 
     def _plan_tick(self) -> None:
         grows_at = self._policy.grows_at
@@ -346,11 +357,10 @@ class Throttle:
         self._notify()
         self._plan_tick()
 
-    def _settle(self, permit: Permit, tokens: int | None, now: float) -> None:
-        if tokens is not None:
-            self._used_tokens += tokens
-            if self._rates is not None:
-                self._refund(permit.tokens, tokens, now)
+    def _settle(self, permit: Permit, tokens: int, now: float) -> None:
+        self._used_tokens += tokens
+        if self._rates is not None:
+            self._refund(permit.tokens, tokens, now)
 
     def _refund(self, estimate: int, actual: int, now: float) -> None:
         assert self._rates is not None
@@ -361,7 +371,8 @@ class Throttle:
 
     def _release(self, permit: Permit) -> None:
         # First the limit: a permit that comes back to a limit that was lowered wakes nobody.
-        self._set_limit()
+        if self._paused_until is not None or self._policy.limit != self._total:
+            self._set_limit()
         self._limiter.release_on_behalf_of(permit)
         self._notify()
 
@@ -381,8 +392,9 @@ class Throttle:
 
     def _set_limit(self) -> None:
         limit = 0 if self._paused_until is not None else self._policy.limit
-        if limit == self._limiter.total_tokens:
+        if limit == self._total:
             return
+        self._total = limit
         self._limiter.total_tokens = limit
         self._history.append((trio.current_time(), limit))
         if len(self._history) > _MAX_HISTORY:
