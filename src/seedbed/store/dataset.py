@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
+    from ..observe.report import BuildReport
     from .records import Drop, PartRecord
 
 
@@ -29,6 +30,9 @@ class Dataset:
     Where a processor after generation made something of the whole, that is what is read, and `raw()` has the rows
     before it.
     """
+
+    # What the build did that has just made this; there is none in a directory that is only opened.
+    report: BuildReport | None = None
 
     def __init__(self, path: Path, content: ManifestFile, *, raw: bool = False) -> None:
         self.path = path

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +20,7 @@ from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed,
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import polars as pl
 
@@ -83,8 +84,9 @@ class DatasetWriter:
         self.declared: dict[str, pa.DataType] = {field.name: field.type for field in header.declared}
         self._file = file
         self._step = step
-        # Guards the manifest file and the two fields below, which grow by one entry a row group.
+        # Guards the manifest file and the two fields below it, which grow by one entry a row group.
         self._lock = threading.Lock()
+        self._closing = False
         self._parts: dict[int, PartRecord | None] = {}
         self._conflicts: list[Conflict] = []
 
@@ -167,7 +169,7 @@ class DatasetWriter:
 
         None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
-        with self._lock:
+        with self._alone():
             if index in self._parts:
                 raise StoreError(f"row group {index} is already in {str(self.path)!r}")
         part = None
@@ -187,7 +189,7 @@ class DatasetWriter:
             conflicts=conflicts,
             skipped=skipped,
         )
-        with self._lock:
+        with self._alone():
             if abandoned():
                 if part is not None:
                     (self.path / part.name).unlink(missing_ok=True)
@@ -203,7 +205,7 @@ class DatasetWriter:
         Parts are rewritten one at a time and only where they differ. If `abandoned()` turns true in between, the rest
         is left as it is and the directory stays readable but unfinished.
         """
-        with self._lock:
+        with self._alone():
             parts = [part for _, part in sorted(self._parts.items()) if part is not None]
             schema, found = unify(
                 ((part.name, part.schema) for part in parts), declared=self.declared, order=self.header.columns
@@ -242,7 +244,7 @@ class DatasetWriter:
         table, conflicts = arrow_table(frame, {}, part=PROCESSED_NAME)
         part = write_table(self.path / PROCESSED_NAME, table, commit=lambda _: not abandoned(), step=self._step)
         if part is not None:
-            with self._lock:
+            with self._alone():
                 self._append(Processed(part=part, conflicts=conflicts))
         return part
 
@@ -253,9 +255,26 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory; nothing can be written any more."""
-        with self._lock:
-            self._file.close()
+        """Let go of the directory; nothing can be written any more. Never waits: a thread that writes does it after."""
+        self._closing = True
+        self._close_if_free()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._closing:
+                self._close_if_free()
+
+    def _close_if_free(self) -> None:
+        # Whoever has the lock looks at `_closing` once it has let go, so the file is closed by one of the two.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._file.close()
+            finally:
+                self._lock.release()
 
     def _append(self, record: Record) -> None:
         append(self._file, record, step=self._step)
