@@ -88,6 +88,7 @@ async def run_build(
         except Exception as failure:  # noqa: BLE001  it is raised below, with the report
             error = failure
         finally:
+            unwatch()
             run.dispatcher.close()
         report = make_report(run)
         if emitter.active:
