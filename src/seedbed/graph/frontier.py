@@ -133,7 +133,8 @@ class Frontier:
         self._left -= len(live)
         if self._graph.nodes[node].kind is Kind.FROM_SCRATCH:
             self._seeds_left -= 1
-        if not live:
+        # Before the barrier nothing that needs a seed may run; `rebuild` completes the seeds once more.
+        if not live or self.barrier:
             return
         for down in self._cells_down[node]:
             waits = self._waits[down]
@@ -163,7 +164,7 @@ class Frontier:
             missing = sum(1 for up in node.upstream if not done[up][row])
             if missing:
                 self._group_waits[index] -= missing
-                if not self._group_waits[index] and self.live:
+                if not self._group_waits[index] and self.live and not self.barrier:
                     ready.append((index, GROUP))
         return ready
 
