@@ -81,8 +81,12 @@ async def run_build(
     async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
         run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, writer=writer)
         on_start(run)
+        unwatch: Callable[[], None] = lambda: None  # noqa: E731
         if emitter.active:
             _emit_started(run)
+            unwatch = own.watch(
+                lambda key, limit: emitter.emit(events.ThrottleChanged(time=run.now(), key=key, limit=limit))
+            )
         try:
             await _run_all(run, deliver)
         except Exception as failure:  # noqa: BLE001  it is raised below, with the report
@@ -100,6 +104,8 @@ async def run_build(
                     error=None if error is None else error_text(error),
                 )
             )
+    # A reader that raised stopped the run; one that raised when there was nothing left to stop is not passed over.
+    error = error or emitter.failure
     if error is None:
         return report
     sole = _sole(error)
