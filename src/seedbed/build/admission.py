@@ -278,7 +278,7 @@ async def _finish(run: Run) -> None:
 
 
 async def _wind_up(run: Run, write: Callable[[Callable[[], bool]], T]) -> T:
-    """Write off the loop for as long as it takes; when cancelled, the writer is told, and it has so long to leave off."""
+    """Write off the loop, however long it takes; when cancelled, the writer is told and has some time to leave off."""
     given_up = False
     over = trio.Event()
     shield = trio.CancelScope(shield=True)

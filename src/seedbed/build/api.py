@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import outcome
@@ -20,14 +19,16 @@ import trio
 
 from ..errors import Interrupted, SeedbedError
 from ..observe.events import Event, Events
+from ..runtime.offload import finish_in_thread
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
 from ..store.records import Header
 from ..store.schema import arrow_table
 from ..store.writer import DatasetWriter
-from .admission import FinishedGroup, run_build
+from .admission import FinishedGroup, make_report, run_build
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
+from .signals import Interrupts
 
 if TYPE_CHECKING:
     from ..generators import Column
@@ -50,6 +51,7 @@ class Build:
         self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
         self._over = trio.Event()
         self._run: Run | None = None
+        self._stop_early = False  # `stop` was called before there was anything to stop
         self._failure: BaseException | None = None
         self._failure_seen = False
         self._report: BuildReport | None = None
@@ -90,12 +92,19 @@ class Build:
 
     def stop(self) -> None:
         """End early: the first call gives what is in flight its grace, the second cancels it."""
-        if self._run is None or self._over.is_set():
+        if self._over.is_set():
             return
-        if self._run.stopping is None:
+        if self._run is None:
+            self._stop_early = True
+        elif self._run.stopping is None:
             self._run.stop(Interrupted("the build was stopped; what is complete is kept"))
         else:
             self._run.cancel()
+
+    def _started(self, run: Run) -> None:
+        self._run = run
+        if self._stop_early:
+            self.stop()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -106,19 +115,20 @@ class Build:
         """Run the build to its end, whatever that is; only a cancellation leaves this."""
         try:
             if self._plan.out is not None:
-                self._writer = await trio.to_thread.run_sync(partial(_create_writer, self._plan))
+                self._writer = await finish_in_thread(partial(_create_writer, self._plan))
             self._report = await run_build(
                 self._plan,
                 writer=self._writer,
                 emitter=self._events,
                 deliver=self._send.send_nowait,
                 throttles=self._throttles,
-                on_start=partial(setattr, self, "_run"),
+                on_start=self._started,
             )
         except Exception as failure:  # noqa: BLE001  it is raised where the build is waited for
             self._failure = failure
-            self._report = getattr(failure, "report", None)
         finally:
+            if self._report is None and self._run is not None:
+                self._report = make_report(self._run)
             if self._writer is not None:
                 self._writer.close()
             self._send.close()
@@ -223,7 +233,7 @@ def build(
     kills the process. Row groups that are on disk stay.
     """
 
-    async def main(watch: Callable[[Build], Any]) -> Dataset:
+    async def main(watch: Callable[[Build], None]) -> Dataset:
         async with open_build(
             columns, rows=rows, out=out, config=config, limits=limits, processors=processors, readers=readers
         ) as running:
@@ -263,7 +273,7 @@ def preview(
     if isinstance(rows, int) and rows > config.buffer_size:
         config = attrs.evolve(config, buffer_size=rows)
 
-    async def main(watch: Callable[[Build], Any]) -> Preview:
+    async def main(watch: Callable[[Build], None]) -> Preview:
         async with open_build(
             columns, rows=rows, config=config, limits=limits, processors=processors, readers=readers
         ) as running:
@@ -277,74 +287,29 @@ def preview(
     return _run_sync(main)
 
 
-def _run_sync(main: Callable[[Callable[[Build], Any]], Awaitable[T]]) -> T:
+def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
     """Run a build from synchronous code with the signals in our hands, whatever thread or loop this is."""
-    if not in_event_loop():
-        return trio.run(_with_signals, main)
-    # A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it.
-    ended = threading.Event()
-    builds: list[Build] = []
-    results: list[outcome.Outcome[T]] = []
-    tokens: list[trio.lowlevel.TrioToken] = []
+    interrupts = Interrupts()
 
     async def watched() -> T:
-        tokens.append(trio.lowlevel.current_trio_token())
-        return await main(builds.append)
+        return await main(lambda build: interrupts.watch(build.stop))
+
+    with interrupts.handled():
+        return _run_in_thread(watched) if in_event_loop() else trio.run(watched)
+
+
+def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
+    """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
+    ended = threading.Event()
+    results: list[outcome.Outcome[T]] = []
 
     def work() -> None:
-        results.append(outcome.capture(trio.run, watched))
+        results.append(outcome.capture(trio.run, main))
         ended.set()
 
-    def stop(_signal: int, _frame: object) -> None:
-        if tokens and builds:
-            tokens[0].run_sync_soon(builds[0].stop)
-
     thread = threading.Thread(target=work, name="seedbed-build")
-    with _handlers(stop):
-        thread.start()
-        # Not `Thread.join`: a signal handler runs while an Event is waited for.
-        ended.wait()
+    thread.start()
+    # A signal handler runs while an Event is waited for; in `Thread.join` alone it would not on every system.
+    ended.wait()
+    thread.join()
     return results[0].unwrap()
-
-
-@contextmanager
-def _handlers(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle Ctrl-C and SIGTERM meanwhile, where that is ours to do: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-async def _with_signals(main: Callable[[Callable[[Build], Any]], Awaitable[T]]) -> T:
-    if threading.current_thread() is not threading.main_thread():
-        return await main(lambda _: None)
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            started = trio.Event()
-            builds: list[Build] = []
-
-            def watch(build: Build) -> None:
-                builds.append(build)
-                started.set()
-
-            nursery.start_soon(_listen, signals, started, builds)
-            result = await outcome.acapture(main, watch)
-            nursery.cancel_scope.cancel(reason="the build is over")
-    return result.unwrap()
-
-
-async def _listen(signals: AsyncIterator[int], started: trio.Event, builds: list[Build]) -> None:
-    count = 0
-    async for number in signals:
-        await started.wait()
-        count += 1
-        if count > 2:  # grace and cancellation did not end it
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        builds[0].stop()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import EarlyShutdown, QuotaExhausted
+from ..errors import BuildStopped, EarlyShutdown, QuotaExhausted
 from ..graph import GROUP
 from ..observe import events
 from ..observe.report import Ledger
@@ -23,7 +23,7 @@ from .threads import Threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..errors import BuildStopped, RateLimited
+    from ..errors import RateLimited
     from ..runtime.offload import Processes
     from ..runtime.throttle import ThrottleManager
     from ..runtime.timers import Timers
@@ -60,6 +60,7 @@ class Run:
         self.throttles = throttles
         self.processes = processes
         self.events = emitter
+        emitter.on_failure = self._reader_failed
         self.writer = writer
         self.ledger = Ledger()
         self.rng = random.Random(config.jitter_seed)
@@ -99,6 +100,12 @@ class Run:
         for group in list(self.groups.values()):
             group.wake()
         self.timers.call_at(trio.current_time() + self.plan.config.grace, self.cancel)
+
+    def _reader_failed(self, event: events.Event, error: Exception) -> None:
+        what = type(event).__name__
+        stopped = BuildStopped(f"a reader of events raised on {what}: {type(error).__name__}: {error}")
+        stopped.__cause__ = error
+        self.stop(stopped)
 
     def cancel(self) -> None:
         """End at once: whatever is in flight is cancelled."""

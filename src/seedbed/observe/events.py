@@ -163,14 +163,26 @@ Reader = "Callable[[Event], None]"
 
 
 class Events:
-    """Hands each record to every reader, in order, at once. A reader must be quick and must not raise."""
+    """Hands each record to every reader, in order, at once. A reader must be quick.
+
+    One that raises is handed nothing more and cannot harm whoever emits; the first exception is kept in `failure`.
+    """
 
     def __init__(self, readers: Iterable[Callable[[Event], None]] = ()) -> None:
         self._readers: tuple[Callable[[Event], None], ...] = tuple(readers)
         # Read on the hot path, so a plain attribute and not a property.
         self.active: bool = bool(self._readers)
+        self.failure: Exception | None = None
+        # Told of every reader that raised; set by the run, which stops.
+        self.on_failure: Callable[[Event, Exception], None] = lambda _event, _error: None
 
     def emit(self, event: Event) -> None:
         """Give the record to all readers."""
         for reader in self._readers:
-            reader(event)
+            try:
+                reader(event)
+            except Exception as error:  # noqa: BLE001  a reader is anybody's code
+                self._readers = tuple(each for each in self._readers if each is not reader)
+                self.active = bool(self._readers)
+                self.failure = self.failure or error
+                self.on_failure(event, error)

@@ -72,7 +72,7 @@ class Portal:
                     # A thread that was given up may still ask, in the name of a cell that has long begun anew.
                     await trio.lowlevel.checkpoint_if_cancelled()
                     answer = outcome.Value(await function(*args))
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  it is raised in the thread that asked
                     answer = outcome.Error(error)
         finally:
             release()
