@@ -241,15 +241,17 @@ KINDS: list[st.SearchStrategy[Any]] = [
 ]
 
 
+# A struct cannot have a field with NUL in its name: such dictionaries are a conflict.
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3)
+
+
 def columns_of(kinds: list[st.SearchStrategy[Any]]) -> st.SearchStrategy[st.SearchStrategy[Any]]:
     """Strategies of cells: each draws values that one arrow type holds, nested or not, with None anywhere."""
     return st.recursive(
         st.sampled_from(kinds).map(lambda kind: st.none() | kind),
         lambda inner: (
             inner.map(lambda cell: st.none() | st.lists(cell, max_size=3))
-            | st.dictionaries(st.text(max_size=3), inner, max_size=3).map(
-                lambda fields: st.none() | st.fixed_dictionaries(fields)
-            )
+            | st.dictionaries(KEYS, inner, max_size=3).map(lambda fields: st.none() | st.fixed_dictionaries(fields))
         ),
         max_leaves=4,
     )

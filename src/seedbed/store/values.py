@@ -103,6 +103,9 @@ def _structs(values: Sequence[Any]) -> pa.Array[Any]:
     keys = dict.fromkeys(chain.from_iterable(value for value in values if value is not None))
     if not all(isinstance(key, str) for key in keys):
         raise TypeError("dictionaries with keys that are not strings")
+    if any("\0" in key for key in keys):
+        # Arrow hands names to polars as C strings, which end there: two keys could become one.
+        raise ValueError("dictionaries with NUL in a key")
     if not keys:
         return pa.array(values, pa.struct([]))
     children = [_whole(arrow_array([None if value is None else value.get(key) for value in values])) for key in keys]
