@@ -69,7 +69,11 @@ class RowGroup:
 
     def deliver(self, outcome: Outcome[RowGroup]) -> None:
         """A task of this group is over; called by that task."""
-        self._send.send_nowait(outcome)
+        try:  # noqa: SIM105  every cell passes here, and a context manager costs
+            self._send.send_nowait(outcome)
+        except trio.ClosedResourceError:
+            # The group was cancelled, and closed, in the instant in which the task ended.
+            pass
 
     def wake(self) -> None:
         """Look again whether there is anything left to wait for."""
