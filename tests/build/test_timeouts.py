@@ -25,7 +25,7 @@ from seedbed import (
 from seedbed.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import polars as pl
@@ -195,6 +195,7 @@ class Held:
         self.calls: list[int] = []
         self.inside = 0
         self.overlaps = 0
+        self.on_second: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def generate(self, n: int) -> int:
@@ -203,6 +204,8 @@ class Held:
             first = self.calls.count(n) == 1
             self.inside += 1
             self.overlaps += self.inside > 1
+        if not first and self.on_second is not None:
+            self.on_second()
         try:
             if n in self.rows and first:
                 self.entered[n].set()
@@ -315,23 +318,21 @@ class TestThreads:
         assert grown.column("v") == [0, 1, 2]
         assert grown.report.late_threads == {"v": 1}
 
-    async def test_a_stateful_generator_is_never_overlapped(self, held: Any) -> None:
+    @ENGINES
+    async def test_a_stateful_generator_is_never_overlapped(self, held: Any, engine: str) -> None:
         """The retry waits until the thread that overran has really left the generator."""
         function = held(0)
         function.is_stateful = True
-        deferred = trio.Event()
-
-        def read(event: events.Event) -> None:
-            if isinstance(event, events.TaskDeferred):
-                deferred.set()
-
+        entered_again = trio.Event()
+        function.on_second = partial(trio.lowlevel.current_trio_token().run_sync_soon, entered_again.set)
         async with open_build(
-            [seed(), Column("v", function, timeout=0.05)],
+            [seed(), Column("v", function, timeout=0.02)],
             rows=3,
-            config=config(backoff_base=0.001, grace=30),
-            readers=[read],
+            config=config(backoff_base=0.001, grace=30, engine=engine),
         ) as build:
-            await deferred.wait()
+            # Far longer than timeout and backoff together: who does not wait for the thread comes in here.
+            with trio.move_on_after(0.2):
+                await entered_again.wait()
             assert function.calls == [0]
             function.let_go.set()
             report = await build.wait()
@@ -339,7 +340,9 @@ class TestThreads:
         assert report.written == 3
         assert function.calls == [0, 0, 1, 2]
 
-    async def test_a_stateful_generator_held_for_grace_stops_the_run(self, held: Any) -> None:
+    @pytest.mark.parametrize("rounds", [0, 2])
+    @ENGINES
+    async def test_a_stateful_generator_held_for_grace_stops_the_run(self, held: Any, engine: str, rounds: int) -> None:
         """Others that wait for a generator a thread will not leave are told so."""
         function = held(0)
         function.is_stateful = True
@@ -347,7 +350,7 @@ class TestThreads:
             await grow(
                 [seed(), Column("v", function, timeout=0.05)],
                 rows=3,
-                config=config(backoff_base=0.001, grace=0.1, salvage_max_rounds=0),
+                config=config(backoff_base=0.001, grace=0.1, salvage_max_rounds=rounds, engine=engine),
             )
         assert function.calls == [0]
         assert function.overlaps == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -352,7 +353,17 @@ class RowGroup:
                     )
                 )
             for cell, eligible_at in deferred:
-                self.run.dispatcher.park(cell, eligible_at)
+                self._retry(cell, eligible_at)
+
+    def _retry(self, cell: Cell[RowGroup], eligible_at: float) -> None:
+        """Queue a deferred task again, but not while a thread that was given up is still in its stateful generator."""
+        if cell.state is not State.DEFERRED or self.index not in self.run.groups:
+            return
+        instance = self.run.instance_of(cell.step)
+        if instance is not None and instance.busy:
+            instance.when_free(partial(self._retry, cell, eligible_at))
+        else:
+            self.run.dispatcher.park(cell, eligible_at)
 
     # Processors.
 

@@ -19,7 +19,7 @@ from .identity import follow_rows
 from .row_group import processor_failed
 from .rows import Rows
 from .salvage import Salvage
-from .tasks import Cell, Outcome, Status, TaskKind
+from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,15 +128,25 @@ class SequentialGroup:
     async def _attempt(self, cell: Cell[SequentialGroup]) -> Outcome[SequentialGroup]:
         """One attempt, however often it is refused on the way."""
         run, step = self.run, cell.step
+        instance = run.instance_of(step)
         while True:
             await trio.lowlevel.checkpoint()
+            if instance is not None and instance.busy:
+                # A thread that was given up is still in the generator.
+                free = trio.Event()
+                instance.when_free(free.set)
+                await free.wait()
             if step.key is not None:
                 over = run.spending.would_pass(step)
                 if over is not None:
                     raise over
                 cell.permit = await run.throttles.get(step.key).acquire(step.tokens)
                 cell.reserved = run.spending.reserve(step)
-            outcome = await attempt(run, cell)
+            try:
+                outcome = await attempt(run, cell)
+            except Exception as error:
+                locate(error, self.index, cell)
+                raise
             if run.stopping is not None:
                 raise run.stopping
             usage = outcome.usage
