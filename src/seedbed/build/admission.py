@@ -177,8 +177,12 @@ async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> No
         try:
             async with trio.open_nursery() as nursery:
                 group = SequentialGroup(run, index, nursery)
-                await group.fill()
-                deliver(await _checkpoint(run, group))
+                try:
+                    await group.fill()
+                    deliver(await _checkpoint(run, group))
+                except Exception as error:
+                    locate(error, index)
+                    raise
                 nursery.cancel_scope.cancel(reason=f"row group {index} is over")
         except* BuildStopped as stopped:
             for reason in _leaves(stopped):
