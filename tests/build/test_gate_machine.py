@@ -38,6 +38,7 @@ class TurnstileMachine(RuleBasedStateMachine):
         def turn() -> None:
             self.turns.append(place)
             assert self.turnstile.up == place
+            assert place not in self.left
             if leaves_at_once:
                 self.leave(place)
 

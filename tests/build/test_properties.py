@@ -257,6 +257,32 @@ def test_a_deadline_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario
         check_groups(result)
 
 
+def test_a_run_that_is_over_passes_no_turn_on() -> None:
+    """When everything is cancelled at once, the row group that waits for a stateful generator does not enter it."""
+
+    class Generator:
+        is_stateful = True
+
+        def __init__(self) -> None:
+            self.entered: list[int] = []
+
+        async def agenerate(self, rows: range) -> list[int]:
+            self.entered.append(rows.start)
+            await trio.sleep(10)
+            return list(rows)
+
+    async def entered() -> list[int]:
+        generator = Generator()
+        column = sb.Column("a", generator, kind="from_scratch")
+        with trio.move_on_after(1):
+            async with sb.open_build([column], rows=3, config=sb.RunConfig(buffer_size=1)) as build:
+                await build.wait()
+        return generator.entered
+
+    # Which of the cancelled tasks is the first to know is up to trio, so not one run but some.
+    assert all(in_virtual_time(entered) == [0] for _ in range(30))
+
+
 @settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios())
 def test_the_directory_holds_the_same_in_declared_order(scenario: Scenario) -> None:

@@ -159,8 +159,11 @@ async def _run_row_group(
                     )
                 if await group.drive() and await group.post_process():
                     deliver(await _checkpoint(run, group))
-            except Exception as error:
-                locate(error, index)
+            except BaseException as error:
+                # The run is over or in doubt: whoever gets the turn that is passed on below must not start.
+                run.dispatcher.stop()
+                if isinstance(error, Exception):
+                    locate(error, index)
                 raise
             finally:
                 group.close()
