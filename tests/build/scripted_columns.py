@@ -561,7 +561,8 @@ def _specs(draw: st.DrawFn, index: int, made: Sequence[str], rows: int, groups: 
     side_effects = (f"{name}__trace",) if several in (3, 4) else ()
     requires: tuple[str, ...] = ()
     if kind != SEED and made:
-        requires = tuple(draw(st.lists(st.sampled_from(made), unique=True, max_size=3)))
+        fewest = draw(st.sampled_from([0, 1, 1, 1]))
+        requires = tuple(draw(st.lists(st.sampled_from(made), unique=True, min_size=fewest, max_size=3)))
     key = draw(st.sampled_from([None, *KEYS]))
     sync = draw(st.sampled_from([False, False, False, False, True]))
     calls = key is not None and not sync and draw(st.booleans())
