@@ -8,9 +8,10 @@ import pytest
 import trio
 from engine_helpers import Watched, config, grow, seed
 
-from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable
+from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable, open_build
 from seedbed.build.row_group import RowGroup
 from seedbed.build.shutdown import ErrorWindow, SalvageWindow
+from seedbed.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,6 +222,31 @@ class TestEagerDrop:
         assert sorted(after) == [0, 20]
         assert grown.frame.rows() == [(0, 0, 0, 0), (2, 20, 2, 20)]
         assert [(drop.row, drop.column) for drop in grown.report.dropped] == [(1, "b")]
+
+    async def test_what_a_whole_column_made_for_a_dropped_row_is_not_written(self, autojump_clock: MockClock) -> None:
+        """Not even into the buffer, where the row's place stays empty."""
+        buffered: list[list[int | None]] = []
+
+        async def whole(frame: pl.DataFrame) -> list[int]:
+            await trio.sleep(10)
+            return [n * 10 for n in frame["n"]]
+
+        def look(event: events.Event) -> None:
+            if isinstance(event, events.RowGroupFinished):
+                assert build._run is not None
+                buffered.append(list(build._run.groups[0].rows.buffer.values("whole")))
+
+        async with open_build(
+            [
+                seed(),
+                Column("whole", whole, kind="full_column", requires=["n"]),
+                Column("b", raising(lambda: Permanent("bad"), 1)),
+            ],
+            rows=3,
+            readers=[look],
+        ) as build:
+            await build.wait()
+        assert buffered == [[0, None, 20]]
 
     async def test_a_whole_column_does_not_wait_for_a_dropped_row(self, autojump_clock: MockClock) -> None:
         """It is ready with the rows that are left, and is handed only those."""
