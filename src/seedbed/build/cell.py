@@ -250,6 +250,10 @@ class Context:
             if cell.permit is not None and key == cell.step.key:
                 permit, cell.permit = cell.permit, None
             else:
+                if cell.permit is not None:
+                    # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
+                    cell.permit.unused()
+                    cell.permit = None
                 with self._timeout_suspended():
                     permit = await throttle.acquire(tokens or cell.step.tokens)
             if run.spending.limited:

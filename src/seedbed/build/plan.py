@@ -171,7 +171,7 @@ def _check(
     problems += check_columns(columns, resize=config.engine == "sequential")
     for column in columns:
         problems += _check_column(column)
-    keys = {column.key for column in columns if column.key is not None}
+    keys = {key for column in columns for key in (column.key, *column.other_keys) if key is not None}
     problems += [
         f"limits are given for key {key!r}, which no column uses{nearest(key, sorted(keys))}"
         for key in limits
