@@ -24,7 +24,7 @@ from ..store.dataset import Dataset
 from ..store.records import Header
 from ..store.schema import arrow_table
 from ..store.writer import DatasetWriter
-from .admission import FinishedGroup, make_report, run_build
+from .admission import FinishedGroup, leaves, make_report, run_build
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
 from .signals import Interrupts, run_in_thread
@@ -185,6 +185,10 @@ async def open_build(
         # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
         if raised is not None and group.exceptions == (raised,):
             raise raised from raised.__cause__
+        # So does what ended the run from inside and is no Exception: a generator that calls sys.exit.
+        found = list(leaves(group))
+        if len(found) == 1:
+            raise found[0] from found[0].__cause__
         raise
     if not build._failure_seen:
         build._raise_failure()
