@@ -178,7 +178,7 @@ class RowGroup:
                 self._processor_failed(outcome)
                 return
             self._waste(outcome)
-            run.record(outcome, error=True)
+            run.record(outcome, self.salvage.window, error=True)
             self._failed(outcome)
 
     def _succeeded(self, outcome: Outcome[RowGroup]) -> None:
@@ -188,7 +188,7 @@ class RowGroup:
         if step.node < 0:
             self._processed(outcome)
             return
-        run.record(outcome, error=False)
+        run.record(outcome, self.salvage.window, error=False)
         if step.key is None:
             run.note_latency(step, outcome.seconds)
         if row == GROUP:
@@ -335,8 +335,7 @@ class RowGroup:
                 self._start_processor()
         self._submit_ready()
         if not self.queued and len(self.salvage) and self.run.stopping is None:
-            deferred = self.salvage.start_round()
-            self.run.salvage_window.round_started(len(deferred))
+            deferred = self.salvage.start_round(self.frontier.rows)
             self.run.emit_salvage(self.index, self.salvage.rounds, len(deferred))
             for cell, eligible_at in deferred:
                 self._retry(cell, eligible_at)
