@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -30,6 +29,8 @@ from .plan import BuildPlan, plan_build
 from .signals import Interrupts, run_in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
     from ..generators import Column
     from ..observe.report import BuildReport
     from ..runtime.throttle import KeyLimits, ThrottleManager
@@ -167,14 +168,12 @@ async def open_build(
     Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
     is written and each row group is handed out with its rows.
     """
-    plan = plan_build(
-        columns, rows=rows, out=out, config=config or RunConfig(), limits=limits, processors=processors
-    )
+    plan = plan_build(columns, rows=rows, out=out, config=config or RunConfig(), limits=limits, processors=processors)
     build = Build(plan, Events(readers), throttles)
     raised: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(build._main)
+            nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
             try:
                 yield build
             except BaseException as error:
@@ -190,8 +189,8 @@ async def open_build(
         if len(found) == 1:
             raise found[0] from found[0].__cause__
         raise
-    if not build._failure_seen:
-        build._raise_failure()
+    if not build._failure_seen:  # noqa: SLF001
+        build._raise_failure()  # noqa: SLF001
 
 
 async def build_async(
@@ -205,7 +204,10 @@ async def build_async(
     readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
 ) -> Dataset:
-    """Build a dataset under trio. Signals are the caller's; cancelling it unwinds everything and keeps what is on disk."""
+    """Build a dataset under trio.
+
+    Signals are the caller's; cancelling it unwinds everything and keeps what is on disk.
+    """
     async with open_build(
         columns,
         rows=rows,
@@ -283,7 +285,7 @@ def preview(
             watch(running)
             frames = [group.to_polars() async for group in running]
             if not frames:  # no rows, but the columns that they would have
-                plan = running._plan
+                plan = running._plan  # noqa: SLF001
                 frames.append(pl.DataFrame(arrow_table({name: [] for name in plan.graph.outputs}, plan.declared)[0]))
             return Preview(frame=frames[0], report=running.report)
 

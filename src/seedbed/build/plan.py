@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,9 @@ from .processor import Processor, Stage
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+
     import pyarrow as pa
 
 # Lanes of work that waits for no throttle key.
@@ -96,9 +97,7 @@ class BuildPlan:
     @property
     def seed_outputs(self) -> tuple[str, ...]:
         """What columns made from scratch give: what a pre-batch processor sees."""
-        return tuple(
-            output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs
-        )
+        return tuple(output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs)
 
     @property
     def instances(self) -> dict[int, tuple[int, ...]]:
@@ -162,7 +161,11 @@ def _check(
 ) -> list[str]:
     strangers = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
     strangers += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
-    strangers += [f"the limits of key {key!r} are not KeyLimits" for key, each in limits.items() if not isinstance(each, KeyLimits)]
+    strangers += [
+        f"the limits of key {key!r} are not KeyLimits"
+        for key, each in limits.items()
+        if not isinstance(each, KeyLimits)
+    ]
     if strangers:
         return strangers
     if not columns:
@@ -281,9 +284,7 @@ def _is_direct(column: Column, call: Call) -> bool:
 def _resizing(step: Step, made: Sequence[str]) -> Step:
     """A whole column that may resize is given all columns made so far and returns them, with its own, in other rows."""
     outputs = (*made, *step.outputs)
-    return attrs.evolve(
-        step, inputs=tuple(made), outputs=outputs, required_outputs=len(made) + step.required_outputs
-    )
+    return attrs.evolve(step, inputs=tuple(made), outputs=outputs, required_outputs=len(made) + step.required_outputs)
 
 
 def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Step, ...]:

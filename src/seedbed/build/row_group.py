@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from .stateful import Gate
 from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .plan import Step
     from .run import Run
     from .tasks import Group
@@ -244,7 +245,7 @@ class RowGroup:
                 return
         self._over(cell)
         assert outcome.error is not None
-        rows, ready = self.frontier.fail(cell.step.node, cell.row)
+        rows, ready = self.frontier.fail(cell.row)
         for row in rows:
             self._drop(row, cell, error_text(outcome.error))
         if cell.step.node in self._gates:

@@ -228,9 +228,7 @@ class Run:
         """Emit that a salvage round begins, if anybody reads."""
         if self.events.active:
             self.events.emit(
-                events.SalvageStarted(
-                    time=trio.current_time(), row_group=row_group, round=salvage_round, cells=cells
-                )
+                events.SalvageStarted(time=trio.current_time(), row_group=row_group, round=salvage_round, cells=cells)
             )
 
     def emit_rebuilt(self, row_group: int, before: int, after: int) -> None:

@@ -84,8 +84,9 @@ class Task:
 
 @attrs.define(eq=False)
 class Cell(Generic[G_co]):
-    """One task on its way from ready to its outcome. Its row group makes it; the dispatcher and the task that runs it
-    change it, never both at once.
+    """One task on its way from ready to its outcome.
+
+    Its row group makes it; the dispatcher and the task that runs it change it, never both at once.
     """
 
     step: Step

@@ -29,7 +29,8 @@ class Usage:
 class CellContext(Protocol):
     """Handed to a generator that has a parameter of this type.
 
-    `row` is the row's number in the whole dataset (None where the task is for a whole row group), `attempt` counts from 1.
+    `row` is the row's number in the whole dataset (None where the task is for a whole row group), `attempt` counts
+    from 1.
     """
 
     @property
@@ -41,9 +42,7 @@ class CellContext(Protocol):
     @property
     def attempt(self) -> int: ...
 
-    def report_usage(
-        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0
-    ) -> None:
+    def report_usage(self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -> None:
         """Add to what this task used; safe from a worker thread."""
 
     async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
