@@ -21,6 +21,14 @@
     │   │   ├── ThreadsStuck        threads that overran hold every slot or a stateful generator
     │   │   └── Interrupted         Ctrl-C or SIGTERM
     │   └── ProcessorFailed         a processor raised after its rows were made
+    ├── PlanError                   a plan or a request; has a stable code
+    │   ├── InvalidPlan             the plan does not validate; lists every problem with its JSON path
+    │   ├── InvalidRequest          INVALID_REQUEST
+    │   ├── Overloaded              OVERLOADED: refused at once, or its deadline could not be met
+    │   ├── RequestDeadlineExceeded DEADLINE_EXCEEDED
+    │   ├── NodeTimeout             NODE_TIMEOUT
+    │   ├── NodeFailed              NODE_FAILED
+    │   └── EndpointUnavailable     ENDPOINT_UNAVAILABLE
     └── StoreError                  the dataset directory
         ├── OutputDirectoryError    not empty, not writable, or not a directory
         ├── ManifestError           the manifest is missing, damaged or of another build
@@ -146,6 +154,65 @@ class Interrupted(BuildStopped):
 
 class ProcessorFailed(BuildError):
     """A post-batch or after-generation processor raised; the rows it was given are kept."""
+
+
+class PlanError(SeedbedError):
+    """Something is wrong with a plan, or a request could not be answered. `node` names the node it is about, if any."""
+
+    code = "PLAN_ERROR"
+
+    def __init__(self, message: str, *, node: str | None = None) -> None:
+        super().__init__(f"node {node!r}: {message}" if node is not None else message)
+        self.message = message
+        self.node = node
+
+
+class InvalidPlan(PlanError):
+    """The plan does not validate; `problems` holds (code, JSON path, message) for each thing that is wrong."""
+
+    code = "INVALID_PLAN"
+
+    def __init__(self, problems: Iterable[tuple[str, str, str]]) -> None:
+        self.problems: tuple[tuple[str, str, str], ...] = tuple(problems)
+        lines = "\n".join(f"  - {path}: {message} [{code}]" for code, path, message in self.problems)
+        count = len(self.problems)
+        super().__init__(f"the plan is invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}")
+
+
+class InvalidRequest(PlanError):
+    """The request is not one that a plan can be run for."""
+
+    code = "INVALID_REQUEST"
+
+
+class Overloaded(PlanError):
+    """The engine has no place for the request, or could not answer it in time any more."""
+
+    code = "OVERLOADED"
+
+
+class RequestDeadlineExceeded(PlanError):
+    """The request's deadline passed while `node` ran or before it started."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class NodeTimeout(PlanError):
+    """A node took longer than a node may."""
+
+    code = "NODE_TIMEOUT"
+
+
+class NodeFailed(PlanError):
+    """A node's op raised."""
+
+    code = "NODE_FAILED"
+
+
+class EndpointUnavailable(PlanError):
+    """The server that a node asked did not answer."""
+
+    code = "ENDPOINT_UNAVAILABLE"
 
 
 class StoreError(SeedbedError):
