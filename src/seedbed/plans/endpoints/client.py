@@ -1,0 +1,341 @@
+"""A Redis client for trio: all callers share one connection, and what they ask in one round goes out in one send."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+import hiredis
+import trio
+
+from ...errors import EndpointUnavailable, PlanError
+from ...runtime.backoff import backoff_delay
+from .pipeline import Call, Pipeline
+from .resp import (
+    MISSING,
+    PING,
+    Reply,
+    encode_hgetall,
+    encode_lrange,
+    new_reader,
+    read_hash,
+    read_list,
+    read_pong,
+    unexpected,
+)
+from .statistics import EndpointStatistics
+from .transport import connect_tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ..model import Endpoint
+    from .transport import Transport
+
+    Connect = Callable[[str, int], Awaitable[Transport]]
+
+T = TypeVar("T")
+
+LARGEST_REPLY = 1 << 28
+"""Bytes. A list of ten million ids, the largest fanout there is, has about half of it."""
+
+STALLED_AFTER = 3
+"""Request timeouts without a single byte from a server that owes replies, until its connection is given up."""
+
+BACKOFF_BASE = 0.01
+BACKOFF_MAXIMUM = 1.0
+
+
+@attrs.define(eq=False)
+class Connection:
+    """One connection while it lasts; changed by the three tasks that serve it."""
+
+    transport: Transport
+    heard_at: float
+    lost: Exception | None = None  # why it ended; the first reason stays
+    useless: bool = False  # it stalled, so that those who wait for a place wait in vain
+    answered: bool = False  # a reply came
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    def lose(self, reason: Exception, *, useless: bool = False) -> None:
+        """End it."""
+        if self.lost is None:
+            self.lost = reason
+            self.useless = useless
+            self.scope.cancel(reason="the connection is lost")
+
+
+class RedisClient:
+    """One Redis endpoint. `run` must be running for calls to be answered; it connects when the first one is made.
+
+    Calls raise EndpointUnavailable if the server cannot be reached, went away, or took longer than the policy's request
+    timeout, which counts from the send and not while a command waits for a place; and NodeFailed if it answered that
+    the command makes no sense for the key (WRONGTYPE), or with text that is not UTF-8.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, connect: Connect = connect_tcp, rng: random.Random | None = None) -> None:
+        policy = endpoint.policy
+        self._endpoint = endpoint
+        self._connect_to = connect
+        self._rng = rng or random.Random()
+        self._connect_timeout = policy.connect_timeout_ms / 1000
+        self._request_timeout = policy.request_timeout_ms / 1000
+        self._pipeline = Pipeline(policy.max_inflight)
+        # Set by `_serve` while there is a connection.
+        self._connection: Connection | None = None
+        # Set by calls that find no connection, replaced by `run`.
+        self._wanted = trio.Event()
+        # Tasks that wait for something to send or to watch; each is taken by whoever wakes it.
+        self._idle_writer: trio.lowlevel.Task | None = None
+        self._idle_watch: trio.lowlevel.Task | None = None
+        # Attempts in a row that led to no reply, and when the next one may be made; changed by `run`.
+        self._failures = 0
+        self._retry_at = 0.0
+        self._last_failure: Exception | None = None
+        self._closed = False
+        self._connects = 0
+        self._sends = 0
+        self._errors = 0
+
+    def statistics(self) -> EndpointStatistics:
+        """Count what happens and what has happened."""
+        return EndpointStatistics(
+            connected=self._connection is not None,
+            in_flight=self._pipeline.in_flight,
+            waiting=self._pipeline.waiting,
+            sent=self._pipeline.sent,
+            sends=self._sends,
+            dropped=self._pipeline.dropped,
+            errors=self._errors,
+            reconnects=max(0, self._connects - 1),
+        )
+
+    async def ping(self) -> None:
+        """Return if the server answers."""
+        (reply,) = await self._ask((PING,))
+        self._read(read_pong, reply, "PING", "")
+
+    async def hgetall(self, key: str) -> dict[str, str]:
+        """The fields of a hash; empty if there is no such key."""
+        (reply,) = await self._ask((encode_hgetall(key),))
+        return self._read(read_hash, reply, "HGETALL", key)
+
+    async def lrange(self, key: str, start: int, stop: int) -> list[str]:
+        """The elements of a list from `start` to `stop`, both included; negative ones count from its end."""
+        (reply,) = await self._ask((encode_lrange(key, start, stop),))
+        return self._read(read_list, reply, "LRANGE", key)
+
+    async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
+        """What `hgetall` gives for each of the keys, in their order."""
+        replies = await self._ask([encode_hgetall(key) for key in keys])
+        return [self._read(read_hash, reply, "HGETALL", key) for reply, key in zip(replies, keys, strict=False)]
+
+    async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
+        """What `lrange` gives for each of the keys, in their order."""
+        replies = await self._ask([encode_lrange(key, start, stop) for key in keys])
+        return [self._read(read_list, reply, "LRANGE", key) for reply, key in zip(replies, keys, strict=False)]
+
+    async def _ask(self, commands: Sequence[bytes]) -> list[Reply]:
+        """The replies; they may be fewer than the commands, if the last of them is an error."""
+        if not commands:
+            await trio.lowlevel.checkpoint()
+            return []
+        if self._closed:
+            raise self._unavailable("was closed")
+        pipeline = self._pipeline
+        call = Call(commands, trio.lowlevel.current_task())
+        if self._connection is None:
+            self._refuse_while_down()
+            pipeline.add(call)
+            self._wanted.set()
+        else:
+            pipeline.add(call)
+            pipeline.admit()
+            self._wake_writer()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            pipeline.abandon(call)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        replies: list[Reply] = await trio.lowlevel.wait_task_rescheduled(abort)
+        return replies
+
+    def _read(self, read: Callable[[Reply, str], T], reply: Reply, command: str, key: str) -> T:
+        try:
+            return read(reply, command)
+        except PlanError as error:
+            self._errors += 1
+            raise type(error)(f"endpoint {self._endpoint.id!r}, key {key!r}: {error.message}") from None
+
+    def _unavailable(self, what: str, cause: Exception | None = None) -> EndpointUnavailable:
+        where = f"endpoint {self._endpoint.id!r} ({self._endpoint.host}:{self._endpoint.port})"
+        error = EndpointUnavailable(f"{where} {what}")
+        error.__cause__ = cause
+        return error
+
+    def _refuse_while_down(self) -> None:
+        """Raise if the next attempt to connect is further away than a caller would wait for a connection."""
+        wait = self._retry_at - trio.current_time()
+        if wait > self._connect_timeout:
+            self._errors += 1
+            raise self._unavailable(
+                f"is down and will not be tried again for {wait * 1000:.0f} ms: {self._last_failure}",
+                self._last_failure,
+            )
+
+    def _wake_writer(self) -> None:
+        # The writer runs in the next round, so that all who are running in this one are sent together.
+        if self._idle_writer is not None and self._pipeline.unsent:
+            trio.lowlevel.reschedule(self._idle_writer)
+            self._idle_writer = None
+
+    async def run(self) -> None:
+        """Connect whenever calls wait and there is no connection; until cancelled."""
+        try:
+            while True:
+                await self._wanted.wait()
+                self._wanted = trio.Event()
+                # There is one attempt at a time, for all who wait.
+                while self._pipeline.waiting:
+                    await trio.sleep_until(max(self._retry_at, trio.current_time()))
+                    await self._connect_and_serve()
+        finally:
+            self._closed = True
+            self._lose("was closed", None, useless=True)
+
+    async def _connect_and_serve(self) -> None:
+        transport: Transport | None = None
+        failure: Exception | None = None
+        with trio.move_on_after(self._connect_timeout):
+            try:
+                transport = await self._connect_to(self._endpoint.host, self._endpoint.port)
+            except OSError as error:
+                failure = error
+        if transport is None:
+            what = "did not accept a connection" if failure is None else "cannot be reached"
+            failure = failure or TimeoutError(f"no connection within {self._endpoint.policy.connect_timeout_ms} ms")
+            self._back_off(failure)
+            self._lose(f"{what}: {failure}", failure, useless=True)
+            return
+        self._connects += 1
+        connection = self._connection = Connection(transport, heard_at=trio.current_time())
+        try:
+            await self._serve(connection)
+        finally:
+            self._connection = None
+            transport.close()
+        lost = connection.lost or ConnectionError("the connection ended")
+        if connection.useless or not connection.answered:
+            self._back_off(lost)
+        self._lose(f"went away: {lost}", lost, useless=connection.useless)
+
+    def _back_off(self, failure: Exception) -> None:
+        self._failures += 1
+        self._last_failure = failure
+        self._retry_at = trio.current_time() + backoff_delay(self._failures, BACKOFF_BASE, BACKOFF_MAXIMUM, self._rng)
+
+    def _lose(self, what: str, cause: Exception | None, *, useless: bool) -> None:
+        """Fail those who were promised a reply, and with `useless` those who wait as well."""
+        self._errors += self._pipeline.lose_connection(lambda: self._unavailable(what, cause))
+        if useless:
+            self._errors += self._pipeline.give_up(lambda: self._unavailable(what, cause))
+
+    async def _serve(self, connection: Connection) -> None:
+        self._pipeline.admit()
+        try:
+            with connection.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write_commands, connection)
+                    nursery.start_soon(self._watch, connection)
+                    await self._read_replies(connection)
+        finally:
+            self._idle_writer = self._idle_watch = None
+
+    async def _read_replies(self, connection: Connection) -> None:
+        reader, pipeline, transport = new_reader(), self._pipeline, connection.transport
+        unparsed = 0
+        while connection.lost is None:
+            try:
+                data = await transport.receive()
+            except OSError as error:
+                connection.lose(error)
+                return
+            if not data:
+                connection.lose(ConnectionError("the server closed the connection"))
+                return
+            connection.heard_at = trio.current_time()
+            reader.feed(data)
+            unparsed += len(data)
+            while True:
+                try:
+                    reply = reader.gets()
+                except UnicodeDecodeError as error:
+                    reply = error
+                except hiredis.ProtocolError as error:
+                    connection.lose(error)
+                    return
+                if reply is MISSING:
+                    break
+                unparsed = 0
+                if not pipeline.take_reply(reply):
+                    connection.lose(unexpected(reply, "nothing"))
+                    return
+            if not unparsed:
+                connection.answered = True
+                self._failures = 0
+            if unparsed > LARGEST_REPLY:
+                connection.lose(ConnectionError(f"a reply has more than {LARGEST_REPLY} bytes"))
+                return
+            pipeline.admit()
+            self._wake_writer()
+
+    async def _write_commands(self, connection: Connection) -> None:
+        pipeline = self._pipeline
+        while True:
+            if not pipeline.unsent:
+                self._idle_writer = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(_stop_waiting)
+            data = pipeline.take_unsent(trio.current_time())
+            if not data:  # all who asked were cancelled
+                pipeline.admit()
+                continue
+            if self._idle_watch is not None:
+                trio.lowlevel.reschedule(self._idle_watch)
+                self._idle_watch = None
+            self._sends += 1
+            try:
+                await connection.transport.send(data)
+            except OSError as error:
+                connection.lose(error)
+                return
+
+    async def _watch(self, connection: Connection) -> None:
+        """Fail calls whose replies are late. Commands are sent in order, so there is one instant to wait for."""
+        pipeline, timeout = self._pipeline, self._request_timeout
+        late = self._endpoint.policy.request_timeout_ms
+        while True:
+            oldest = pipeline.oldest
+            if oldest is None:
+                self._idle_watch = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(_stop_waiting)
+                continue
+            stalled_at = max(oldest, connection.heard_at) + STALLED_AFTER * timeout
+            wanted = pipeline.oldest_wanted
+            late_at = stalled_at if wanted is None else wanted + timeout
+            await trio.sleep_until(min(stalled_at, late_at))
+            # If we ourselves were busy for so long, the reply may be there, unread.
+            await trio.lowlevel.checkpoint()
+            now = trio.current_time()
+            self._errors += pipeline.expire(
+                now - timeout, lambda: self._unavailable(f"did not answer within {late} ms")
+            )
+            oldest = pipeline.oldest
+            if oldest is not None and max(oldest, connection.heard_at) + STALLED_AFTER * timeout <= now:
+                silent = f"nothing came for {STALLED_AFTER * late} ms while replies were owed"
+                connection.lose(TimeoutError(silent), useless=True)
+
+
+def _stop_waiting(_raise_cancel: object) -> trio.lowlevel.Abort:
+    """Abort a wait that nobody else would end; `_serve` forgets the tasks that waited so."""
+    return trio.lowlevel.Abort.SUCCEEDED

@@ -1,0 +1,102 @@
+"""All endpoints of an engine, opened together and shared by its requests."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import trio
+
+from ...errors import EndpointUnavailable
+from .client import RedisClient
+from .memory import MemoryEndpoint, check_seed, read_seed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from ..model import Endpoint, Registries
+    from .statistics import EndpointStatistics
+
+
+class RedisEndpoint(Protocol):
+    """What ops may ask of an endpoint of kind redis.
+
+    Raises EndpointUnavailable if there is no answer, and NodeFailed for an answer that is an error; neither names a
+    node. A key that does not exist is an empty hash and an empty list.
+    """
+
+    async def ping(self) -> None: ...
+
+    async def hgetall(self, key: str) -> dict[str, str]: ...
+
+    async def lrange(self, key: str, start: int, stop: int) -> list[str]: ...
+
+    async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]: ...
+
+    async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]: ...
+
+    def statistics(self) -> EndpointStatistics: ...
+
+
+@attrs.frozen
+class Endpoints:
+    """The endpoints by their ids."""
+
+    _redis: Mapping[str, RedisEndpoint]
+
+    def get(self, endpoint_id: str) -> RedisEndpoint:
+        """The endpoint of kind redis with this id; validation has seen to it that a plan names no other."""
+        found = self._redis.get(endpoint_id)
+        if found is None:
+            known = ", ".join(sorted(self._redis)) or "none"
+            raise EndpointUnavailable(f"there is no redis endpoint {endpoint_id!r}; there are: {known}")
+        return found
+
+    def statistics(self) -> dict[str, EndpointStatistics]:
+        """A snapshot of each."""
+        return {name: each.statistics() for name, each in self._redis.items()}
+
+
+@asynccontextmanager
+async def open_endpoints(
+    registries: Registries, *, seeds: Mapping[str, Mapping[str, object]] | None = None, memory_latency: float = 0.0
+) -> AsyncIterator[Endpoints]:
+    """Open what the registries name; nothing is connected before it is asked.
+
+    `seeds` holds what in-memory endpoints (host `memory`) are to hold, by endpoint id, and goes before their seed file;
+    they answer after `memory_latency` seconds. Leaving closes all; calls that are still waiting then fail.
+    """
+    redis: dict[str, RedisClient | MemoryEndpoint] = {
+        name: _open_redis(endpoint, seeds or {}, memory_latency)
+        for name, endpoint in registries.endpoints.items()
+        if endpoint.kind == "redis"
+    }
+    raised: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            for each in redis.values():
+                nursery.start_soon(each.run)
+            try:
+                yield Endpoints(redis)
+            except BaseException as error:
+                raised = error
+                raise
+            nursery.cancel_scope.cancel(reason="the endpoints are closed")
+    except BaseExceptionGroup as group:
+        # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
+        if raised is not None and group.exceptions == (raised,):
+            raise raised from raised.__cause__
+        raise
+
+
+def _open_redis(
+    endpoint: Endpoint, seeds: Mapping[str, Mapping[str, object]], memory_latency: float
+) -> RedisClient | MemoryEndpoint:
+    if endpoint.host != "memory":
+        return RedisClient(endpoint)
+    if endpoint.id in seeds:
+        stored = check_seed(seeds[endpoint.id], f"the seed of endpoint {endpoint.id!r}")
+    else:
+        stored = read_seed(endpoint.seed_file) if endpoint.seed_file is not None else {}
+    return MemoryEndpoint(endpoint, stored, latency=memory_latency)
