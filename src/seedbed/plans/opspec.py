@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
     from .context import OpContext
     from .rowset import RowSet
+
+    # The work of an op that uses the CPU: called in a thread or, if it is cheap, on the loop.
+    SyncRun = Callable[[tuple[RowSet, ...], Mapping[str, Any], OpContext], RowSet]
+    # The work of an op that waits: called on the loop, and cancelled when its time is over.
+    AsyncRun = Callable[[tuple[RowSet, ...], Mapping[str, Any], OpContext], Awaitable[RowSet]]
 
 ENTRY_POINT_GROUP: Final = "seedbed.ops"
 
@@ -125,20 +131,8 @@ class Rows(enum.Enum):
     APPENDED = "appended"  # all of them, then others
 
 
-class SyncRun(Protocol):
-    """The work of an op that uses the CPU; called in a thread or, if it is cheap, on the loop."""
-
-    def __call__(self, inputs: tuple[RowSet, ...], params: Mapping[str, Any], ctx: OpContext) -> RowSet: ...
-
-
-class AsyncRun(Protocol):
-    """The work of an op that waits; called on the loop, and cancelled when its time is over."""
-
-    def __call__(self, inputs: tuple[RowSet, ...], params: Mapping[str, Any], ctx: OpContext) -> Awaitable[RowSet]: ...
-
-
-def _written_keys(op: OpSpec, params: Mapping[str, Any]) -> frozenset[int]:
-    return frozenset(params[name] for name, spec in op.params.items() if spec.writes)
+def _with_trace(params: Mapping[str, ParamSpec]) -> Mapping[str, ParamSpec]:
+    return {**params, "trace": TRACE}
 
 
 @attrs.frozen(kw_only=True)
@@ -150,10 +144,10 @@ class OpSpec:
     """
 
     name: str
-    params: Mapping[str, ParamSpec] = attrs.field(factory=dict, converter=lambda given: {**given, "trace": TRACE})
+    params: Mapping[str, ParamSpec] = attrs.field(factory=dict, converter=_with_trace)
     inputs: tuple[int, int] = (1, 1)  # at least, at most
     gives: Rows
-    writes: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    writes: frozenset[int] = frozenset()
     run: SyncRun | None = None
     run_async: AsyncRun | None = None
     # Always cheap: `run` is called on the loop, whatever the number of rows and the fusion mode.
@@ -171,7 +165,7 @@ class OpSpec:
 
     def written_keys(self, params: Mapping[str, Any]) -> frozenset[int]:
         """The keys that a node with these (validated) parameters writes."""
-        return self.writes | _written_keys(self, params)
+        return self.writes.union(params[name] for name, spec in self.params.items() if spec.writes)
 
 
 class OpRegistry:
@@ -251,10 +245,9 @@ def op(
     aliases: tuple[str, ...] = (),
 ) -> Callable[[SyncRun | AsyncRun], OpSpec]:
     """Make an op of a function; an async one runs on the loop. It is not registered by this."""
-    from inspect import iscoroutinefunction  # noqa: PLC0415
 
     def declare(function: Any) -> OpSpec:
-        is_async = iscoroutinefunction(function)
+        is_async = inspect.iscoroutinefunction(function)
         return OpSpec(
             name=name,
             params=params or {},

@@ -1,0 +1,228 @@
+"""Row sets: immutable columns that many row sets share, and which of their rows a set has in which order.
+
+Nothing here changes a column once it is made. Filtering, ordering and taking make a new index over the same columns;
+adding a column leaves the others alone. So branches of a plan share what they have in common, and a thread that was
+given up still owns what it reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .model import KeyType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from .model import Key
+
+ID: Final = 1
+COUNTRY: Final = 3001
+
+# What a column reads as: its values, and where they are null (False: nowhere, True: everywhere). A key that nothing
+# wrote reads as one value for all rows.
+Read = tuple[Any, "NDArray[np.bool_] | bool"]
+
+_DTYPES: Final[Mapping[KeyType, Any]] = {KeyType.INT: np.int64, KeyType.FLOAT: np.float64, KeyType.STRING: object}
+# Stands where a column is null. Nobody may read it as a value, but sums over it must not warn.
+_FILLERS: Final[Mapping[KeyType, Any]] = {KeyType.INT: 0, KeyType.FLOAT: 0.0, KeyType.STRING: None}
+
+
+class Column:
+    """The values of one key; `nulls` is true where there is none, and None where there always is one."""
+
+    __slots__ = ("nulls", "values")
+
+    def __init__(self, values: NDArray[Any], nulls: NDArray[np.bool_] | None = None) -> None:
+        values.setflags(write=False)
+        if nulls is not None:
+            nulls.setflags(write=False)
+        self.values = values
+        self.nulls = nulls
+
+
+def make_column(key: Key, values: Iterable[Any]) -> Column:
+    """A column of plain Python values, None where null; a value that does not fit the key raises ValueError."""
+    listed = list(values)
+    nulls = np.fromiter((value is None for value in listed), np.bool_, len(listed))
+    if nulls.any():
+        if not key.nullable:
+            raise ValueError(f"key {key.name!r} is not nullable, but a row has no value for it")
+        filler = _FILLERS[key.type]
+        listed = [filler if value is None else value for value in listed]
+    else:
+        nulls = None  # type: ignore[assignment]
+    column = np.empty(len(listed), _DTYPES[key.type])
+    try:
+        column[:] = listed
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"key {key.name!r} is of type {key.type.value}: {error}") from error
+    if key.type is KeyType.FLOAT and not np.isfinite(column).all():
+        raise ValueError(f"key {key.name!r} has a value that is not finite")
+    if key.type is KeyType.STRING and not all(value is None or isinstance(value, str) for value in listed):
+        raise ValueError(f"key {key.name!r} is of type string, but a row has another value")
+    return Column(column, nulls)
+
+
+def string_column(values: Sequence[str | None]) -> Column:
+    """A column of strings, None where null."""
+    column = np.empty(len(values), object)
+    column[:] = values
+    if None not in values:
+        return Column(column)
+    return Column(column, np.fromiter((value is None for value in values), np.bool_, len(values)))
+
+
+def unwritten(key: Key) -> Read:
+    """What reading a key gives where no op has written it."""
+    if key.nullable or key.default is None:
+        return _FILLERS[key.type], True
+    return (float(key.default) if key.type is KeyType.FLOAT else key.default), False
+
+
+class RowSet:
+    """Some rows of some columns, in an order.
+
+    All columns have the same number of values; `index` says which of them are rows here (each at most once), None that
+    all are, as they come. Every row set has the column `id`.
+    """
+
+    __slots__ = ("_length", "columns", "index")
+
+    def __init__(self, columns: Mapping[int, Column], index: NDArray[np.intp] | None = None) -> None:
+        self.columns = columns
+        self.index = index
+        self._length = len(columns[ID].values) if index is None else len(index)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<RowSet of {self._length} rows with keys {sorted(self.columns)}>"
+
+    def read(self, key: Key) -> Read:
+        """The values of a key for these rows, in their order."""
+        column = self.columns.get(key.id)
+        if column is None:
+            return unwritten(key)
+        if self.index is None:
+            return column.values, (False if column.nulls is None else column.nulls)
+        return column.values[self.index], (False if column.nulls is None else column.nulls[self.index])
+
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of these rows."""
+        values: NDArray[np.int64] = self.columns[ID].values
+        return values if self.index is None else values[self.index]
+
+    def where(self, mask: NDArray[np.bool_]) -> RowSet:
+        """The rows for which `mask` is true."""
+        return RowSet(self.columns, np.flatnonzero(mask) if self.index is None else self.index[mask])
+
+    def at(self, positions: NDArray[np.intp]) -> RowSet:
+        """The rows at these positions, each of which may be named once, in their order."""
+        return RowSet(self.columns, positions if self.index is None else self.index[positions])
+
+    def head(self, count: int) -> RowSet:
+        """The first rows."""
+        if count >= self._length:
+            return self
+        return RowSet(self.columns, np.arange(count) if self.index is None else self.index[:count])
+
+    def none(self) -> RowSet:
+        """No row, of the same columns."""
+        return RowSet(self.columns, np.empty(0, np.intp))
+
+    def with_column(self, key_id: int, values: NDArray[Any], nulls: NDArray[np.bool_] | None = None) -> RowSet:
+        """The same rows with one more column, or another in its place; `values` are for these rows, in their order."""
+        if len(values) != self._length:
+            raise ValueError(f"a column of {len(values)} values does not fit {self._length} rows")
+        if self.index is not None:
+            # The values of rows that are not in this set are never read, so they are not even initialised.
+            size = len(self.columns[ID].values)
+            spread = np.empty(size, values.dtype)
+            spread[self.index] = values
+            values = spread
+            if nulls is not None:
+                spread_nulls = np.zeros(size, np.bool_)
+                spread_nulls[self.index] = nulls
+                nulls = spread_nulls
+        return RowSet({**self.columns, key_id: Column(values, nulls)}, self.index)
+
+    def to_list(self, key: Key) -> list[Any]:
+        """The values of a key for these rows as plain Python values, None where null."""
+        values, nulls = self.read(key)
+        if nulls is True:
+            return [None] * self._length
+        if not isinstance(values, np.ndarray):
+            return [values] * self._length
+        listed: list[Any] = values.tolist()
+        if isinstance(nulls, np.ndarray):
+            return [None if null else value for value, null in zip(listed, nulls.tolist(), strict=True)]
+        return listed
+
+
+def new_rows(ids: Sequence[int] | NDArray[np.int64], columns: Mapping[int, Column] | None = None) -> RowSet:
+    """Rows of their own: ids and further columns of the same length."""
+    return RowSet({ID: Column(np.array(ids, dtype=np.int64)), **(columns or {})})
+
+
+NO_ROWS: Final = new_rows([])
+
+
+def concat(first: RowSet, second: RowSet, keys: Mapping[int, Key]) -> RowSet:
+    """The rows of both; what one of them has no column for reads there as if nothing had written it."""
+    columns: dict[int, Column] = {}
+    for key_id in {**first.columns, **second.columns}:
+        key = keys[key_id]
+        parts = [(*rows.read(key), len(rows)) for rows in (first, second)]
+        values = np.empty(len(first) + len(second), _DTYPES[key.type])
+        values[: len(first)] = parts[0][0]
+        values[len(first) :] = parts[1][0]
+        nulls: NDArray[np.bool_] | None = None
+        if any(part[1] is not False for part in parts):
+            nulls = np.empty(len(values), np.bool_)
+            nulls[: len(first)] = parts[0][1]
+            nulls[len(first) :] = parts[1][1]
+        columns[key_id] = Column(values, nulls)
+    return RowSet(columns)
+
+
+def order_of(rows: RowSet, key: Key, *, descending: bool) -> NDArray[np.intp] | None:
+    """The positions of the rows in the order of a key, equal ones as they come and nulls last; None: as they are."""
+    values, nulls = rows.read(key)
+    if nulls is True or not isinstance(values, np.ndarray):
+        return None
+    if nulls is False:
+        return _stable(values, descending=descending)
+    valued = np.flatnonzero(~nulls)
+    order = _stable(values[valued], descending=descending)
+    return np.concatenate([valued[order], np.flatnonzero(nulls)])
+
+
+def _stable(values: NDArray[Any], *, descending: bool) -> NDArray[np.intp]:
+    if not descending:
+        return np.argsort(values, kind="stable")
+    # Backwards twice: equal values keep the order they came in.
+    return len(values) - 1 - np.argsort(values[::-1], kind="stable")[::-1]
+
+
+def first_in_order(rows: RowSet, key: Key, count: int, *, descending: bool) -> NDArray[np.intp] | None:
+    """The first `count` positions of `order_of`, without ordering the rest where that is cheaper."""
+    values, nulls = rows.read(key)
+    total = len(rows)
+    if nulls is not False or not isinstance(values, np.ndarray) or values.dtype == object or count * 8 > total:
+        order = order_of(rows, key, descending=descending)
+        return order if order is None else order[:count]
+    if descending:
+        # ~ turns the order of integers round as - does that of floats, and cannot overflow.
+        values = ~values if values.dtype == np.int64 else -values
+    bound = np.partition(values, count - 1)[count - 1]
+    below = np.flatnonzero(values < bound)
+    # Of the rows that are equal to the last one taken, the first ones.
+    equal = np.flatnonzero(values == bound)[: count - len(below)]
+    chosen = np.sort(np.concatenate([below, equal]))
+    return chosen[np.argsort(values[chosen], kind="stable")]
