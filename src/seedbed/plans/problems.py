@@ -1,7 +1,8 @@
 """What can be wrong with a document, and the checks of single JSON values that find it.
 
-Plans, registries and requests are read by the same rules: every problem is collected with a code that stays the same, the
-JSON path of the value and what was expected there; a value with a problem reads as None, so that nothing is said twice.
+Plans, registries and requests are read by the same rules: every problem is collected with a code that stays the same,
+the JSON path of the value and what was expected there; a value with a problem reads as None, so that nothing is said
+twice.
 """
 
 from __future__ import annotations
