@@ -64,6 +64,7 @@ class Code(enum.StrEnum):
     TOO_DEEP = "TOO_DEEP"
     TOO_LARGE = "TOO_LARGE"
     CYCLE = "CYCLE"
+    UNUSED_NODE = "UNUSED_NODE"  # only where a plan is written in Python
     DUPLICATE_ID = "DUPLICATE_ID"
     DUPLICATE_NAME = "DUPLICATE_NAME"
 

@@ -59,7 +59,7 @@ def validate_plan(document: object, registries: Registries, ops: OpRegistry, pro
         predicates=predicates,
         node_ids=_node_ids(given),
     )
-    nodes = [_node(value, f"$.nodes[{index}]", ops, params, capabilities) for index, value in enumerate(given)]
+    nodes = [check_node(value, f"$.nodes[{index}]", ops, params, capabilities) for index, value in enumerate(given)]
     _check_graph(nodes, problems)
     outputs = _outputs(fields["outputs"], params) if "outputs" in fields else ()
     if problems.found or name is None:
@@ -107,7 +107,7 @@ def _node_ids(given: Sequence[object]) -> dict[str, int]:
     return node_ids
 
 
-def _node(
+def check_node(
     value: object, path: str, ops: OpRegistry, params: ParamChecker, capabilities: tuple[str, ...]
 ) -> PlanNode | None:
     """A node, None if it is not even an object; what could not be read of it is left empty, beside a problem said."""
