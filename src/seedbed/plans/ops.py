@@ -130,7 +130,7 @@ def sort_and_take(inputs: Inputs, sort: Params, take: Params, ctx: OpContext) ->
 
 
 def _concat(inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
-    return concat(inputs[0], ctx.refs["rhs"], ctx.keys)
+    return concat((inputs[0], ctx.refs["rhs"]), ctx.keys)
 
 
 async def _sleep(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:

@@ -32,6 +32,10 @@ _DTYPES: Final[Mapping[KeyType, Any]] = {KeyType.INT: np.int64, KeyType.FLOAT: n
 _FILLERS: Final[Mapping[KeyType, Any]] = {KeyType.INT: 0, KeyType.FLOAT: 0.0, KeyType.STRING: None}
 
 
+# Below so many rows, ordering all of them is faster than finding the first ones.
+_WORTH_PARTITIONING: Final = 800
+
+
 class Column:
     """The values of one key; `nulls` is true where there is none, and None where there always is one."""
 
@@ -173,20 +177,24 @@ def new_rows(ids: Sequence[int] | NDArray[np.int64], columns: Mapping[int, Colum
 NO_ROWS: Final = new_rows([])
 
 
-def concat(first: RowSet, second: RowSet, keys: Mapping[int, Key]) -> RowSet:
-    """The rows of both; what one of them has no column for reads there as if nothing had written it."""
+def concat(sets: Sequence[RowSet], keys: Mapping[int, Key]) -> RowSet:
+    """The rows of all, one set after the other; where a set has no column it reads as if nothing had written it."""
+    if len(sets) == 1:
+        return sets[0]
+    total = sum(map(len, sets))
     columns: dict[int, Column] = {}
-    for key_id in {**first.columns, **second.columns}:
+    for key_id in dict.fromkeys(key_id for rows in sets for key_id in rows.columns):
         key = keys[key_id]
-        parts = [(*rows.read(key), len(rows)) for rows in (first, second)]
-        values = np.empty(len(first) + len(second), _DTYPES[key.type])
-        values[: len(first)] = parts[0][0]
-        values[len(first) :] = parts[1][0]
+        values = np.empty(total, _DTYPES[key.type])
         nulls: NDArray[np.bool_] | None = None
-        if any(part[1] is not False for part in parts):
-            nulls = np.empty(len(values), np.bool_)
-            nulls[: len(first)] = parts[0][1]
-            nulls[len(first) :] = parts[1][1]
+        start = 0
+        for rows in sets:
+            end = start + len(rows)
+            values[start:end], part_nulls = rows.read(key)
+            if part_nulls is not False:
+                nulls = np.zeros(total, np.bool_) if nulls is None else nulls
+                nulls[start:end] = part_nulls
+            start = end
         columns[key_id] = Column(values, nulls)
     return RowSet(columns)
 
@@ -214,7 +222,8 @@ def first_in_order(rows: RowSet, key: Key, count: int, *, descending: bool) -> N
     """The first `count` positions of `order_of`, without ordering the rest where that is cheaper."""
     values, nulls = rows.read(key)
     total = len(rows)
-    if nulls is not False or not isinstance(values, np.ndarray) or values.dtype == object or count * 8 > total:
+    plain = nulls is False and isinstance(values, np.ndarray) and values.dtype != object
+    if not plain or total < _WORTH_PARTITIONING or count * 8 > total:
         order = order_of(rows, key, descending=descending)
         return order if order is None else order[:count]
     if descending:

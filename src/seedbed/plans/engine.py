@@ -1,0 +1,333 @@
+"""Plans under load: one engine for many requests at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import secrets
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import trio
+
+from ..errors import ConfigError, Overloaded, PlanError
+from .admission import Admission
+from .calibration import calibrate
+from .compile import FUSIONS, CompiledPlan
+from .context import RequestContext
+from .endpoints import open_endpoints
+from .execute import Execution
+from .memo import RequestEndpoints
+from .opspec import default_ops
+from .pool import ThreadPool
+from .registries import default_registries
+from .request import Request, parse_request
+from .response import Response
+from .rowset import NO_ROWS, concat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from .calibration import Calibration
+    from .compile import Fusion
+    from .documents import Source
+    from .memo import EndpointSource
+    from .model import Plan, Registries
+    from .opspec import OpRegistry
+
+# How many plans stay compiled. A service has tens; whoever makes a plan for each request must not fill the memory.
+_COMPILED: Final = 256
+# How long requests that were cancelled at the end of grace may take to unwind before their endpoints are closed.
+_UNWIND: Final = 1.0
+# How fast the least time that a plan's requests took is forgotten.
+_SLIP: Final = 1.02
+
+
+@attrs.frozen(kw_only=True)
+class EngineStatistics:
+    """What an engine has done and does. Outcomes are counted by the code of the error, and as OK."""
+
+    running: int
+    queued: int
+    threads_busy: int
+    threads_late: int  # they work for requests that are over
+    late_completions: int  # threads that ended after their time, and results that came after it
+    outcomes: Mapping[str, int]
+
+
+@attrs.frozen(kw_only=True)
+class DrainReport:
+    """How an engine ended: requests that ended within grace, requests cut off after it, threads still at work."""
+
+    finished: int
+    cancelled: int
+    threads_left: int
+
+
+@attrs.frozen(kw_only=True)
+class SegmentPlan:
+    """What `explain` says of nodes that run as one; from `inline_below` rows on, `auto` uses a thread."""
+
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    where: str  # loop, inline, thread or auto
+    inline_below: int | None
+    writes: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """How a plan runs in one fusion mode on this machine."""
+
+    plan: str
+    fusion: str
+    segments: tuple[SegmentPlan, ...]
+    calibration: Calibration
+
+
+class PlanEngine:
+    """Runs plans for many requests at once; used as `async with PlanEngine(...) as engine`.
+
+    `max_concurrent_requests` run and `max_queue` wait, all others are refused with `Overloaded`. `cpu_threads` is the
+    number of threads for CPU nodes. Leaving the engine refuses what waits, lets what runs go on for `grace` seconds and
+    ends the rest; `drained` then says what happened. What is not given is opened (`endpoints`) or measured
+    (`calibration`).
+    """
+
+    def __init__(
+        self,
+        *,
+        registries: Registries | None = None,
+        ops: OpRegistry | None = None,
+        endpoints: EndpointSource | None = None,
+        max_concurrent_requests: int = 64,
+        max_queue: int = 256,
+        cpu_threads: int | None = None,
+        fusion: Fusion = "auto",
+        grace: float = 5.0,
+        calibration: Calibration | None = None,
+    ) -> None:
+        threads = (os.cpu_count() or 1) if cpu_threads is None else cpu_threads
+        _at_least("max_concurrent_requests", max_concurrent_requests, 1)
+        _at_least("max_queue", max_queue, 0)
+        _at_least("cpu_threads", threads, 1)
+        _at_least("grace", grace, 0)
+        if fusion not in FUSIONS:
+            raise ConfigError(f"fusion is {fusion!r}; allowed are {', '.join(FUSIONS)}")
+        self.registries = default_registries() if registries is None else registries
+        self._ops = default_ops() if ops is None else ops
+        self._given_endpoints = endpoints
+        self._limits = max_concurrent_requests, max_queue, threads
+        self._fusion: str = fusion
+        self._grace = grace
+        self._calibration = calibration
+        self._stack = AsyncExitStack()
+        self._outcomes: Counter[str] = Counter()
+        self._late_results = 0
+        # By the identity of the plan, which is kept so that no other can get it; the oldest first.
+        self._compiled: dict[int, CompiledPlan] = {}
+        self._executions: set[Execution] = set()
+        self._name = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+        self.drained: DrainReport | None = None
+        # Set when the engine is entered.
+        self._admission: Admission
+        self._pool: ThreadPool
+        self._endpoints: EndpointSource
+        self._clock: Callable[[], float]
+
+    async def __aenter__(self) -> Self:
+        limit, max_queue, threads = self._limits
+        self._admission = Admission(limit, max_queue)
+        self._pool = ThreadPool(threads)
+        self._clock = trio.lowlevel.current_clock().current_time
+        if self._calibration is None:
+            self._calibration = await calibrate()
+        if self._given_endpoints is None:
+            self._endpoints = await self._stack.enter_async_context(open_endpoints(self.registries))
+        else:
+            self._endpoints = self._given_endpoints
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            await self._drain()
+        finally:
+            swallowed = await self._stack.__aexit__(kind, error, trace)
+        return swallowed
+
+    async def _drain(self) -> None:
+        self._admission.close()
+        finished, cancelled = len(self._executions), 0
+        try:
+            with trio.move_on_after(self._grace):
+                await self._admission.wait_idle()
+                await self._pool.wait_idle()
+        finally:
+            cancelled = len(self._executions)
+            for execution in list(self._executions):
+                execution.abort(Overloaded("the engine was closed and its grace is over"))
+            with trio.CancelScope(deadline=self._clock() + _UNWIND, shield=True):
+                await self._admission.wait_idle()
+            self.drained = DrainReport(finished=finished - cancelled, cancelled=cancelled, threads_left=self._pool.busy)
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot."""
+        return EngineStatistics(
+            running=self._admission.running,
+            queued=self._admission.queued,
+            threads_busy=self._pool.busy,
+            threads_late=self._pool.late,
+            late_completions=self._pool.late_completions + self._late_results,
+            outcomes=dict(self._outcomes),
+        )
+
+    async def execute(
+        self,
+        plan: Plan,
+        request: Request | Source,
+        *,
+        deadline: float | None = None,
+        node_timeout: float | None = None,
+        trace: bool = False,
+        fusion: Fusion | None = None,
+        partial: bool = False,
+    ) -> Response:
+        """Answer a request, or raise a PlanError that says why not.
+
+        `deadline` is seconds from now for all of it, `node_timeout` seconds for each node. With `partial`, what is
+        done by the deadline is the answer, and its coverage says what is missing.
+        """
+        arrival = self._clock()
+        try:
+            response = await self._execute(
+                plan,
+                request,
+                arrival,
+                deadline=math.inf if deadline is None else arrival + deadline,
+                node_timeout=math.inf if node_timeout is None else node_timeout,
+                trace=trace,
+                fusion=fusion or self._fusion,
+                partial=partial,
+            )
+        except PlanError as error:
+            self._outcomes[error.code] += 1
+            raise
+        self._outcomes["OK"] += 1
+        return response
+
+    async def _execute(
+        self,
+        plan: Plan,
+        request: Request | Source,
+        arrival: float,
+        *,
+        deadline: float,
+        node_timeout: float,
+        trace: bool,
+        fusion: str,
+        partial: bool,
+    ) -> Response:
+        if not isinstance(request, Request):
+            request = parse_request(request, plan.registries)
+        compiled = self._compile(plan)
+        schedule = compiled.schedule(fusion)
+        calibration = self._measured()
+        if schedule.needs_thread and self._pool.stuck:
+            raise Overloaded("every thread (cpu_threads) still works on nodes whose time was over")
+        execution = Execution(
+            compiled,
+            schedule,
+            RequestContext(
+                request, RequestEndpoints(self._endpoints), compiled.keys, compiled.expressions, compiled.predicates
+            ),
+            clock=self._clock,
+            pool=self._pool,
+            hop=calibration.hop,
+            deadline=deadline,
+            node_timeout=node_timeout,
+            arrival=arrival if trace else None,
+        )
+        if arrival >= deadline:
+            raise execution.deadline_error()
+        await self._admission.enter(deadline - compiled.fastest)
+        began = self._clock()
+        self._executions.add(execution)
+        try:
+            complete = await execution.run()
+        finally:
+            self._executions.discard(execution)
+            self._late_results += execution.late
+            self._admission.leave()
+        ended = self._clock()
+        if complete:
+            slipped = compiled.fastest * _SLIP
+            compiled.fastest = ended - began if not slipped else min(slipped, ended - began)
+        elif not partial:
+            raise execution.deadline_error()
+        done = [rows for position in compiled.outputs if (rows := execution.results[position]) is not None]
+        engine_id = f"{self._name}-{next(self._numbers)}"
+        return Response(
+            request_id=request.request_id if request.request_id is not None else engine_id,
+            engine_request_id=engine_id,
+            rows=concat(done, compiled.keys) if done else NO_ROWS,
+            keys=compiled.keys,
+            trace=None if execution.traces is None else execution.traces.trace(compiled, began, ended),
+            coverage=execution.coverage() if partial or compiled.has_policies else None,
+        )
+
+    def explain(self, plan: Plan, *, fusion: Fusion | None = None) -> Explanation:
+        """How a plan would run."""
+        compiled, calibration = self._compile(plan), self._measured()
+        names = plan.registries.keys
+        segments = []
+        for unit in compiled.schedule(fusion or self._fusion).units:
+            where, below = "auto", None
+            if unit.is_async or unit.always_inline or unit.fixed >= calibration.hop:
+                where = "loop" if unit.is_async else "inline" if unit.always_inline else "thread"
+            elif unit.per_row:
+                below = math.ceil((calibration.hop - unit.fixed) / unit.per_row)
+            segments.append(
+                SegmentPlan(
+                    nodes=tuple(step.node_id for step in unit.steps),
+                    ops=tuple(step.op.name for step in unit.steps),
+                    where=where,
+                    inline_below=below,
+                    writes=tuple(
+                        names[key].name for step in unit.steps for key in sorted(step.op.written_keys(step.params))
+                    ),
+                    endpoints=tuple(step.params["endpoint"] for step in unit.steps if "endpoint" in step.params),
+                    needs=tuple(compiled.steps[position].node_id for position in sorted(unit.outside)),
+                )
+            )
+        return Explanation(
+            plan=plan.name, fusion=fusion or self._fusion, segments=tuple(segments), calibration=calibration
+        )
+
+    def _measured(self) -> Calibration:
+        if self._calibration is None:
+            raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
+        return self._calibration
+
+    def _compile(self, plan: Plan) -> CompiledPlan:
+        found = self._compiled.get(id(plan))
+        if found is None:
+            found = CompiledPlan(plan, self._ops, self._measured())
+            if len(self._compiled) >= _COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[id(plan)] = found
+        return found
+
+
+def _at_least(knob: str, value: float, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{knob} is {value}; it must be at least {least}")

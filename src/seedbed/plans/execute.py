@@ -1,0 +1,284 @@
+"""One request: a nursery under a deadline, in which every node starts when the last of its inputs is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ..errors import NodeFailed, Overloaded, PlanError, RequestDeadlineExceeded
+from .context import OpContext
+from .response import Coverage, Degraded
+from .segments import SegmentRun, check_output, failure_of, may_degrade, overdue, stand_in
+from .traces import Traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .compile import CompiledPlan, Schedule, Step, Unit
+    from .context import RequestContext
+    from .pool import ThreadPool
+    from .rowset import RowSet
+
+_NO_REFS: Mapping[str, RowSet] = {}
+
+
+class Execution:
+    """The state of one request. Only its own tasks change it, all on trio's thread."""
+
+    __slots__ = (
+        "_active",
+        "_clock",
+        "_compiled",
+        "_degraded",
+        "_error",
+        "_hop",
+        "_left",
+        "_node_timeout",
+        "_nursery",
+        "_pool",
+        "_runs",
+        "_schedule",
+        "_shared",
+        "_waiting",
+        "deadline",
+        "late",
+        "results",
+        "traces",
+    )
+
+    def __init__(
+        self,
+        compiled: CompiledPlan,
+        schedule: Schedule,
+        shared: RequestContext,
+        *,
+        clock: Callable[[], float],
+        pool: ThreadPool,
+        hop: float,
+        deadline: float,
+        node_timeout: float,
+        arrival: float | None,
+    ) -> None:
+        self._compiled = compiled
+        self._schedule = schedule
+        self._shared = shared
+        self._clock = clock
+        self._pool = pool
+        # A segment that is estimated to take less than this runs on the loop.
+        self._hop = hop
+        self.deadline = deadline
+        self._node_timeout = node_timeout
+        self.results: list[RowSet | None] = [None] * len(compiled.steps)  # by position
+        self._waiting = schedule.needs.copy()  # by unit: how many that it needs are not done
+        self._left = len(schedule.units)
+        # The units that run, the first to start standing first, and where those that are segments are.
+        self._active: dict[int, Unit] = {}
+        self._runs: dict[int, SegmentRun] = {}
+        self._nursery: trio.Nursery | None = None
+        self._error: PlanError | None = None
+        self._degraded: list[Degraded] = []
+        self.late = 0  # results that came after their time and were dropped; threads are counted by the pool
+        # Filled if the request arrived at a known instant, from which traces count.
+        self.traces: Traces | None = None if arrival is None else Traces(arrival)
+
+    async def run(self) -> bool:
+        """Run all nodes. False if the deadline passed before; raises the first failure, after all else has ended."""
+        roots = self._schedule.roots
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.cancel_scope.deadline = self.deadline
+                for unit in roots[1:]:
+                    nursery.start_soon(self._walk, unit)
+                if roots:
+                    await self._walk(roots[0])
+        except BaseExceptionGroup as group:
+            self._settle(group)
+        finally:
+            self._nursery = None
+        if self._error is not None and not isinstance(self._error, RequestDeadlineExceeded):
+            raise self._error
+        return not self._left
+
+    def _settle(self, group: BaseExceptionGroup[BaseException]) -> None:
+        """An op with a nursery of its own raised while it was cancelled: that is its node's failure, if the first."""
+        failures, others = group.split(Exception)
+        if others is not None:
+            raise others
+        if self._error is None and failures is not None and self._clock() < self.deadline:
+            self._error = NodeFailed(str(failures), node=next(iter(self._active.values())).steps[0].node_id)
+
+    def deadline_error(self) -> RequestDeadlineExceeded:
+        """What to say when the deadline passed: the node that has run longest, or the first that could not start."""
+        if isinstance(self._error, RequestDeadlineExceeded):
+            return self._error
+        for index, unit in self._active.items():
+            run = self._runs.get(index)
+            step = unit.steps[0 if run is None else min(run.place, len(unit.steps) - 1)]
+            return RequestDeadlineExceeded("the request's deadline passed while it ran", node=step.node_id)
+        return _not_started(self._schedule.roots[0])
+
+    def coverage(self) -> Coverage:
+        """What was degraded, and what has not ended."""
+        unfinished: list[str] = []
+        for unit in self._schedule.units:
+            if self.results[unit.steps[-1].position] is None:
+                run = self._runs.get(unit.index)
+                unfinished.extend(step.node_id for step in unit.steps[0 if run is None else run.place :])
+        return Coverage(degraded=tuple(self._degraded), unfinished=tuple(unfinished))
+
+    def abort(self, error: PlanError) -> None:
+        """End the request now with that error, unless it has one already."""
+        if self._error is None:
+            self._error = error
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel(reason=str(error))
+
+    async def _walk(self, first: Unit) -> None:
+        """Run a unit and go on with what it makes ready; what else becomes ready gets tasks of its own."""
+        unit: Unit | None = first
+        clock = self._clock
+        while unit is not None:
+            now = clock()
+            if now >= self.deadline:
+                return self.abort(_not_started(unit))
+            self._active[unit.index] = unit
+            try:
+                rows = await (self._on_loop(unit.steps[0], now) if unit.is_async else self._segment(unit))
+            except PlanError as error:
+                return self.abort(error)
+            del self._active[unit.index]
+            self.results[unit.steps[-1].position] = rows
+            self._left -= 1
+            unit = self._release(unit)
+        return None
+
+    def _release(self, unit: Unit) -> Unit | None:
+        waiting, units = self._waiting, self._schedule.units
+        ready: Unit | None = None
+        for index in unit.successors:
+            waiting[index] -= 1
+            if not waiting[index]:
+                if ready is None:
+                    ready = units[index]
+                elif self._nursery is not None:
+                    self._nursery.start_soon(self._walk, units[index])
+        return ready
+
+    async def _on_loop(self, step: Step, now: float) -> RowSet:
+        """Run an async op; it is cancelled when its time is over."""
+        results = self.results
+        inputs: tuple[RowSet, ...] = tuple([results[position] for position in step.inputs])  # type: ignore[misc]
+        refs: Mapping[str, RowSet] = _NO_REFS
+        if step.refs:
+            refs = {name: results[position] for name, position in step.refs}  # type: ignore[misc]
+        ends = now + self._node_timeout
+        effective = ends if ends < self.deadline else self.deadline
+        ctx = OpContext(self._shared, step.node_id, effective, refs)
+        run = step.op.run_async
+        assert run is not None
+        try:
+            rows: RowSet | None = None
+            if ends < self.deadline:
+                if ends > now:
+                    with trio.CancelScope(deadline=ends):
+                        rows = await run(inputs, step.params, ctx)
+            else:
+                rows = await run(inputs, step.params, ctx)
+            end = self._clock()
+            if end >= effective:
+                self.late += rows is not None
+                raise overdue(step.node_id, end, self.deadline, self._node_timeout)
+            if not step.is_core:
+                check_output(step, inputs, rows)
+        except Exception as error:  # noqa: BLE001  whatever an op raises fails its node
+            failure = failure_of(step.node_id, error)
+            end = self._clock()
+            if not may_degrade(step, failure) or end >= self.deadline:
+                raise failure from (error if failure is not error else error.__cause__)
+            self._degrade(step, failure)
+            rows = stand_in(step, inputs, ctx)
+        assert rows is not None
+        if self.traces is not None:
+            self.traces.add(step, "loop", step.position, (now, end, len(inputs[0]) if inputs else 0, len(rows)))
+        return rows
+
+    async def _segment(self, unit: Unit) -> RowSet:
+        """Run CPU nodes: here if that is quicker than a hop to a thread."""
+        run = self._runs[unit.index] = SegmentRun(
+            unit,
+            {position: self.results[position] for position in unit.outside},  # type: ignore[misc]
+            self._shared,
+            clock=self._clock,
+            deadline=self.deadline,
+            node_timeout=self._node_timeout,
+        )
+        inline = unit.always_inline or unit.fixed + unit.per_row * run.size < self._hop
+        try:
+            if self._node_timeout <= 0:
+                raise overdue(unit.steps[0].node_id, run.since, self.deadline, self._node_timeout)
+            return run.run() if inline else await self._in_thread(run)
+        finally:
+            run = self._runs[unit.index]  # another one if a node overran and the rest went on without it
+            self.late += run.late
+            for step, failure in run.degraded:
+                self._degrade(step, failure)
+            if self.traces is not None:
+                for step, times in zip(unit.steps, run.times, strict=False):
+                    self.traces.add(step, "inline" if inline else "thread", unit.steps[0].position, times)
+
+    async def _in_thread(self, run: SegmentRun) -> RowSet:
+        steps = run.unit.steps
+        while True:
+            place = await self._hop_once(run)
+            if place is None:
+                return run.outputs[-1]
+            # The thread is still at that step, and nobody wants what it makes of it.
+            failure = run.too_late(steps[place], self._clock())
+            if not may_degrade(steps[place], failure):
+                raise failure
+            run = self._runs[run.unit.index] = run.resumed(place, failure)
+            if run.place == len(steps):
+                return run.outputs[-1]
+
+    async def _hop_once(self, run: SegmentRun) -> int | None:
+        """Run the steps that are left in a thread; gives the place of a step that took too long, if one did."""
+        watching: trio.CancelScope | None = None
+        with trio.CancelScope() as scope:
+            if run.ends < self.deadline:
+                if run.place == len(run.unit.steps) - 1:
+                    scope.deadline = run.ends
+                else:
+                    watching = trio.CancelScope()
+                    assert self._nursery is not None
+                    self._nursery.start_soon(self._watch, run, scope, watching)
+            try:
+                await self._pool.run(run.run)
+            except Overloaded as refusal:
+                raise Overloaded(refusal.message, node=run.unit.steps[run.place].node_id) from None
+            finally:
+                run.abandoned = True
+                if watching is not None:
+                    watching.cancel()
+        if not scope.cancelled_caught:
+            return None
+        return run.place_at_timeout()
+
+    async def _watch(self, run: SegmentRun, scope: trio.CancelScope, watching: trio.CancelScope) -> None:
+        """Cancel `scope` when the step that the thread is at has taken too long, whichever that is by then."""
+        with watching:
+            while True:
+                await trio.sleep_until(run.ends)
+                if run.overdue(self._clock()):
+                    scope.cancel(reason="node timeout")
+                    return
+
+    def _degrade(self, step: Step, failure: PlanError) -> None:
+        self._degraded.append(
+            Degraded(node=step.node_id, policy=step.policy, code=failure.code, message=failure.message)
+        )
+
+
+def _not_started(unit: Unit) -> RequestDeadlineExceeded:
+    return RequestDeadlineExceeded("the request's deadline passed before it started", node=unit.steps[0].node_id)

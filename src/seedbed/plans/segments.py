@@ -1,0 +1,246 @@
+"""Running the nodes of a segment one after the other, on the loop or in a thread.
+
+What runs here reads and writes nothing but its own `SegmentRun`, so a thread that was given up can go on with it and
+disturbs nobody. The task that waits for the thread sees in it which node the thread is at, since when.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, RequestDeadlineExceeded
+from .context import OpContext
+from .ops import sort_and_take
+from .opspec import Rows
+from .rowset import NO_ROWS, RowSet, make_column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .compile import Step, Unit
+    from .context import RequestContext
+
+
+class SegmentRun:
+    """One run of a unit's steps."""
+
+    __slots__ = (
+        "_clock",
+        "_deadline",
+        "_known",
+        "_node_timeout",
+        "_overran",
+        "_shared",
+        "abandoned",
+        "degraded",
+        "late",
+        "outputs",
+        "place",
+        "since",
+        "size",
+        "times",
+        "unit",
+    )
+
+    def __init__(
+        self,
+        unit: Unit,
+        known: Mapping[int, RowSet],
+        shared: RequestContext,
+        *,
+        clock: Callable[[], float],
+        deadline: float,
+        node_timeout: float,
+    ) -> None:
+        self.unit = unit
+        # The results that the steps need from outside, by position.
+        self._known = known
+        self.size = sum(map(len, known.values()))
+        self._shared = shared
+        self._clock = clock
+        self._deadline = deadline
+        self._node_timeout = node_timeout
+        # All below: written by whoever runs the steps, read by the task that waits.
+        self.place = 0  # the step that runs now
+        self.since = clock()  # when it became ready
+        self.outputs: list[RowSet] = []  # of each step done
+        self.times: list[tuple[float, float, int, int]] = []  # of each step done: start, end, rows in, rows out
+        self.degraded: list[tuple[Step, PlanError]] = []
+        self.late = 0  # results that came after their time and were dropped
+        # Below: written by the task that waits.
+        self.abandoned = False  # nobody waits any more
+        self._overran: int | None = None  # the step that was found to have taken too long
+
+    @property
+    def ends(self) -> float:
+        """When the time of the step that runs now is over, its request's deadline left aside."""
+        return self.since + self._node_timeout
+
+    def run(self) -> RowSet:
+        """Run the steps from `place` on and give the rows of the last; raises a PlanError that names its node."""
+        steps, pairs = self.unit.steps, self.unit.pairs
+        taken: RowSet | None = None  # what sort and take gave together, when the take is next
+        while self.place < len(steps) and not self.abandoned:
+            step = steps[self.place]
+            inputs, ctx = self.prepared(step)
+            before = len(inputs[0]) if inputs else 0
+            try:
+                if taken is not None:
+                    rows, count = taken, len(taken)
+                    taken = None
+                elif self.place in pairs:
+                    rows = taken = sort_and_take(inputs, step.params, steps[self.place + 1].params, ctx)
+                    count = before
+                else:
+                    rows = call(step, inputs, ctx)
+                    count = len(rows)
+                now = self._clock()
+                if now >= ctx.deadline:
+                    self.late += 1
+                    raise self.too_late(step, now)
+            except Exception as error:  # noqa: BLE001  whatever an op raises fails its node
+                now = self._clock()
+                rows = self._stand_in(step, inputs, ctx, error, now)
+                taken = None
+                count = len(rows)
+            self.advance(rows, now, before, count)
+        return self.outputs[-1] if self.outputs else NO_ROWS
+
+    def prepared(self, step: Step) -> tuple[tuple[RowSet, ...], OpContext]:
+        """The inputs of a step, and its context."""
+        inputs = tuple([self._rows_of(position) for position in step.inputs])
+        refs = {name: self._rows_of(position) for name, position in step.refs}
+        return inputs, OpContext(self._shared, step.node_id, min(self._deadline, self.ends), refs)
+
+    def too_late(self, step: Step, now: float) -> PlanError:
+        """The error of a step whose time was over at that instant."""
+        return overdue(step.node_id, now, self._deadline, self._node_timeout)
+
+    def advance(self, rows: RowSet, now: float, before: int, count: int) -> None:
+        """The step at `place` is done."""
+        self.outputs.append(rows)
+        self.times.append((self.since, now, before, count))
+        # The waiting task must never see the next step with the time of this one: it would time out too early.
+        self.since = now
+        self.place += 1
+
+    def overdue(self, now: float) -> bool:
+        """Whether the step that runs now has taken too long; remembers which one it was."""
+        place = self.place
+        if now < self.ends or place == len(self.unit.steps):
+            return False
+        self._overran = place
+        return True
+
+    def place_at_timeout(self) -> int:
+        """The step whose timeout ended the wait."""
+        return len(self.unit.steps) - 1 if self._overran is None else self._overran
+
+    def resumed(self, place: int, failure: PlanError) -> SegmentRun:
+        """A run that goes on behind the step at `place`, with what stands in for it; this one keeps its thread."""
+        fresh = SegmentRun(
+            self.unit,
+            self._known,
+            self._shared,
+            clock=self._clock,
+            deadline=self._deadline,
+            node_timeout=self._node_timeout,
+        )
+        step = self.unit.steps[place]
+        fresh.since = self._clock() if place == 0 else self.times[place - 1][1]
+        fresh.place = place
+        fresh.outputs, fresh.times = self.outputs[:place], self.times[:place]
+        fresh.degraded = [one for one in self.degraded if one[0] is not step] + [(step, failure)]
+        inputs, ctx = fresh.prepared(step)
+        rows = stand_in(step, inputs, ctx)
+        fresh.advance(rows, self._clock(), len(inputs[0]) if inputs else 0, len(rows))
+        return fresh
+
+    def _rows_of(self, position: int) -> RowSet:
+        found = self._known.get(position)
+        if found is not None:
+            return found
+        return self.outputs[-1]  # what is not from outside is from the step before
+
+    def _stand_in(self, step: Step, inputs: tuple[RowSet, ...], ctx: OpContext, error: Exception, now: float) -> RowSet:
+        failure = failure_of(step.node_id, error)
+        if not may_degrade(step, failure) or now >= self._deadline:
+            raise failure from error
+        self.degraded.append((step, failure))
+        return stand_in(step, inputs, ctx)
+
+
+def call(step: Step, inputs: tuple[RowSet, ...], ctx: OpContext) -> RowSet:
+    """Run a sync op."""
+    run = step.op.run
+    assert run is not None
+    rows = run(inputs, step.params, ctx)
+    if not step.is_core:
+        check_output(step, inputs, rows)
+    return rows
+
+
+def overdue(node_id: str, now: float, deadline: float, node_timeout: float) -> PlanError:
+    """The error of a node that was not done in time: whichever of its two limits was passed."""
+    if now >= deadline:
+        return RequestDeadlineExceeded("the request's deadline passed while it ran", node=node_id)
+    return NodeTimeout(f"it took longer than {node_timeout * 1000:g} ms (node timeout)", node=node_id)
+
+
+def failure_of(node_id: str, error: Exception) -> PlanError:
+    """What an op raised, as the error of its node."""
+    if isinstance(error, PlanError) and error.node is not None:
+        return error
+    if isinstance(error, EndpointUnavailable):
+        return EndpointUnavailable(error.message, node=node_id)
+    if isinstance(error, PlanError):
+        return NodeFailed(error.message, node=node_id)
+    return NodeFailed(f"{type(error).__name__}: {error}", node=node_id)
+
+
+def may_degrade(step: Step, failure: PlanError) -> bool:
+    """Whether the node's policy lets the request go on."""
+    return step.policy != "fail" and isinstance(failure, NodeFailed | NodeTimeout | EndpointUnavailable)
+
+
+def stand_in(step: Step, inputs: tuple[RowSet, ...], ctx: OpContext) -> RowSet:
+    """The rows that a node is said to have given although it failed."""
+    first = inputs[0] if inputs else NO_ROWS
+    if step.policy == "empty":
+        return first.none()
+    try:
+        if step.op.gives is Rows.NEW:
+            return NO_ROWS if step.op.fallback is None else step.op.fallback(inputs, step.params, ctx)
+        for key_id in step.op.written_keys(step.params):
+            key = ctx.keys[key_id]
+            column = make_column(key, [None if key.nullable else key.default] * len(first))
+            first = first.with_column(key_id, column.values, column.nulls)
+    except Exception as error:
+        raise failure_of(step.node_id, error) from error
+    return first
+
+
+def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:
+    """See whether an op that is not ours kept what it declares."""
+    op = step.op
+    if not isinstance(rows, RowSet):
+        raise TypeError(f"op {op.name!r} gave {type(rows).__name__}, not a RowSet")
+    known = op.written_keys(step.params).union({1}, *(one.columns for one in inputs))
+    if not known.issuperset(rows.columns):
+        extra = sorted(set(rows.columns) - known)
+        raise ValueError(f"op {op.name!r} wrote the keys {extra}, which it does not declare")
+    if not inputs or op.gives is Rows.NEW:
+        return
+    first = inputs[0]
+    if op.gives is Rows.SAME:
+        fits = np.array_equal(rows.ids(), first.ids())
+    elif op.gives is Rows.PREFIX:
+        fits = np.array_equal(rows.ids(), first.ids()[: len(rows)])
+    elif op.gives is Rows.SUBSET:
+        fits = len(rows) <= len(first)
+    else:
+        fits = len(rows) == len(first) if op.gives is Rows.REORDERED else len(rows) >= len(first)
+    if not fits:
+        raise ValueError(f"op {op.name!r} declares {op.gives.value!r} rows, but gave {len(rows)} of {len(first)}")
