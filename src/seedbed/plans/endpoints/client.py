@@ -22,7 +22,6 @@ from .resp import (
     read_hash,
     read_list,
     read_pong,
-    unexpected,
 )
 from .statistics import EndpointStatistics
 from .transport import connect_tcp
@@ -145,7 +144,7 @@ class RedisClient:
             raise self._unavailable("was closed")
         pipeline = self._pipeline
         call = Call(commands, trio.lowlevel.current_task())
-        if self._connection is None:
+        if self._connection is None or self._connection.lost is not None:
             self._refuse_while_down()
             pipeline.add(call)
             self._wanted.set()
@@ -243,14 +242,11 @@ class RedisClient:
 
     async def _serve(self, connection: Connection) -> None:
         self._pipeline.admit()
-        try:
-            with connection.scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write_commands, connection)
-                    nursery.start_soon(self._watch, connection)
-                    await self._read_replies(connection)
-        finally:
-            self._idle_writer = self._idle_watch = None
+        with connection.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_commands, connection)
+                nursery.start_soon(self._watch, connection)
+                await self._read_replies(connection)
 
     async def _read_replies(self, connection: Connection) -> None:
         reader, pipeline, transport = new_reader(), self._pipeline, connection.transport
@@ -279,7 +275,7 @@ class RedisClient:
                     break
                 unparsed = 0
                 if not pipeline.take_reply(reply):
-                    connection.lose(unexpected(reply, "nothing"))
+                    connection.lose(ConnectionError(f"a reply came that nobody asked for: {reply!r:.80}"))
                     return
             if not unparsed:
                 connection.answered = True
@@ -295,7 +291,7 @@ class RedisClient:
         while True:
             if not pipeline.unsent:
                 self._idle_writer = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(_stop_waiting)
+                await trio.lowlevel.wait_task_rescheduled(self._forget_idle)
             data = pipeline.take_unsent(trio.current_time())
             if not data:  # all who asked were cancelled
                 pipeline.admit()
@@ -318,11 +314,12 @@ class RedisClient:
             oldest = pipeline.oldest
             if oldest is None:
                 self._idle_watch = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(_stop_waiting)
+                await trio.lowlevel.wait_task_rescheduled(self._forget_idle)
                 continue
             stalled_at = max(oldest, connection.heard_at) + STALLED_AFTER * timeout
             wanted = pipeline.oldest_wanted
-            late_at = stalled_at if wanted is None else wanted + timeout
+            # What is sent from now on is late no earlier than what is sent now.
+            late_at = (trio.current_time() if wanted is None else wanted) + timeout
             await trio.sleep_until(min(stalled_at, late_at))
             # If we ourselves were busy for so long, the reply may be there, unread.
             await trio.lowlevel.checkpoint()
@@ -335,7 +332,7 @@ class RedisClient:
                 silent = f"nothing came for {STALLED_AFTER * late} ms while replies were owed"
                 connection.lose(TimeoutError(silent), useless=True)
 
-
-def _stop_waiting(_raise_cancel: object) -> trio.lowlevel.Abort:
-    """Abort a wait that nobody else would end; `_serve` forgets the tasks that waited so."""
-    return trio.lowlevel.Abort.SUCCEEDED
+    def _forget_idle(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        # Both are cancelled together, and from that moment on nobody may wake them.
+        self._idle_writer = self._idle_watch = None
+        return trio.lowlevel.Abort.SUCCEEDED

@@ -63,7 +63,7 @@ async def connect_tcp(host: str, port: int) -> SocketTransport:
     """Connect to a server; raises OSError if there is none."""
     try:
         stream = await trio.open_tcp_stream(host, port)
-    except UnicodeError as error:
-        raise OSError(f"{host!r} is no host name: {error}") from None
+    except (UnicodeError, OverflowError) as error:
+        raise OSError(f"{host!r}, port {port}, is no address: {error}") from None
     # open_tcp_stream has set TCP_NODELAY.
     return SocketTransport(socket.socket(fileno=stream.socket.detach()))

