@@ -176,7 +176,7 @@ def _sole_cause(group: ExceptionGroup[Exception]) -> Exception:
     leaves: list[Exception] = []
     pending: list[Exception] = [group]
     while pending:
-        each = pending.pop()
+        each = pending.pop(0)  # of equals the first one counts
         if isinstance(each, ExceptionGroup):
             pending.extend(each.exceptions)
         else:

@@ -27,6 +27,12 @@ def processor_failed(step: Step, row_group: int, error: BaseException) -> Proces
     return ProcessorFailed(f"post-batch processor {step.name!r} failed (row_group={row_group}): {error_text(error)}")
 
 
+def _cost(outcome: Outcome[RowGroup]) -> tuple[int, int, float]:
+    """Calls, tokens and seconds of one attempt; a task that reported nothing was one call."""
+    usage = outcome.usage
+    return (1, 0, outcome.seconds) if usage is None else (max(1, usage.calls), usage.tokens, outcome.seconds)
+
+
 class RowGroup:
     """The state of a row group and what each outcome does to it. Synchronous but for `drive` and `post_process`.
 
@@ -56,8 +62,8 @@ class RowGroup:
         for gate, instance in zip(self._gate_list, run.instances.values(), strict=True):
             for node in instance.nodes:
                 self._gates[node] = gate
-        # Tokens and seconds of finished calls by row, to be counted as wasted if the row is dropped after all.
-        self._paid: dict[int, list[tuple[str, int, float]]] = {}
+        # Calls, tokens and seconds of finished cells by row, to be counted as wasted if the row is dropped after all.
+        self._paid: dict[int, list[tuple[str, int, int, float]]] = {}
 
     # What others call.
 
@@ -193,8 +199,7 @@ class RowGroup:
                 for name, value in zip(step.outputs, outcome.value, strict=True):
                     update_cell(row, name, value)
             if step.key is not None:
-                tokens = outcome.usage.tokens if outcome.usage is not None else 0
-                self._paid.setdefault(row, []).append((step.name, tokens, outcome.seconds))
+                self._paid.setdefault(row, []).append((step.name, *_cost(outcome)))
             ready = self.frontier.complete_cell(step.node, row)
         if step.node in self._gates:
             self._gates[step.node].settle(step.node, row)
@@ -248,8 +253,8 @@ class RowGroup:
     def _drop(self, row: int, failed: Cell[RowGroup], error: str) -> None:
         """Record a dropped row and end everything that is still under way for it."""
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
-        for name, tokens, seconds in self._paid.pop(row, ()):
-            self.run.ledger.waste(name, 1, tokens, seconds)
+        for paid in self._paid.pop(row, ()):
+            self.run.ledger.waste(*paid)
         self._end_cells(row, f"row {drop.row} was dropped: {drop.reason}")
         if self.run.events.active:
             self.run.events.emit(
@@ -289,10 +294,7 @@ class RowGroup:
             gate.settle(cell.step.node, cell.row)
 
     def _waste(self, outcome: Outcome[RowGroup]) -> None:
-        usage = outcome.usage
-        calls = max(1, usage.calls) if usage is not None else 1
-        tokens = usage.tokens if usage is not None else 0
-        self.run.ledger.waste(outcome.cell.step.name, calls, tokens, outcome.seconds)
+        self.run.ledger.waste(outcome.cell.step.name, *_cost(outcome))
 
     def _over(self, cell: Cell[RowGroup]) -> None:
         cell.state = State.OVER
