@@ -115,7 +115,7 @@ class Build:
         """Run the build to its end, whatever that is; only a cancellation leaves this."""
         try:
             if self._plan.out is not None:
-                self._writer = await finish_in_thread(partial(_create_writer, self._plan))
+                self._writer = await finish_in_thread(partial(_open_writer, self._plan))
             self._report = await run_build(
                 self._plan,
                 writer=self._writer,
@@ -135,8 +135,10 @@ class Build:
             self._over.set()
 
 
-def _create_writer(plan: BuildPlan) -> DatasetWriter:
+def _open_writer(plan: BuildPlan) -> DatasetWriter:
     assert plan.out is not None
+    if plan.done is not None:
+        return DatasetWriter.open(plan.out)[0]
     return DatasetWriter.create(
         plan.out,
         Header(

@@ -18,7 +18,7 @@ from .fill import bind_cell, bind_group, cell_arguments, cell_value, classify, g
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from .row_group import RowGroup
     from .run import Run
@@ -128,9 +128,15 @@ async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> A
         make_argument: Callable[[], Any] = lambda: group.rows.source  # noqa: E731
     else:
         rows = group.live_rows()
+        if step.skip is not None or step.skipped_with:
+            rows = [row for row in rows if not group.rows.skips(step, row)]
+            if not rows:
+                return rows, [[] for _ in step.outputs]
         # The lists are taken now, on the loop; the frame is made of them wherever the generator runs.
         columns = group.rows.buffer.take(step.inputs, rows)
         make_argument = lambda: make_frame(columns, len(rows))  # noqa: E731
+    if context is not None:
+        context.about(rows)
     if call.is_async:
         argument = make_argument() if step.kind is TaskKind.FROM_SCRATCH else await run.store_thread(make_argument)
         result = await bind_group(step, argument, context)()
@@ -205,6 +211,11 @@ class Context:
         # How long the cell must wait because its first call was refused.
         self.refused_for: float | None = None
         self._answered = False
+        self._rows: list[tuple[int, int]] = []
+
+    def about(self, rows: Sequence[int]) -> None:
+        """The task is for these rows of its row group."""
+        self._rows = [self._cell.group.rows.identity(row) for row in rows]
 
     @property
     def column(self) -> str:
@@ -222,14 +233,14 @@ class Context:
     def attempt(self) -> int:
         return self._cell.attempt
 
+    @property
+    def rows(self) -> Sequence[tuple[int, int]]:
+        return self._rows
+
     def report_usage(
-        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0
+        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
     ) -> None:
-        usage = self.usage
-        usage.calls += calls
-        usage.input_tokens += input_tokens
-        usage.output_tokens += output_tokens
-        usage.cost += cost
+        self.usage.add(model, calls, input_tokens, output_tokens, cost)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         portal = current_portal.get()

@@ -155,7 +155,7 @@ class RowGroup:
             self._emit_finished(outcome)
         usage = outcome.usage
         if usage is not None and usage.calls:
-            run.ledger.spend(step.name, usage.calls, usage.tokens, usage.cost)
+            run.ledger.spend(step.name, usage.by_model)
         if status is Status.REFUSED:
             self._refused(outcome)
             return
@@ -307,11 +307,32 @@ class RowGroup:
 
     def _make_ready(self, ready: Sequence[tuple[int, int]]) -> None:
         for node, row in ready:
+            step = self.run.plan.steps[node]
+            if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
+                continue
             gate = self._gates.get(node)
             if gate is not None:
                 gate.arrive(node, row)
             else:
-                self._new_cell(self.run.plan.steps[node], row)
+                self._new_cell(step, row)
+
+    def _skip_cell(self, step: Step, row: int) -> bool:
+        """Complete a cell without making it, if it is to be skipped; a rule that fails costs the row."""
+        if self.frontier.dropped[row]:
+            return True
+        try:
+            if not self.rows.skips(step, row):
+                return False
+        except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
+            rows, ready = self.frontier.fail(step.node, row)
+            for each in rows:
+                self._drop(each, Cell(step, self, row), f"skip_when: {error_text(error)}")
+        else:
+            ready = self.frontier.complete_cell(step.node, row)
+        for gate in self._gate_list:
+            gate.advance()
+        self._make_ready(ready)
+        return True
 
     def _release_stateful(self, node: int, row: int) -> None:
         self._new_cell(self.run.plan.steps[node], row)

@@ -91,6 +91,8 @@ class SequentialGroup:
         resized: dict[int, list[Any]] = {}
         rows: Iterable[int] = self.live_rows() if step.kind is TaskKind.CELL else [GROUP]
         for row in rows:
+            if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
+                continue
             await self._try(Cell(step, self, row), salvage, resized)
             # A stateful generator must see its rows in order, so one that failed is tried again before the next.
             while step.instance is not None and len(salvage):
@@ -99,6 +101,14 @@ class SequentialGroup:
             await self._salvage(salvage, resized)
         if step.allow_resize and step.kind is TaskKind.CELL:
             self._explode(step, resized)
+
+    def _skip_cell(self, step: Step, row: int) -> bool:
+        try:
+            return self.rows.skips(step, row)
+        except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
+            self._dropped.add(row)
+            self.rows.drop(row, step, 1, f"skip_when: {error_text(error)}")
+            return True
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
         for cell, eligible_at in sorted(salvage.start_round(), key=lambda deferred: deferred[1]):
@@ -141,7 +151,7 @@ class SequentialGroup:
                 raise run.stopping
             usage = outcome.usage
             if usage is not None and usage.calls:
-                run.ledger.spend(step.name, usage.calls, usage.tokens, usage.cost)
+                run.ledger.spend(step.name, usage.by_model)
             if outcome.status is Status.REFUSED:
                 cell.refusals += 1
                 await trio.sleep(outcome.retry_delay)
