@@ -32,11 +32,16 @@ class Message:
 
 @attrs.frozen(kw_only=True)
 class ChatRequest:
-    """One call of a chat model. `schema` asks for output that fits a JSON Schema, where the provider can do that."""
+    """One call of a chat model. `schema` asks for output that fits a JSON Schema, where the provider can do that.
+
+    `seed` depends on the recipe's seed, the column, the row and the call's number only: for what is drawn per call. Two
+    requests that differ in nothing else are the same request.
+    """
 
     messages: tuple[Message, ...]
     parameters: Mapping[str, Any] = attrs.field(factory=dict)
     schema: Mapping[str, Any] | None = None
+    seed: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,185 @@
+"""How a simulated model behaves: how long it takes, what it refuses and how it fails.
+
+Decided here and nowhere else, synchronously, for the scripted model (which raises) and for the test server (which
+sends). A prompt may ask for its own fate with a marker: `[[500]]`, `[[429 retry-after=2]]`, `[[hang]]`, `[[reset]]`,
+`[[malformed]]`, `[[truncated]]`, `[[empty]]`, `[[refusal]]`, `[[filter]]`, `[[length]]`, `[[latency=0.5]]`; `x2` in it
+(`[[500 x2]]`) means only the first two times that this prompt comes.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from ..errors import ConfigError
+from .distributions import check_latency, draw, is_distribution, stable_seed
+
+OUTCOMES = (
+    "answer",
+    "status",
+    "hang",
+    "reset",
+    "malformed",
+    "truncated",
+    "empty",
+    "refusal",
+    "filter",
+    "length",
+)
+"""What can become of a call; `status` is an HTTP status other than 200."""
+
+_MARKER = re.compile(r"\[\[([a-z0-9][a-z0-9 =.:-]*)\]\]")
+
+
+def _share(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"{attribute.name} must be between 0 and 1, not {value!r}")
+
+
+def _seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    check_latency(attribute.name, value)
+
+
+def _capacity(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ConfigError(f"{attribute.name} must be a whole number, 0 or more, or None for no limit, not {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class Behaviour:
+    """What a simulated model does besides answering. Shares are of all calls, drawn by prompt and `seed`."""
+
+    # Seconds for an answer, constant or a distribution.
+    latency: Any = attrs.field(default=0.0, validator=_seconds)
+    # Seconds for a refusal or an error; real servers are quick about them.
+    refusal_latency: Any = attrs.field(default=0.0, validator=_seconds)
+    # Calls that are worked on at once; what comes above is refused (429).
+    capacity: int | None = attrs.field(default=None, validator=_capacity)
+    rate_limit_share: float = attrs.field(default=0.0, validator=_share)
+    # What refusals say: seconds or a date in Retry-After, None for no header.
+    retry_after: float | str | None = None
+    # Seconds for x-ratelimit-reset-requests beside x-ratelimit-remaining-requests: 0; None for no such headers.
+    reset_after: float | str | None = None
+    error_share: float = attrs.field(default=0.0, validator=_share)
+    error_status: int = 500
+    hang_share: float = attrs.field(default=0.0, validator=_share)
+    reset_share: float = attrs.field(default=0.0, validator=_share)
+    malformed_share: float = attrs.field(default=0.0, validator=_share)
+    truncated_share: float = attrs.field(default=0.0, validator=_share)
+    # One prompt fails by chance at most so often, so that a run with a few retries loses no row.
+    max_failures: int | None = attrs.field(default=2, validator=_capacity)
+    seed: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        """Shares are of the same whole."""
+        if sum(self.shares().values()) > 1:
+            raise ConfigError(f"the shares of failures add up to more than 1: {self.shares()}")
+
+    def shares(self) -> dict[str, float]:
+        """The share of each failure by chance."""
+        return {
+            "rate_limit": self.rate_limit_share,
+            "error": self.error_share,
+            "hang": self.hang_share,
+            "reset": self.reset_share,
+            "malformed": self.malformed_share,
+            "truncated": self.truncated_share,
+        }
+
+
+@attrs.frozen(kw_only=True)
+class Fate:
+    """What becomes of one call."""
+
+    outcome: str = "answer"
+    status: int = 200
+    latency: float = 0.0
+    retry_after: float | str | None = None
+    reset_after: float | str | None = None
+    # The text of the answer, where the caller's own way of making one is not wanted.
+    text: str | None = None
+
+
+class Fates:
+    """Decides what becomes of each call. Counts what came by prompt; changed by `decide` only."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.seen: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._shares = [(name, share) for name, share in behaviour.shares().items() if share]
+        self._is_constant = not is_distribution(behaviour.latency)
+
+    def decide(self, prompt: str, in_flight: int) -> Fate:
+        """The fate of a call that came while `in_flight` others were worked on."""
+        behaviour = self.behaviour
+        self.seen[prompt] += 1
+        if behaviour.capacity is not None and in_flight >= behaviour.capacity:
+            return self._refusal(None)
+        if "[[" in prompt and (marked := self._marked(prompt)) is not None:
+            return marked
+        if not self._shares and self._is_constant:
+            return Fate(latency=behaviour.latency)
+        rng = random.Random(stable_seed(behaviour.seed, prompt, self.seen[prompt]))
+        chance = rng.random()
+        for name, share in self._shares:
+            chance -= share
+            if chance < 0:
+                if behaviour.max_failures is not None and self._failed[prompt] >= behaviour.max_failures:
+                    break
+                self._failed[prompt] += 1
+                if name == "rate_limit":
+                    return self._refusal(rng)
+                if name == "error":
+                    return Fate(outcome="status", status=behaviour.error_status, latency=self._quick(rng))
+                return Fate(outcome=name, latency=self._slow(rng))
+        return Fate(latency=self._slow(rng))
+
+    def _refusal(self, rng: random.Random | None) -> Fate:
+        return Fate(
+            outcome="status",
+            status=429,
+            latency=self._quick(rng),
+            retry_after=self.behaviour.retry_after,
+            reset_after=self.behaviour.reset_after,
+        )
+
+    def _marked(self, prompt: str) -> Fate | None:
+        fate: dict[str, Any] = {}
+        rng = random.Random(stable_seed(self.behaviour.seed, prompt, self.seen[prompt]))
+        for marker in _MARKER.findall(prompt):
+            words = marker.split()
+            times = next((int(word[1:]) for word in words if re.fullmatch(r"x\d+", word)), None)
+            if times is not None and self.seen[prompt] > times:
+                continue
+            for word in words:
+                name, _, value = word.partition("=")
+                if name.isdigit():
+                    fate.update(outcome="status", status=int(name), latency=self._quick(rng))
+                elif name in OUTCOMES:
+                    fate.update(outcome=name)
+                elif name == "latency":
+                    fate.update(latency=float(value))
+                elif name in {"retry-after", "reset-after"}:
+                    fate[name.replace("-", "_")] = value
+        if not fate:
+            return None
+        return Fate(**{"latency": self._slow(rng), **fate})
+
+    def _quick(self, rng: random.Random | None) -> float:
+        return max(0.0, draw(self.behaviour.refusal_latency, rng or random.Random(self.behaviour.seed)))
+
+    def _slow(self, rng: random.Random) -> float:
+        return max(0.0, draw(self.behaviour.latency, rng))
+
+
+def behaviour_from(options: Mapping[str, Any]) -> tuple[Behaviour, dict[str, Any]]:
+    """Split keyword options into a behaviour and the rest."""
+    names = {field.name for field in attrs.fields(Behaviour)}
+    mine = {name: value for name, value in options.items() if name in names}
+    return Behaviour(**mine), {name: value for name, value in options.items() if name not in names}
