@@ -280,8 +280,12 @@ class Gaussian(Sampler):
 
     mean: float | Reference = attrs.field(default=0.0, converter=_referring, validator=_any_number, kw_only=True)
     std: float | Reference = attrs.field(default=1.0, converter=_referring, validator=_spread, kw_only=True)
-    low: float | Reference | None = attrs.field(default=None, converter=_referring, validator=_optional(_any_number), kw_only=True)
-    high: float | Reference | None = attrs.field(default=None, converter=_referring, validator=_optional(_any_number), kw_only=True)
+    low: float | Reference | None = attrs.field(
+        default=None, converter=_referring, validator=_optional(_any_number), kw_only=True
+    )
+    high: float | Reference | None = attrs.field(
+        default=None, converter=_referring, validator=_optional(_any_number), kw_only=True
+    )
     decimals: int | None = attrs.field(default=None, kw_only=True, validator=_decimals)
 
     def __attrs_post_init__(self) -> None:
@@ -414,6 +418,10 @@ def _locales(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if _is_list(value) else value
 
 
+def _pair(value: Any) -> Any:
+    return tuple(value) if _is_list(value) else value
+
+
 def _date(value: Any) -> Any:
     if isinstance(value, str):
         try:
@@ -435,9 +443,7 @@ class Person(Sampler):
     type: ClassVar[str] = "person"
 
     locale: tuple[str, ...] = attrs.field(default=("en_US",), kw_only=True, converter=_locales)
-    age: tuple[int, int] = attrs.field(
-        default=(18, 90), kw_only=True, converter=lambda value: tuple(value) if _is_list(value) else value
-    )
+    age: tuple[int, int] = attrs.field(default=(18, 90), kw_only=True, converter=_pair)
     sex: str | None = attrs.field(default=None, kw_only=True)
     as_of: date = attrs.field(default=date(2025, 1, 1), kw_only=True, converter=_date)
 
@@ -470,8 +476,12 @@ class Scipy(Sampler):
 
     dist: str = attrs.field(kw_only=True, validator=_text)
     params: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, converter=_parameters)
-    low: float | Reference | None = attrs.field(default=None, converter=_referring, validator=_optional(_any_number), kw_only=True)
-    high: float | Reference | None = attrs.field(default=None, converter=_referring, validator=_optional(_any_number), kw_only=True)
+    low: float | Reference | None = attrs.field(
+        default=None, converter=_referring, validator=_optional(_any_number), kw_only=True
+    )
+    high: float | Reference | None = attrs.field(
+        default=None, converter=_referring, validator=_optional(_any_number), kw_only=True
+    )
     decimals: int | None = attrs.field(default=None, kw_only=True, validator=_decimals)
 
     def __attrs_post_init__(self) -> None:
