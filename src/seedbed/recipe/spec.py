@@ -63,6 +63,10 @@ class ColumnSpec:
         alias = getattr(self, "model", None)
         return (alias,) if isinstance(alias, str) else ()
 
+    def code(self) -> tuple[str, ...]:
+        """What it names as `module:name`, to be imported only where the user allows code."""
+        return ()
+
 
 def skip_rule(spec: ColumnSpec) -> SkipRule | None:
     """What its `skip_when` needs and how it is decided; None where it has none."""
