@@ -69,7 +69,7 @@ class _Source:
     """Names and addresses of one locale. Used by one thread at a time."""
 
     def __init__(self, faker: Any, locale: str) -> None:
-        self.random = random.Random()  # noqa: S311
+        self.random = random.Random()
         self._fake = faker.Factory.create(locale)
         self._fake.random = self.random
         self.locale = locale

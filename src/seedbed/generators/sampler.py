@@ -133,8 +133,8 @@ def make_uuid(spec: UUID, environment: Environment) -> Column:
 def whole_steps(low: Any, high: Any, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     """A whole number from `low` to `high`, both included, for each row; the bounds are whole, alone or one a row."""
     first, last = np.asarray(low, dtype=np.int64), np.asarray(high, dtype=np.int64)
-    steps: NDArray[np.int64] = np.floor(uniform * (last - first + 1)).astype(np.int64)
-    return np.minimum(first + steps, last)
+    steps: NDArray[np.int64] = np.minimum(first + np.floor(uniform * (last - first + 1)).astype(np.int64), last)
+    return steps
 
 
 @maker(Datetime)
