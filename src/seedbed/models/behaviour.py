@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -33,7 +33,9 @@ OUTCOMES = (
 )
 """What can become of a call; `status` is an HTTP status other than 200."""
 
-_MARKER = re.compile(r"\[\[([a-z0-9][a-z0-9 =.:-]*)\]\]")
+# Only what is a marker as a whole: a wiki link in a prompt is not one.
+_WORD = rf"(?:\d{{3}}|x\d+|{'|'.join(OUTCOMES)}|latency=\d+(?:\.\d*)?|(?:retry|reset)-after=[\w.:-]+)"
+_MARKER = re.compile(rf"\[\[({_WORD}(?: {_WORD})*)\]\]")
 
 
 def _share(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -50,10 +52,24 @@ def _capacity(_: object, attribute: attrs.Attribute[Any], value: object) -> None
         raise ConfigError(f"{attribute.name} must be a whole number, 0 or more, or None for no limit, not {value!r}")
 
 
-@attrs.frozen(kw_only=True)
+def _tuple(value: object) -> object:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _check_fates(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, tuple):
+        raise ConfigError(f"{attribute.name} must be a list such as ['429 retry-after=1', '500', 'answer'], not {value!r}")
+    for words in value:
+        _read_marker(words)
+
+
+# Not slotted, so that a spec can be this and something else too.
+@attrs.frozen(kw_only=True, slots=False)
 class Behaviour:
     """What a simulated model does besides answering. Shares are of all calls, drawn by prompt and `seed`."""
 
+    # What becomes of the first calls, one by one, in the words of markers; later calls go as the rest says.
+    fates: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_fates)
     # Seconds for an answer, constant or a distribution.
     latency: Any = attrs.field(default=0.0, validator=_seconds)
     # Seconds for a refusal or an error; real servers are quick about them.
@@ -111,6 +127,7 @@ class Fates:
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.seen: Counter[str] = Counter()
+        self._first = deque(behaviour.fates)
         self._failed: Counter[str] = Counter()
         self._shares = [(name, share) for name, share in behaviour.shares().items() if share]
         self._is_constant = not is_distribution(behaviour.latency)
@@ -121,11 +138,13 @@ class Fates:
         self.seen[prompt] += 1
         if behaviour.capacity is not None and in_flight >= behaviour.capacity:
             return self._refusal(None)
-        if "[[" in prompt and (marked := self._marked(prompt)) is not None:
+        if self._first:
+            return self._from_words([self._first.popleft()], prompt) or Fate(latency=self._slow(self._rng(prompt)))
+        if "[[" in prompt and (marked := self._from_words(_MARKER.findall(prompt), prompt)) is not None:
             return marked
         if not self._shares and self._is_constant:
             return Fate(latency=behaviour.latency)
-        rng = random.Random(stable_seed(behaviour.seed, prompt, self.seen[prompt]))
+        rng = self._rng(prompt)
         chance = rng.random()
         for name, share in self._shares:
             chance -= share
@@ -149,33 +168,51 @@ class Fates:
             reset_after=self.behaviour.reset_after,
         )
 
-    def _marked(self, prompt: str) -> Fate | None:
+    def _rng(self, prompt: str) -> random.Random:
+        return random.Random(stable_seed(self.behaviour.seed, prompt, self.seen[prompt]))
+
+    def _from_words(self, markers: Iterable[str], prompt: str) -> Fate | None:
         fate: dict[str, Any] = {}
-        rng = random.Random(stable_seed(self.behaviour.seed, prompt, self.seen[prompt]))
-        for marker in _MARKER.findall(prompt):
-            words = marker.split()
-            times = next((int(word[1:]) for word in words if re.fullmatch(r"x\d+", word)), None)
-            if times is not None and self.seen[prompt] > times:
-                continue
-            for word in words:
-                name, _, value = word.partition("=")
-                if name.isdigit():
-                    fate.update(outcome="status", status=int(name), latency=self._quick(rng))
-                elif name in OUTCOMES:
-                    fate.update(outcome=name)
-                elif name == "latency":
-                    fate.update(latency=float(value))
-                elif name in {"retry-after", "reset-after"}:
-                    fate[name.replace("-", "_")] = value
+        for marker in markers:
+            said, times = _read_marker(marker)
+            if times is None or self.seen[prompt] <= times:
+                fate.update(said)
         if not fate:
             return None
-        return Fate(**{"latency": self._slow(rng), **fate})
+        if "latency" not in fate:
+            rng = self._rng(prompt)
+            fate["latency"] = self._quick(rng) if fate.get("outcome") == "status" else self._slow(rng)
+        return Fate(**fate)
 
     def _quick(self, rng: random.Random | None) -> float:
         return max(0.0, draw(self.behaviour.refusal_latency, rng or random.Random(self.behaviour.seed)))
 
     def _slow(self, rng: random.Random) -> float:
         return max(0.0, draw(self.behaviour.latency, rng))
+
+
+def _read_marker(marker: str) -> tuple[dict[str, Any], int | None]:
+    """What a marker says of a fate, and for how many times; raises `ConfigError` for a word that says nothing."""
+    said: dict[str, Any] = {}
+    times: int | None = None
+    for word in marker.split():
+        name, _, value = word.partition("=")
+        if re.fullmatch(r"\d{3}", name):
+            said.update(outcome="status", status=int(name))
+        elif re.fullmatch(r"x\d+", name):
+            times = int(name[1:])
+        elif name in OUTCOMES:
+            said.update(outcome=name)
+        elif name == "latency" and re.fullmatch(r"\d+(\.\d*)?", value):
+            said.update(latency=float(value))
+        elif name in {"retry-after", "reset-after"}:
+            said[name.replace("-", "_")] = value
+        else:
+            raise ConfigError(
+                f"{word!r} in {marker!r} is not a fate; there are statuses (429), {', '.join(OUTCOMES)}, latency=…, "
+                "retry-after=…, reset-after=… and x2"
+            )
+    return said, times
 
 
 def behaviour_from(options: Mapping[str, Any]) -> tuple[Behaviour, dict[str, Any]]:

@@ -281,7 +281,6 @@ class _Connection:
                 raise Retryable(f"{self._name} {said}") from error
             except httptools.HttpParserUpgrade as error:
                 raise Retryable(f"{self._name} wants to speak another protocol") from error
-        self.can_be_reused = self._parser.should_keep_alive()
         return self._response()
 
     def _at_end(self) -> HttpResponse:
@@ -321,9 +320,12 @@ class _Connection:
             self._begin()
         else:
             self._is_complete = True
+            self.can_be_reused = self._parser.should_keep_alive()  # the parser forgets it after this
 
 
 def _reason(error: OSError) -> str:
+    if isinstance(error.__cause__, OSError):  # the last of several addresses that were tried
+        error = error.__cause__
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed the connection without an answer (reset)"
     return error.strerror or str(error) or type(error).__name__

@@ -236,7 +236,6 @@ class _Connection:
             if not data:
                 return None
             self._parser.feed_data(data)
-        self.keeps_alive = self._parser.should_keep_alive()
         return self._parser.get_method().decode(), self._url.decode(), b"".join(self._chunks)
 
     async def wait(self, seconds: float) -> bool:
@@ -267,6 +266,7 @@ class _Connection:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
+        self.keeps_alive = self._parser.should_keep_alive()  # the parser forgets it after this
 
 
 @asynccontextmanager
