@@ -61,7 +61,7 @@ class Draw:
 
     def failure(self, parameter: str, reference: Reference, problem: str) -> Permanent:
         """What is wrong with a column that a parameter refers to."""
-        return Permanent(f"column {self.name!r}: {parameter} is taken from {reference.path!r}, which {problem}")
+        return Permanent(f"column {self.name!r}: {parameter} is taken from {reference.column!r}, which {problem}")
 
 
 Sample = Callable[[Draw], Any]
@@ -106,19 +106,19 @@ def sampler_column(
                 values[index] = value
         return values
 
-    requires = tuple(dict.fromkeys(reference.column for reference in references.values()))
+    requires = tuple(dict.fromkeys(reference.root for reference in references.values()))
     return Column(spec.name, transform, kind=Kind.FULL_COLUMN, requires=requires, **common)
 
 
 def _look_up(name: str, frame: pl.DataFrame, reference: Reference) -> pl.Series:
-    series = frame[reference.column]
+    series = frame[reference.root]
     for field in reference.fields:
         if series.dtype == pl.Null:
             return series
         if not isinstance(series.dtype, pl.Struct):
-            raise Permanent(f"column {name!r} refers to {reference.path!r}, but {series.name!r} is not structured")
+            raise Permanent(f"column {name!r} refers to {reference.column!r}, but {series.name!r} is not structured")
         known = [each.name for each in series.dtype.fields]
         if field not in known:
-            raise Permanent(f"column {name!r} refers to {reference.path!r}, but there is no {field!r} among {known}")
+            raise Permanent(f"column {name!r} refers to {reference.column!r}, but there is no {field!r} among {known}")
         series = series.struct.field(field)
     return series

@@ -54,11 +54,11 @@ def make_category(spec: Category, environment: Environment) -> Column:
                 raise draw.failure("given", reference, f"holds {case!r}, which cannot be a case") from None
         values: list[Any] = [None] * len(uniform)
         for case, rows in rows_of.items():
-            choices = by_case.get(case) or by_text.get(_text(case)) or default
+            choices = by_case.get(case) or by_text.get(_text(case), default)
             if choices is None:
                 known = ", ".join(repr(each) for each in by_case)
                 raise Permanent(
-                    f"column {draw.name!r}: no values are given for {reference.path} = {case!r}; "
+                    f"column {draw.name!r}: no values are given for {reference.column} = {case!r}; "
                     f"the cases are {known}; a default would cover the others"
                 )
             for row, value in zip(rows, _pick(choices, uniform[rows]), strict=True):
@@ -75,8 +75,9 @@ def make_subcategory(spec: Subcategory, environment: Environment) -> Column:
 
 
 def _text(case: object) -> str:
-    # Files have no keys but text: the case true of a boolean column is "true" there.
-    return str(case).lower() if isinstance(case, bool) else str(case)
+    # Files have no keys but text: the case True of a boolean column is "true" or "True" there.
+    text = str(case)
+    return text.lower() if text in ("True", "False") else text
 
 
 def _pick(choices: Choices, uniform: NDArray[np.float64]) -> list[Any]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import polars as pl
 import pyarrow as pa
 
-from ..errors import Permanent
+from ..errors import ConfigError, Permanent
 from ..graph import Kind
 from ..recipe.seed import Seed
 from .column import Column
 from .registry import Environment, maker
-from .seed_source import SeedSource, first_lines
+from .seed_source import SeedSource, first_lines, literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +39,20 @@ def make_seed(spec: Seed, environment: Environment) -> Column:
         SeedReader(source, environment.seed),
         kind=Kind.FROM_SCRATCH,
         outputs=source.outputs,
-        dtype={**source.dtypes, **(spec.dtype or {})},
+        dtype={**source.dtypes, **_dtypes(spec, source)},
         timeout=spec.timeout,
     )
+
+
+def _dtypes(spec: Seed, source: SeedSource) -> dict[str, Any]:
+    """The types that the spec says: by column, or one where there is one column."""
+    if spec.dtype is None:
+        return {}
+    if isinstance(spec.dtype, Mapping):
+        return dict(spec.dtype)
+    if len(source.outputs) > 1:
+        raise ConfigError(f"column {spec.name!r}: dtype must be a mapping from columns to types, not {spec.dtype!r}")
+    return {source.outputs[0]: spec.dtype}
 
 
 class SeedReader:
@@ -113,7 +125,7 @@ class SeedReader:
         if source.spec.order == "ordered":
             sql = source.query(row)
         else:
-            sql = f"SELECT * FROM read_parquet('{self._shuffle()}') OFFSET {row}"
+            sql = f"SELECT * FROM read_parquet({literal(self._shuffle())}) OFFSET {row}"
         self._left = None
         self._connection = source.connect()
         self._stream = iter(self._connection.sql(sql).to_arrow_reader(_BATCH))
@@ -121,8 +133,8 @@ class SeedReader:
     def _shuffle(self) -> Path:
         """The rows in another order, in a temporary file that is gone when the reader is.
 
-        Sorted by a hash of the seed and the number of each row: md5, because DuckDB's own hash may be another one in its
-        next version.
+        Sorted by a hash of the seed and the number of each row: md5, because DuckDB's own hash may be another one in
+        its next version.
         """
         if self._shuffled is None:
             source = self._source
@@ -133,8 +145,9 @@ class SeedReader:
             numbered = f'SELECT *, row_number() OVER () AS "{_NUMBER}" FROM ({source.query(0)})'
             ordered = f'SELECT * EXCLUDE ("{_NUMBER}") FROM ({numbered}) ORDER BY {key}, "{_NUMBER}"'
             with source.connect() as connection:
-                connection.execute(f"SET memory_limit = '{_SORT_MEMORY}'; SET temp_directory = '{folder / 'spill'}'")
-                connection.execute(f"COPY ({ordered}) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE 10240)")
+                connection.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
+                connection.execute(f"SET temp_directory = {literal(folder / 'spill')}")
+                connection.execute(f"COPY ({ordered}) TO {literal(path)} (FORMAT parquet, ROW_GROUP_SIZE 10240)")
                 connection.execute("RESET memory_limit")
             self._shuffled = path
         return self._shuffled

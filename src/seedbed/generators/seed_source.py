@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import polars as pl
 import pyarrow as pa
 
 from ..errors import ConfigError
@@ -38,7 +37,7 @@ class SeedSource:
         self._database = duckdb.connect(
             config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
         )
-        self._frame = _arrow_table(spec) if spec.path is None else None
+        self._frame = None if spec.frame is None else spec.frame.to_arrow()
         self._table = _FRAME if spec.path is None else self._open_file(spec.path, base)
         self._rows: range | None = None
         schema = self._schema(f"SELECT * FROM {self._table}")
@@ -133,8 +132,8 @@ class SeedSource:
         kind = self.spec.file_format
         assert kind is not None
         function, defaults = _READERS[kind]
-        given = "".join(f", {name} = {_literal(value)}" for name, value in {**defaults, **self.spec.options}.items())
-        return f"{function}({_literal(path)}{given})"
+        given = "".join(f", {name} = {literal(value)}" for name, value in {**defaults, **self.spec.options}.items())
+        return f"{function}({literal(path)}{given})"
 
     def _chosen(self, known: list[str]) -> dict[str, str]:
         """The names of the columns here and in the file."""
@@ -154,20 +153,6 @@ def first_lines(error: Exception) -> str:
     if "onver" in said and "sample_size" not in said:  # conversion, converting, convert
         said += ' (options={"sample_size": -1} looks at every row before it decides on types)'
     return said
-
-
-def _arrow_table(spec: Seed) -> pa.Table:
-    frame = spec.frame
-    if isinstance(frame, pl.LazyFrame):
-        frame = frame.collect()
-    if isinstance(frame, pl.DataFrame):
-        frame = frame.to_arrow()
-    if not isinstance(frame, pa.Table):
-        kind = type(frame).__name__
-        raise ConfigError(f"column {spec.name!r}: frame must be a polars frame or an arrow table, not {kind}")
-    if not frame.num_columns:
-        raise ConfigError(f"column {spec.name!r}: the frame has no columns")
-    return frame
 
 
 def _expression(name: str, dtype: Any) -> str:
@@ -191,14 +176,14 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """A reader option as SQL."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "NULL"}[value]
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_literal, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{literal(str(key))}: {literal(each)}" for key, each in value.items()) + "}"
     return "'" + str(value).replace("'", "''") + "'"

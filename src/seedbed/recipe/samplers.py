@@ -43,17 +43,17 @@ LARGEST_COUNT = 1_000_000_000
 class Reference:
     """A value that is taken from another column of the same row; a dot reaches into a structured value."""
 
-    path: str
+    column: str
 
     @property
-    def column(self) -> str:
+    def root(self) -> str:
         """The column that it needs."""
-        return self.path.partition(".")[0]
+        return self.column.partition(".")[0]
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The way from that column's value to the one that is meant."""
-        return tuple(self.path.split(".")[1:])
+        return tuple(self.column.split(".")[1:])
 
 
 def _referring(value: Any) -> Any:

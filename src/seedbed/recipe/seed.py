@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
+import polars as pl
+import pyarrow as pa
 
 from ..errors import ConfigError
 from .spec import ColumnSpec
@@ -31,6 +33,13 @@ def _columns(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) else value
 
 
+def _frame(value: Any) -> Any:
+    """Whatever holds rows as a polars frame; anything else stays as it is, to be refused."""
+    if isinstance(value, pl.LazyFrame):
+        return value.collect()
+    return pl.from_arrow(value) if isinstance(value, pa.Table) else value
+
+
 def _partition(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
@@ -49,14 +58,14 @@ class Seed(ColumnSpec):
 
     Rows come in the order of the file, or with `order="shuffled"` in one that the recipe's seed says (the data is first
     sorted into a temporary file). `start` and `stop` take a slice of the file's rows and `partition=(i, n)` part i,
-    counted from 0, of that slice in n parts; both before any shuffling. Where more rows are asked for, they begin again,
-    in the same order, unless `cycle=False`. `options` go to DuckDB's reader, for instance {"delim": ";"}.
+    counted from 0, of that slice in n parts; both before any shuffling. Where more rows are asked for, they begin
+    again, in the same order, unless `cycle=False`. `options` go to DuckDB's reader, for instance {"delim": ";"}.
     """
 
     type: ClassVar[str] = "seed"
 
     path: str | None = attrs.field(default=None, kw_only=True, converter=_path)
-    frame: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+    frame: Any = attrs.field(default=None, kw_only=True, converter=_frame, eq=False, repr=False)
     format: str | None = attrs.field(default=None, kw_only=True)
     columns: tuple[str, ...] | dict[str, str] | None = attrs.field(default=None, kw_only=True, converter=_columns)
     order: str = attrs.field(default="ordered", kw_only=True)
@@ -86,6 +95,10 @@ class Seed(ColumnSpec):
     def _check_source(self) -> None:
         if (self.path is None) == (self.frame is None):
             raise ConfigError(f"column {self.name!r}: a seed has either a path or a frame")
+        if self.frame is not None and not isinstance(self.frame, pl.DataFrame):
+            raise self._wrong("frame", type(self.frame).__name__, "a polars frame or an arrow table")
+        if self.frame is not None and not self.frame.width:
+            raise ConfigError(f"column {self.name!r}: the frame has no columns")
         if self.path is not None and (not isinstance(self.path, str) or not self.path):
             raise self._wrong("path", self.path, "the path or URL of a file")
         if self.format is not None and self.format not in FORMATS:
