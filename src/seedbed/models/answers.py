@@ -32,7 +32,7 @@ _BANK: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         r"\b(reply|respond|response|answer)\b",
         (
-            "Thank you for writing to us about {subject}. We are glad that it serves you and have passed your words on.",
+            "Thank you for writing to us about {subject}. We are glad that it serves you well every day.",
             "We are sorry that {subject} let you down. Please write to us, and we will replace it or refund you.",
             "Thanks for the honest words about {subject}. The next batch fixes exactly what you describe.",
             "In short: {subject} does what it should, as long as it is used as intended and cleaned now and then.",
@@ -82,14 +82,37 @@ _OTHERWISE = (
 )
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), texts) for pattern, texts in _BANK)
 _SUBJECT = re.compile(
-    r"(?:\babout|\bof|\bfor|\bproduct:|\btopic:|\bitem:|\bon)\s+(?:(?:a|an|the|this|product)\s+)*[\"'“]?([\w][\w -]{2,40})",
+    r"(?:\babout|\bof|\bfor|\bproduct:|\btopic:|\bitem:|\bon)\s+"
+    r"(?:(?:a|an|the|this|product)\s+)*[\"'“]?([\w][\w -]{2,40})",
     re.IGNORECASE,
 )
 _STOP = re.compile(r"\s+(?:in|with|that|which|and|from|by|to|as|is|was|written|who|using)\b.*", re.IGNORECASE)
 _WORDS = (
-    "amber basket candle drift ember fable garden harbour island journey kettle lantern meadow needle orchard pebble "
-    "quarry ribbon saddle timber umbrella valley willow yarn"
-).split()
+    "amber",
+    "basket",
+    "candle",
+    "drift",
+    "ember",
+    "fable",
+    "garden",
+    "harbour",
+    "island",
+    "journey",
+    "kettle",
+    "lantern",
+    "meadow",
+    "needle",
+    "orchard",
+    "pebble",
+    "quarry",
+    "ribbon",
+    "saddle",
+    "timber",
+    "umbrella",
+    "valley",
+    "willow",
+    "yarn",
+)
 
 
 def plausible_text(prompt: str) -> str:
@@ -223,7 +246,7 @@ class _Fit:
             "time": f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00Z",
             "email": f"{rng.choice(_WORDS)}@example.org",
             "uri": f"https://example.org/{rng.choice(_WORDS)}",
-            "uuid": "{:08x}-0000-4000-8000-{:012x}".format(rng.getrandbits(32), rng.getrandbits(48)),
+            "uuid": f"{rng.getrandbits(32):08x}-0000-4000-8000-{rng.getrandbits(48):012x}",
         }
         if schema.get("format") in formats:
             return formats[schema["format"]]

@@ -15,7 +15,7 @@ from .base import ChatAnswer
 from .http import open_http
 from .mapping import parse_object, unexpected
 from .openai import tokens_of, with_instruction
-from .provider import Caller, HttpModel
+from .provider import Caller, HttpModel, check_env, check_url, strip_slash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,16 +42,10 @@ class Anthropic(HttpModel):
     that, it is asked for in words.
     """
 
-    kind: ClassVar[str] = "anthropic"
+    type: ClassVar[str] = "anthropic"
 
-    base_url: str = attrs.field(
-        default="https://api.anthropic.com/v1",
-        validator=attrs.fields(HttpModel).base_url.validator,
-        converter=attrs.fields(HttpModel).base_url.converter,
-    )
-    api_key_env: str | None = attrs.field(
-        default="ANTHROPIC_API_KEY", validator=attrs.fields(HttpModel).api_key_env.validator
-    )
+    base_url: str = attrs.field(default="https://api.anthropic.com/v1", validator=check_url, converter=strip_slash)
+    api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=check_env)
     max_tokens: int = attrs.field(default=4096, validator=_check_max_tokens)
 
     @asynccontextmanager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from ..runtime.throttle import KeyLimits
+
+
+HOW = {"seedbed": "how"}
+"""Metadata of fields that say how a model is asked and not what it answers: no part of a recipe's fingerprint."""
 
 
 @attrs.frozen(kw_only=True)

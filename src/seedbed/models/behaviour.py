@@ -11,13 +11,16 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ..errors import ConfigError
+from .base import HOW
 from .distributions import check_latency, draw, is_distribution, stable_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 OUTCOMES = (
     "answer",
@@ -58,7 +61,9 @@ def _tuple(value: object) -> object:
 
 def _check_fates(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, tuple):
-        raise ConfigError(f"{attribute.name} must be a list such as ['429 retry-after=1', '500', 'answer'], not {value!r}")
+        raise ConfigError(
+            f"{attribute.name} must be a list such as ['429 retry-after=1', '500', 'answer'], not {value!r}"
+        )
     for words in value:
         _read_marker(words)
 
@@ -69,27 +74,27 @@ class Behaviour:
     """What a simulated model does besides answering. Shares are of all calls, drawn by prompt and `seed`."""
 
     # What becomes of the first calls, one by one, in the words of markers; later calls go as the rest says.
-    fates: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_fates)
+    fates: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_fates, metadata=HOW)
     # Seconds for an answer, constant or a distribution.
-    latency: Any = attrs.field(default=0.0, validator=_seconds)
+    latency: Any = attrs.field(default=0.0, validator=_seconds, metadata=HOW)
     # Seconds for a refusal or an error; real servers are quick about them.
-    refusal_latency: Any = attrs.field(default=0.0, validator=_seconds)
+    refusal_latency: Any = attrs.field(default=0.0, validator=_seconds, metadata=HOW)
     # Calls that are worked on at once; what comes above is refused (429).
-    capacity: int | None = attrs.field(default=None, validator=_capacity)
-    rate_limit_share: float = attrs.field(default=0.0, validator=_share)
+    capacity: int | None = attrs.field(default=None, validator=_capacity, metadata=HOW)
+    rate_limit_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
     # What refusals say: seconds or a date in Retry-After, None for no header.
-    retry_after: float | str | None = None
+    retry_after: float | str | None = attrs.field(default=None, metadata=HOW)
     # Seconds for x-ratelimit-reset-requests beside x-ratelimit-remaining-requests: 0; None for no such headers.
-    reset_after: float | str | None = None
-    error_share: float = attrs.field(default=0.0, validator=_share)
-    error_status: int = 500
-    hang_share: float = attrs.field(default=0.0, validator=_share)
-    reset_share: float = attrs.field(default=0.0, validator=_share)
-    malformed_share: float = attrs.field(default=0.0, validator=_share)
-    truncated_share: float = attrs.field(default=0.0, validator=_share)
+    reset_after: float | str | None = attrs.field(default=None, metadata=HOW)
+    error_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
+    error_status: int = attrs.field(default=500, metadata=HOW)
+    hang_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
+    reset_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
+    malformed_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
+    truncated_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
     # One prompt fails by chance at most so often, so that a run with a few retries loses no row.
-    max_failures: int | None = attrs.field(default=2, validator=_capacity)
-    seed: int = 0
+    max_failures: int | None = attrs.field(default=2, validator=_capacity, metadata=HOW)
+    seed: int = attrs.field(default=0, metadata=HOW)
 
     def __attrs_post_init__(self) -> None:
         """Shares are of the same whole."""
@@ -185,10 +190,10 @@ class Fates:
         return Fate(**fate)
 
     def _quick(self, rng: random.Random | None) -> float:
-        return max(0.0, draw(self.behaviour.refusal_latency, rng or random.Random(self.behaviour.seed)))
+        return max(0.0, float(draw(self.behaviour.refusal_latency, rng or random.Random(self.behaviour.seed))))
 
     def _slow(self, rng: random.Random) -> float:
-        return max(0.0, draw(self.behaviour.latency, rng))
+        return max(0.0, float(draw(self.behaviour.latency, rng)))
 
 
 def _read_marker(marker: str) -> tuple[dict[str, Any], int | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -13,6 +12,8 @@ import trio
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from .base import ChatRequest
 
 T = TypeVar("T")

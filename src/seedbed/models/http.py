@@ -62,7 +62,7 @@ class HttpClient(Protocol):
 @asynccontextmanager
 async def open_http(
     *,
-    timeout: float = 120.0,
+    timeout: float = 120.0,  # noqa: ASYNC109  of each call, not of opening
     connect_timeout: float = 10.0,
     http2: bool = False,
     max_connections: int = 1_000,
@@ -289,7 +289,9 @@ class _Connection:
         if self._status and "content-length" not in self._headers and "transfer-encoding" not in self._headers:
             return self._response()
         if self.heard:
-            raise ConnectionAbortedError(f"closed the connection in the middle of its answer ({self._body_bytes} bytes of body came)")
+            raise ConnectionAbortedError(
+                f"closed the connection in the middle of its answer ({self._body_bytes} bytes of body came)"
+            )
         raise ConnectionAbortedError("closed the connection without an answer")
 
     def _response(self) -> HttpResponse:

@@ -22,7 +22,11 @@ _SETTLE = 0.05
 
 
 @asynccontextmanager
-async def open_http2(*, timeout: float, connect_timeout: float) -> AsyncIterator[Http2Client]:
+async def open_http2(
+    *,
+    timeout: float,  # noqa: ASYNC109  of each call, not of opening
+    connect_timeout: float,
+) -> AsyncIterator[Http2Client]:
     """A client that asks for HTTP/2, and gets HTTP/1.1 from servers that have nothing else over TLS."""
     client = Http2Client(timeout, connect_timeout)
     try:
@@ -46,7 +50,7 @@ class Http2Client:
             )
             for version in (None, pyqwest.HTTPVersion.HTTP2)
         )
-        self._timeout = timeout
+        self.timeout = timeout
         self.cancelled_at: float | None = None
 
     def endpoint(self, method: str, url: str, headers: Mapping[str, str]) -> Endpoint:
@@ -55,7 +59,7 @@ class Http2Client:
             raise ConfigError(f"{url!r} is not an http or https URL")
         check_headers(headers)
         transport = self._negotiated if parts.scheme == "https" else self._assumed
-        return _Http2Endpoint(self, pyqwest.Client(transport), method, url, headers, self._timeout)
+        return _Http2Endpoint(self, pyqwest.Client(transport), method, url, headers)
 
     async def aclose(self) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
@@ -68,7 +72,7 @@ class Http2Client:
 class _Http2Endpoint:
     """The headers hold the key, so they are in no repr."""
 
-    __slots__ = ("_client", "_headers", "_method", "_name", "_owner", "_timeout", "_url")
+    __slots__ = ("_client", "_headers", "_method", "_name", "_owner", "_url")
 
     def __init__(
         self,
@@ -77,20 +81,18 @@ class _Http2Endpoint:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        timeout: float,
     ) -> None:
         self._owner = owner
         self._client = client
         self._method = method
         self._url = url
         self._headers = dict(headers)
-        self._timeout = timeout
         self._name = urlsplit(url).netloc.rpartition("@")[2]
 
     async def send(self, body: bytes = b"") -> HttpResponse:
         # pyqwest begins a call before it is awaited, so one of a cancelled scope would still reach the server.
         await trio.lowlevel.checkpoint_if_cancelled()
-        with trio.move_on_after(self._timeout):
+        with trio.move_on_after(self._owner.timeout):
             try:
                 answer = await self._client.execute(self._method, self._url, self._headers, body)
             except trio.Cancelled:
@@ -104,4 +106,4 @@ class _Http2Endpoint:
                 raise Retryable(f"{self._name} sent more than {MAX_BODY} bytes of body")
             headers = {name.lower(): value for name, value in answer.headers.items()}
             return HttpResponse(answer.status, headers, answer.content)
-        raise Retryable(f"no answer from {self._name} within {self._timeout:g} s")
+        raise Retryable(f"no answer from {self._name} within {self._owner.timeout:g} s")

@@ -110,10 +110,10 @@ def parse_object(model: str, response: HttpResponse, secrets: Iterable[str] = ()
         raise Retryable(f"model {model!r} answered {response.status} with malformed JSON: {said!r}") from error
     if not isinstance(found, dict):
         raise Retryable(f"model {model!r} answered {response.status} with JSON that is not an object")
-    error = found.get("error")
-    if error:  # gateways that answer 200 and mean something else
+    told = found.get("error")
+    if told:  # gateways that answer 200 and mean something else
         said = excerpt(response.body, secrets)
-        code = error.get("code") if isinstance(error, dict) else None
+        code = told.get("code") if isinstance(told, dict) else None
         if code in {429, "429", "rate_limit_exceeded"}:
             raise RateLimited(f"model {model!r} answered {response.status} with an error: {said}")
         raise Retryable(f"model {model!r} answered {response.status} with an error: {said}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +11,8 @@ from .dedupe import request_key
 from .distributions import draw, is_distribution, stable_seed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
     from .base import ModelClient, ModelSpec, Tokens
     from .dedupe import Dedupe
 

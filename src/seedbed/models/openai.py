@@ -40,7 +40,7 @@ class OpenAICompatible(HttpModel):
     only knows JSON, `prompt` where it knows neither.
     """
 
-    kind: ClassVar[str] = "openai"
+    type: ClassVar[str] = "openai"
 
     structured_output: str = attrs.field(default="json_schema", validator=_check_structured)
 
@@ -51,9 +51,7 @@ class OpenAICompatible(HttpModel):
         headers = {"content-type": "application/json", **credentials.headers}
         if credentials.key:
             headers.setdefault("authorization", f"Bearer {credentials.key}")
-        async with open_http(
-            timeout=self.timeout, connect_timeout=self.connect_timeout, http2=self.http2
-        ) as http:
+        async with open_http(timeout=self.timeout, connect_timeout=self.connect_timeout, http2=self.http2) as http:
             yield OpenAIClient(Caller(http, self, headers, credentials.secrets), self.structured_output)
 
     @property
@@ -204,11 +202,10 @@ def _is_strict(schema: object) -> bool:
     """Whether every object in it is closed and wants all its properties: what OpenAI's strict mode asks for."""
     if isinstance(schema, Mapping):
         properties = schema.get("properties")
-        if schema.get("type") == "object" or properties is not None:
-            if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(
-                properties or ()
-            ):
-                return False
+        is_object = schema.get("type") == "object" or isinstance(properties, Mapping)
+        is_closed = schema.get("additionalProperties") is False
+        if is_object and not (is_closed and set(schema.get("required", ())) == set(properties or ())):
+            return False
         return all(map(_is_strict, schema.values()))
     return all(map(_is_strict, schema)) if isinstance(schema, list) else True
 

@@ -14,6 +14,7 @@ import attrs
 
 from ..errors import CellError, ConfigError
 from ..runtime.throttle import KeyLimits
+from .base import HOW
 from .distributions import check_distribution
 from .http import check_headers
 from .mapping import name_model
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .http import Endpoint, HttpClient, HttpResponse
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+# A recipe is kept beside its dataset, so what these headers carry must not be written in it.
+_SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|-)key$", re.IGNORECASE)
 
 
 def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -34,28 +37,33 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
 
 
 def check_text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is not a text of at least one character."""
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{attribute.name} must be a text, not {value!r}")
 
 
 def check_price(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is no price."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ConfigError(f"{attribute.name} must be money per million tokens, 0 or more, not {value!r}")
 
 
 def check_timeout(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is no time to wait."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{attribute.name} must be seconds, above 0, not {value!r}")
 
 
 def check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse parameters that nothing can be drawn from."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{attribute.name} must be a mapping of names to values, not {value!r}")
     for name, given in value.items():
         check_distribution(f"{attribute.name}.{name}", given)
 
 
-def _check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what cannot be the name of an environment variable."""
     # The message shows the value only if it can be a name: somebody may have put the key itself there.
     if value is not None and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
         raise ConfigError(f"{attribute.name} must be the name of an environment variable (it is not one)")
@@ -65,9 +73,15 @@ def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object)
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
         raise ConfigError(f"{attribute.name} must be a mapping of texts to texts")
     check_headers(value)
+    for name, text in value.items():
+        if _SECRET_HEADER.search(name) and not _VARIABLE.search(text):
+            raise ConfigError(
+                f"{attribute.name}: {name!r} looks like a secret; take it from the environment: ${{NAME}}"
+            )
 
 
-def _strip_slash(value: object) -> object:
+def strip_slash(value: object) -> object:
+    """A base URL is followed by a path that begins with a slash."""
     return value.rstrip("/") if isinstance(value, str) else value
 
 
@@ -80,7 +94,7 @@ class Limits:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     # Rising latency counts as congestion: for a server that queues where others refuse.
-    latency_congestion: bool = False
+    latency_congestion: bool = attrs.field(default=False, metadata=HOW)
     # Money per million tokens.
     input_price: float = attrs.field(default=0.0, validator=check_price)
     output_price: float = attrs.field(default=0.0, validator=check_price)
@@ -107,16 +121,16 @@ class HttpModel(Limits):
     stands for the environment variable, so that no key needs to be in a recipe.
     """
 
-    kind: ClassVar[str]
+    type: ClassVar[str]
 
-    base_url: str = attrs.field(validator=check_url, converter=_strip_slash)
+    base_url: str = attrs.field(validator=check_url, converter=strip_slash)
     model: str = attrs.field(validator=check_text)
-    api_key_env: str | None = attrs.field(default=None, validator=_check_env)
-    headers: Mapping[str, str] = attrs.field(factory=dict, validator=_check_header_map, repr=False)
+    api_key_env: str | None = attrs.field(default=None, validator=check_env)
+    headers: Mapping[str, str] = attrs.field(factory=dict, validator=_check_header_map, repr=False, metadata=HOW)
     # Seconds for a whole call, and for connecting.
     timeout: float = attrs.field(default=120.0, validator=check_timeout)
-    connect_timeout: float = attrs.field(default=10.0, validator=check_timeout)
-    http2: bool = False
+    connect_timeout: float = attrs.field(default=10.0, validator=check_timeout, metadata=HOW)
+    http2: bool = attrs.field(default=False, metadata=HOW)
 
     def key(self, domain: str) -> str:
         """The throttle key: where it is, whose quota it uses, the model and the domain."""
@@ -127,7 +141,7 @@ class HttpModel(Limits):
     def provider_id(self) -> str:
         """The same for specs that can share a client."""
         headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
-        options = (self.kind, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout, self.http2)
+        options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout, self.http2)
         return " ".join(map(str, options))
 
     def problems(self) -> list[str]:

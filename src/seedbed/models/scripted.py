@@ -66,7 +66,7 @@ class Scripted(Behaviour, Limits):
     Latency, errors and refusals are the fields of `Behaviour`.
     """
 
-    kind: ClassVar[str] = "scripted"
+    type: ClassVar[str] = "scripted"
 
     answers: str | Sequence[str] | Mapping[str, str | Sequence[str]] | AnswerFunction | None = attrs.field(
         default=None, validator=_check_answers
@@ -179,10 +179,12 @@ def _fill(template: str, request: ChatRequest) -> str:
     def place(found: re.Match[str]) -> str:
         name, _, choices = found.group(1).partition(":")
         if name == "choice":
-            return random.Random(stable_seed(found.start(), prompt)).choice(choices.split("|"))
+            return random.Random(stable_seed(found.start(), prompt)).choice(str(choices).split("|"))
         if name == "system":
             return next((message.text for message in request.messages if message.role == "system"), "")
-        return {"prompt": prompt, "seed": str(request.seed), "number": str(stable_seed(prompt) % 1_000_000)}[name]
+        if name == "prompt":
+            return prompt
+        return str(request.seed if name == "seed" else stable_seed(prompt) % 1_000_000)
 
     return _PLACE.sub(place, template)
 

@@ -15,6 +15,7 @@ from .server import serve_openai
 
 
 async def main(options: dict[str, Any]) -> None:
+    """Serve until standard input ends."""
     async with serve_openai(**options) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()

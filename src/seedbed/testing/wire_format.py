@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
-from ..models.behaviour import Fate
+
+if TYPE_CHECKING:
+    from ..models.behaviour import Fate
 
 
 @attrs.frozen(kw_only=True)
