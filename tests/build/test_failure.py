@@ -391,7 +391,7 @@ class TestEarlyShutdown:
             return n
 
         with pytest.raises(EarlyShutdown, match=r"more than salvage_error_threshold=0\.8; .*column 'v': still down"):
-            await grow([seed(), Column("v", Watched(0.1, act=act))], rows=300)
+            await grow([seed(), Column("v", Watched(0.1, act=act))], rows=300, config=config(shutdown_error_rate=1.0))
 
     async def test_a_stop_gives_what_is_in_flight_its_grace(self, autojump_clock: MockClock) -> None:
         """Cells under way when the run stops may end within `grace`, and are cancelled after it."""

@@ -160,16 +160,14 @@ async def _run_row_group(
         async with trio.open_nursery() as nursery:
             group = run.groups[index] = RowGroup(run, index, place=place, nursery=nursery)
             try:
-                if run.events.active:
-                    run.events.emit(
-                        events.RowGroupAdmitted(
-                            time=trio.current_time(), row_group=index, rows=len(group.rows.source)
-                        )
-                    )
+                _emit_admitted(run, group)
                 if await group.drive() and await group.post_process():
                     deliver(await _checkpoint(run, group))
-            except Exception as error:
-                locate(error, index)
+            except BaseException as error:
+                # The run is over or in doubt: whoever gets the turn that is passed on below must not start.
+                run.dispatcher.stop()
+                if isinstance(error, Exception):
+                    locate(error, index)
                 raise
             finally:
                 group.close()
@@ -188,8 +186,13 @@ async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> No
         try:
             async with trio.open_nursery() as nursery:
                 group = SequentialGroup(run, index, nursery)
-                await group.fill()
-                deliver(await _checkpoint(run, group))
+                _emit_admitted(run, group)
+                try:
+                    await group.fill()
+                    deliver(await _checkpoint(run, group))
+                except Exception as error:
+                    locate(error, index)
+                    raise
                 nursery.cancel_scope.cancel(reason=f"row group {index} is over")
         except* BuildStopped as stopped:
             for reason in _leaves(stopped):
@@ -346,6 +349,13 @@ def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
         names = ", ".join(processor.label for processor in plan.after_generation)
         raise ProcessorFailed(f"after-generation processors {names} failed: {error_text(error)}") from error
     return whole
+
+
+def _emit_admitted(run: Run, group: RowGroup | SequentialGroup) -> None:
+    if run.events.active:
+        run.events.emit(
+            events.RowGroupAdmitted(time=trio.current_time(), row_group=group.index, rows=len(group.rows.source))
+        )
 
 
 def _emit_started(run: Run) -> None:

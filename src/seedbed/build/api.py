@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -28,7 +27,7 @@ from ..store.writer import DatasetWriter
 from .admission import FinishedGroup, make_report, run_build
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
-from .signals import Interrupts
+from .signals import Interrupts, run_in_thread
 
 if TYPE_CHECKING:
     from ..generators import Column
@@ -302,16 +301,6 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
 
 def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
     """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
-    ended = threading.Event()
     results: list[outcome.Outcome[T]] = []
-
-    def work() -> None:
-        results.append(outcome.capture(trio.run, main))
-        ended.set()
-
-    thread = threading.Thread(target=work, name="seedbed-build")
-    thread.start()
-    # A signal handler runs while an Event is waited for; in `Thread.join` alone it would not on every system.
-    ended.wait()
-    thread.join()
+    run_in_thread(lambda: results.append(outcome.capture(trio.run, main)))
     return results[0].unwrap()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import CellTimeout, QuotaExhausted, RateLimited, SeedbedError
+from ..errors import BudgetExceeded, CellTimeout, QuotaExhausted, RateLimited, SeedbedError
 from ..generators import Usage
 from ..graph import GROUP
 from ..observe import events
@@ -20,6 +20,7 @@ from .tasks import Cell, Outcome, Status, TaskKind, locate
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from ..runtime.throttle import Permit
     from .row_group import RowGroup
     from .run import Run
     from .tasks import Group
@@ -161,6 +162,10 @@ def _settle(
     if context is not None and status is Status.REFUSED:
         # A key that `call` asked has heard of it already, and the column's own key may be another.
         delay = context.refused_for
+    if cell.reserved is not None:
+        # Before the permit: who is started by its end must find the budget settled.
+        run.spending.settle(cell.step, cell.reserved, usage, sent=status is not Status.REFUSED)
+        cell.reserved = None
     permit, cell.permit = cell.permit, None
     if permit is not None:
         tokens = usage.tokens if usage is not None and usage.calls else None
@@ -174,9 +179,6 @@ def _settle(
                 delay = 0.0
         else:
             permit.finished(tokens)
-    if cell.reserved is not None:
-        run.spending.settle(cell.step, cell.reserved, usage)
-        cell.reserved = None
     if delay is None and isinstance(error, RateLimited):
         delay = run.refused_without_permit(cell, error)
     return delay or 0.0
@@ -261,6 +263,8 @@ class Context:
             else:
                 with self._timeout_suspended():
                     permit = await throttle.acquire(tokens or cell.step.tokens)
+            if run.spending.limited:
+                self._reserve(permit, tokens or cell.step.tokens)
             before = self.usage.tokens
             try:
                 answer = await send()
@@ -283,6 +287,17 @@ class Context:
                 permit.accepted(self.usage.tokens - before or None)
                 self._answered = True
                 return answer
+
+    def _reserve(self, permit: Permit, tokens: int) -> None:
+        """Reserve for one call what it is expected to use, or stop the run before it."""
+        cell = self._cell
+        reserved = self._run.spending.extend(cell.step, cell.reserved, self.usage, tokens)
+        if isinstance(reserved, BudgetExceeded):
+            permit.finished()
+            self._run.stop(reserved)
+            # Flow control and not a failure: the row is unfinished and not dropped.
+            raise RateLimited(str(reserved)) from reserved
+        cell.reserved = reserved
 
     def _timeout_suspended(self) -> _Suspended:
         return _Suspended(self._cell.scope)

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 
 def _count(minimum: int) -> Any:
-    def check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{attribute.name} must be a whole number, not {value!r}")
+    def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        _whole(instance, attribute, value)
         if value < minimum:
             raise ConfigError(f"{attribute.name} must be at least {minimum}, not {value}")
 
@@ -43,6 +42,16 @@ def _one_of(*allowed: str) -> Any:
             raise ConfigError(f"{attribute.name} must be {names}, not {value!r}")
 
     return check
+
+
+def _flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name} must be True or False, not {value!r}")
+
+
+def _whole(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{attribute.name} must be a whole number, not {value!r}")
 
 
 def _optional(validator: Any) -> Any:
@@ -90,9 +99,9 @@ class RunConfig:
     commit_count: int = attrs.field(default=500, validator=_count(1))
     engine: str = attrs.field(default="concurrent", validator=_one_of("concurrent", "sequential"))
     # Keep a `TaskTrace` of every task in the report.
-    trace: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    trace: bool = attrs.field(default=False, validator=_flag)
     # Seeds the jitter of waits; nothing that is generated depends on it.
-    jitter_seed: int | None = attrs.field(default=None)
+    jitter_seed: int | None = attrs.field(default=None, validator=_optional(_whole))
 
     @classmethod
     def from_mapping(cls, knobs: Mapping[str, Any]) -> RunConfig:

@@ -60,6 +60,8 @@ class Dispatcher:
         self._stopped = False
         # Lanes that were passed over because there was no slot; any slot that comes free gives them another try.
         self._without_slot: set[object] = set()
+        # Lanes that were passed over because the calls in flight may use up the budget; any task that ends does.
+        self._without_budget: set[object] = set()
         # The throttles of the keys that were queued so far; each tells the dispatcher when it may let more through.
         self._throttles: dict[str, Throttle] = {}
         self._unsubscribe: list[Callable[[], None]] = []
@@ -179,7 +181,12 @@ class Dispatcher:
             return False
         if step.key is not None:
             if self._limited:
-                stop = self._run.spending.would_pass(step)
+                spending = self._run.spending
+                stop = spending.would_pass(step)
+                if spending.must_wait(step) or (stop is not None and spending.in_flight):
+                    # What is under way may use less than expected; that is known when it ends.
+                    self._without_budget.add(self._lanes.block().key)
+                    return False
                 if stop is not None:
                     self._run.stop(stop)
                     return False
@@ -217,6 +224,8 @@ class Dispatcher:
         if step.lane_limit is not None:
             self._in_lane[step.lane] -= 1
             self._lanes.unblock(step.lane)
+        if self._without_budget:
+            self._unblock(self._without_budget)
         if cell.has_slot:
             cell.has_slot = False
             self._free_slot(process=cell.step.process)
@@ -237,6 +246,10 @@ class Dispatcher:
         self._active -= 1
         self._active_processes -= process
         if self._without_slot:
-            blocked, self._without_slot = self._without_slot, set()
-            for key in blocked:
-                self._lanes.unblock(key)
+            self._unblock(self._without_slot)
+
+    def _unblock(self, keys: set[object]) -> None:
+        blocked = list(keys)
+        keys.clear()
+        for key in blocked:
+            self._lanes.unblock(key)

@@ -18,13 +18,12 @@ from ..store.dtypes import declared_type
 from ..store.manifest import Manifest, is_dataset
 from ..store.manifest import read as read_manifest
 from ..store.writer import check_output
+from .config import RunConfig
 from .processor import Processor, Stage
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from .config import RunConfig
 
 # Lanes of work that waits for no throttle key.
 ASYNC_LANE = ("local", "async")
@@ -132,6 +131,8 @@ def plan_build(
     """Check everything and lay out the run, or raise one error that lists all problems."""
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
         raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
     columns = [columns] if isinstance(columns, Column) else list(columns)
     processors = list(processors)
     limits = dict(limits or {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -20,6 +21,7 @@ from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 if TYPE_CHECKING:
     from .plan import Step
     from .run import Run
+    from .tasks import Group
 
 
 def processor_failed(step: Step, row_group: int, error: BaseException) -> ProcessorFailed:
@@ -27,7 +29,7 @@ def processor_failed(step: Step, row_group: int, error: BaseException) -> Proces
     return ProcessorFailed(f"post-batch processor {step.name!r} failed (row_group={row_group}): {error_text(error)}")
 
 
-def _cost(outcome: Outcome[RowGroup]) -> tuple[int, int, float]:
+def cost_of(outcome: Outcome[Group]) -> tuple[int, int, float]:
     """Calls, tokens and seconds of one attempt; a task that reported nothing was one call."""
     usage = outcome.usage
     return (1, 0, outcome.seconds) if usage is None else (max(1, usage.calls), usage.tokens, outcome.seconds)
@@ -69,7 +71,11 @@ class RowGroup:
 
     def deliver(self, outcome: Outcome[RowGroup]) -> None:
         """A task of this group is over; called by that task."""
-        self._send.send_nowait(outcome)
+        try:  # noqa: SIM105  every cell passes here, and a context manager costs
+            self._send.send_nowait(outcome)
+        except trio.ClosedResourceError:
+            # The group was cancelled, and closed, in the instant in which the task ended.
+            pass
 
     def wake(self) -> None:
         """Look again whether there is anything left to wait for."""
@@ -152,7 +158,7 @@ class RowGroup:
         step, status = cell.step, outcome.status
         self.in_flight -= 1
         if run.events.active:
-            self._emit_finished(outcome)
+            run.emit_finished(outcome)
         usage = outcome.usage
         if usage is not None and usage.calls:
             run.ledger.spend(step.name, usage.by_model)
@@ -199,7 +205,7 @@ class RowGroup:
                 for name, value in zip(step.outputs, outcome.value, strict=True):
                     update_cell(row, name, value)
             if step.key is not None:
-                self._paid.setdefault(row, []).append((step.name, *_cost(outcome)))
+                self._paid.setdefault(row, []).append((step.name, *cost_of(outcome)))
             ready = self.frontier.complete_cell(step.node, row)
         if step.node in self._gates:
             self._gates[step.node].settle(step.node, row)
@@ -256,17 +262,7 @@ class RowGroup:
         for paid in self._paid.pop(row, ()):
             self.run.ledger.waste(*paid)
         self._end_cells(row, f"row {drop.row} was dropped: {drop.reason}")
-        if self.run.events.active:
-            self.run.events.emit(
-                events.RowDropped(
-                    time=trio.current_time(),
-                    row_group=self.index,
-                    row=drop.row,
-                    column=drop.column,
-                    attempts=drop.attempts,
-                    error=drop.error,
-                )
-            )
+        self.run.emit_drop(self.index, drop)
 
     def _end_cells(self, row: int, reason: str) -> None:
         """End every task of a row, or of the whole group, wherever it is on its way."""
@@ -294,7 +290,7 @@ class RowGroup:
             gate.settle(cell.step.node, cell.row)
 
     def _waste(self, outcome: Outcome[RowGroup]) -> None:
-        self.run.ledger.waste(outcome.cell.step.name, *_cost(outcome))
+        self.run.ledger.waste(outcome.cell.step.name, *cost_of(outcome))
 
     def _over(self, cell: Cell[RowGroup]) -> None:
         cell.state = State.OVER
@@ -362,14 +358,19 @@ class RowGroup:
         if not self.queued and len(self.salvage) and self.run.stopping is None:
             deferred = self.salvage.start_round()
             self.run.salvage_window.round_started(len(deferred))
-            if self.run.events.active:
-                self.run.events.emit(
-                    events.SalvageStarted(
-                        time=trio.current_time(), row_group=self.index, round=self.salvage.rounds, cells=len(deferred)
-                    )
-                )
+            self.run.emit_salvage(self.index, self.salvage.rounds, len(deferred))
             for cell, eligible_at in deferred:
-                self.run.dispatcher.park(cell, eligible_at)
+                self._retry(cell, eligible_at)
+
+    def _retry(self, cell: Cell[RowGroup], eligible_at: float) -> None:
+        """Queue a deferred task again, but not while a thread that was given up is still in its stateful generator."""
+        if cell.state is not State.DEFERRED or self.index not in self.run.groups:
+            return
+        instance = self.run.instance_of(cell.step)
+        if instance is not None and instance.busy:
+            instance.when_free(partial(self._retry, cell, eligible_at))
+        else:
+            self.run.dispatcher.park(cell, eligible_at)
 
     # Processors.
 
@@ -390,10 +391,7 @@ class RowGroup:
         """Start over with the rows that the pre-batch processors left."""
         before, after = self.frontier.rows, self.rows.rebuild()
         ready = self.frontier.rebuild(after)
-        if self.run.events.active:
-            self.run.events.emit(
-                events.RowsRebuilt(time=trio.current_time(), row_group=self.index, before=before, after=after)
-            )
+        self.run.emit_rebuilt(self.index, before, after)
         for gate in self._gate_list:
             gate.advance()
         self._make_ready(ready)
@@ -405,21 +403,4 @@ class RowGroup:
             raise processor_failed(step, self.index, error) from error
         self._processors = []
         self.rows.skip(f"{step.name}: {error_text(error)}")
-        if self.run.events.active:
-            self.run.events.emit(
-                events.RowGroupSkipped(
-                    time=trio.current_time(), row_group=self.index, error=self.rows.skipped or step.name
-                )
-            )
-
-    def _emit_finished(self, outcome: Outcome[RowGroup]) -> None:
-        usage = outcome.usage
-        self.run.emit_task(
-            events.TaskFinished,
-            outcome.cell,
-            status=outcome.status.value,
-            error=None if outcome.error is None else error_text(outcome.error),
-            seconds=outcome.seconds,
-            tokens=0 if usage is None else usage.tokens,
-            cost=0.0 if usage is None else usage.cost,
-        )
+        self.run.emit_skipped(self.index, self.rows.skipped or step.name)

@@ -15,6 +15,7 @@ from ..observe.report import Ledger
 from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.offload import Lease
 from .dispatch import Dispatcher
+from .fill import error_text
 from .shutdown import ErrorWindow, SalvageWindow
 from .spending import Spending
 from .stateful import Instance
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..runtime.throttle import ThrottleManager
     from ..runtime.timers import Timers
     from ..store.manifest import Manifest
+    from ..store.records import Drop
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan, Step
     from .row_group import RowGroup
@@ -216,3 +218,51 @@ class Run:
                 **fields,
             )
         )
+
+    def emit_finished(self, outcome: Outcome[Group]) -> None:
+        """Emit how an attempt ended; ask `events.active` first."""
+        usage = outcome.usage
+        self.emit_task(
+            events.TaskFinished,
+            outcome.cell,
+            status=outcome.status.value,
+            error=None if outcome.error is None else error_text(outcome.error),
+            seconds=outcome.seconds,
+            tokens=0 if usage is None else usage.tokens,
+            cost=0.0 if usage is None else usage.cost,
+        )
+
+    def emit_drop(self, row_group: int, drop: Drop) -> None:
+        """Emit that a row is given up, if anybody reads."""
+        if self.events.active:
+            self.events.emit(
+                events.RowDropped(
+                    time=trio.current_time(),
+                    row_group=row_group,
+                    row=drop.row,
+                    column=drop.column,
+                    attempts=drop.attempts,
+                    error=drop.error,
+                )
+            )
+
+    def emit_salvage(self, row_group: int, salvage_round: int, cells: int) -> None:
+        """Emit that a salvage round begins, if anybody reads."""
+        if self.events.active:
+            self.events.emit(
+                events.SalvageStarted(
+                    time=trio.current_time(), row_group=row_group, round=salvage_round, cells=cells
+                )
+            )
+
+    def emit_rebuilt(self, row_group: int, before: int, after: int) -> None:
+        """Emit that pre-batch processors left other rows, if anybody reads."""
+        if self.events.active:
+            self.events.emit(
+                events.RowsRebuilt(time=trio.current_time(), row_group=row_group, before=before, after=after)
+            )
+
+    def emit_skipped(self, row_group: int, error: str) -> None:
+        """Emit that a row group is given up, if anybody reads."""
+        if self.events.active:
+            self.events.emit(events.RowGroupSkipped(time=trio.current_time(), row_group=row_group, error=error))

@@ -16,10 +16,10 @@ from ..observe import events
 from .cell import attempt
 from .fill import error_text
 from .identity import follow_rows
-from .row_group import processor_failed
+from .row_group import cost_of, processor_failed
 from .rows import Rows
 from .salvage import Salvage
-from .tasks import Cell, Outcome, Status, TaskKind
+from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,8 @@ class SequentialGroup:
             if not await self._process(step):
                 return
         if self.rows.frame is not None:
-            self.rows.rebuild()
+            before = self.rows.buffer.rows
+            self.run.emit_rebuilt(self.index, before, self.rows.rebuild())
         for step in steps:
             if step.kind is not TaskKind.FROM_SCRATCH and self.live_rows():
                 await self._fill_column(step)
@@ -77,12 +78,7 @@ class SequentialGroup:
         if step.kind is TaskKind.POST_BATCH:
             raise processor_failed(step, self.index, outcome.error) from outcome.error
         self.rows.skip(f"{step.name}: {error_text(outcome.error)}")
-        if self.run.events.active:
-            self.run.events.emit(
-                events.RowGroupSkipped(
-                    time=trio.current_time(), row_group=self.index, error=self.rows.skipped or step.name
-                )
-            )
+        self.run.emit_skipped(self.index, self.rows.skipped or step.name)
         return False
 
     async def _fill_column(self, step: Step) -> None:
@@ -111,42 +107,70 @@ class SequentialGroup:
             return True
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
-        for cell, eligible_at in sorted(salvage.start_round(), key=lambda deferred: deferred[1]):
+        deferred = sorted(salvage.start_round(), key=lambda each: each[1])
+        self.run.emit_salvage(self.index, salvage.rounds, len(deferred))
+        for cell, eligible_at in deferred:
             await trio.sleep_until(eligible_at)
             await self._try(cell, salvage, resized)
 
-    async def _try(self, cell: Cell[SequentialGroup], salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
+    async def _try(
+        self, cell: Cell[SequentialGroup], salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]
+    ) -> None:
         run, step = self.run, cell.step
         outcome = await self._attempt(cell)
-        failed = outcome.status is not Status.SUCCESS
-        run.record(outcome, error=failed)
-        if not failed:
+        run.record(outcome, error=outcome.status is not Status.SUCCESS)
+        if outcome.status is Status.SUCCESS:
             if step.key is None:
                 run.note_latency(step, outcome.seconds)
             self._write(cell, outcome.value, resized)
-        elif (
-            outcome.status is not Status.RETRYABLE
-            or salvage.defer(cell, outcome.finished, run.mean_latency(step)) is None
-        ):
-            assert outcome.error is not None
-            for row in self.live_rows() if cell.row == GROUP else [cell.row]:
-                self._dropped.add(row)
-                self.rows.drop(row, step, cell.attempt, error_text(outcome.error))
+        else:
+            run.ledger.waste(step.name, *cost_of(outcome))
+            self._failed(outcome, salvage)
         if run.stopping is not None:
             raise run.stopping
+
+    def _failed(self, outcome: Outcome[SequentialGroup], salvage: Salvage[SequentialGroup]) -> None:
+        """Defer the task if it may still succeed, else drop its rows."""
+        run, cell = self.run, outcome.cell
+        if outcome.status is Status.RETRYABLE:
+            eligible_at = salvage.defer(cell, outcome.finished, run.mean_latency(cell.step))
+            if eligible_at is not None:
+                if run.events.active:
+                    run.emit_task(events.TaskDeferred, cell, eligible_at=eligible_at)
+                return
+        assert outcome.error is not None
+        for row in self.live_rows() if cell.row == GROUP else [cell.row]:
+            self._dropped.add(row)
+            run.emit_drop(self.index, self.rows.drop(row, cell.step, cell.attempt, error_text(outcome.error)))
 
     async def _attempt(self, cell: Cell[SequentialGroup]) -> Outcome[SequentialGroup]:
         """One attempt, however often it is refused on the way."""
         run, step = self.run, cell.step
+        instance = run.instance_of(step)
+        if run.events.active and cell.attempt == 1:
+            run.emit_task(events.TaskReady, cell)
         while True:
+            cell.ready_at = run.now()
             await trio.lowlevel.checkpoint()
+            if instance is not None and instance.busy:
+                # A thread that was given up is still in the generator.
+                free = trio.Event()
+                instance.when_free(free.set)
+                await free.wait()
             if step.key is not None:
                 over = run.spending.would_pass(step)
                 if over is not None:
                     raise over
                 cell.permit = await run.throttles.get(step.key).acquire(step.tokens)
                 cell.reserved = run.spending.reserve(step)
-            outcome = await attempt(run, cell)
+            cell.submitted_at = run.now()
+            try:
+                outcome = await attempt(run, cell)
+            except Exception as error:
+                locate(error, self.index, cell)
+                raise
+            if run.events.active:
+                run.emit_finished(outcome)
             if run.stopping is not None:
                 raise run.stopping
             usage = outcome.usage
@@ -154,7 +178,10 @@ class SequentialGroup:
                 run.ledger.spend(step.name, usage.by_model)
             if outcome.status is Status.REFUSED:
                 cell.refusals += 1
-                await trio.sleep(outcome.retry_delay)
+                eligible_at = outcome.finished + outcome.retry_delay
+                if run.events.active:
+                    run.emit_task(events.TaskRefused, cell, key=step.key, eligible_at=eligible_at)
+                await trio.sleep_until(eligible_at)
                 continue
             run.ledger.attempts[step.name] += 1
             if outcome.status is not Status.SUCCESS:

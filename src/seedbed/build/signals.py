@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_ENDED = b"\0"  # no signal has this number
 
 
 class Interrupts:
@@ -63,3 +65,45 @@ class Interrupts:
             for number, handler in before.items():
                 # None: it was not installed from Python, and Python cannot put it back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def run_in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread and wait for it; signals are handled meanwhile if this is the main thread.
+
+    A lock would not do: whoever waits for one sleeps on when the system gives a signal to another thread.
+    """
+    here, there = socket.socketpair()
+    with here, there:
+        there.setblocking(False)
+
+        def tell() -> None:
+            try:
+                work()
+            finally:
+                there.send(_ENDED)
+
+        thread = threading.Thread(target=tell, name="seedbed-build")
+        with _woken_by_signals(there) as others:
+            thread.start()
+            while (byte := here.recv(1)) != _ENDED:
+                others(byte)
+        thread.join()
+
+
+@contextmanager
+def _woken_by_signals(there: socket.socket) -> Iterator[Callable[[bytes], None]]:
+    """Have the number of every signal written to `there`; yields what passes one on to whoever had them before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda _byte: None
+        return
+    before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+
+    def pass_on(byte: bytes) -> None:
+        if before != -1 and byte[0] not in _NUMBERS:
+            with suppress(OSError):
+                os.write(before, byte)
+
+    try:
+        yield pass_on
+    finally:
+        signal.set_wakeup_fd(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetExceeded
@@ -26,16 +27,28 @@ class Spending:
         self.cost = 0.0
         self._most: dict[str, tuple[int, float]] = {}
         self._reserved: list[float] = [0, 0.0]
+        self._flying: Counter[str] = Counter()  # tasks that have reserved something, by column
 
     def _expected(self, step: Step) -> tuple[int, float]:
         tokens, cost = self._most.get(step.name, (0, 0.0))
         return max(tokens, step.tokens), cost
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether tasks are under way whose use is only expected; what they really use may be less."""
+        return self._flying.total() > 0
+
+    def must_wait(self, step: Step) -> bool:
+        """Whether nobody knows yet what a call of this column costs and the first one is still under way."""
+        return self.max_cost is not None and step.name not in self._most and self._flying[step.name] > 0
+
     def would_pass(self, step: Step) -> BudgetExceeded | None:
         """The error to stop with if one more task of this column might pass a budget."""
         if not self.limited or step.key is None:
             return None
-        tokens, cost = self._expected(step)
+        return self._over(step, *self._expected(step))
+
+    def _over(self, step: Step, tokens: int, cost: float) -> BudgetExceeded | None:
         if self.max_tokens is not None and self.tokens + self._reserved[0] + tokens > self.max_tokens:
             return BudgetExceeded(
                 f"the next call of column {step.name!r} would pass max_tokens={self.max_tokens}: "
@@ -51,17 +64,39 @@ class Spending:
     def reserve(self, step: Step) -> tuple[int, float]:
         """A task starts; give what this returns to `settle` when it ends."""
         expected = self._expected(step)
+        self._flying[step.name] += 1
         self._reserved[0] += expected[0]
         self._reserved[1] += expected[1]
         return expected
 
-    def settle(self, step: Step, reserved: tuple[int, float], usage: Usage | None) -> None:
-        """A task ended and used what it reported."""
+    def extend(
+        self, step: Step, reserved: tuple[int, float] | None, usage: Usage, tokens: int
+    ) -> tuple[int, float] | BudgetExceeded:
+        """One more call of a task under way: what it has reserved from then on, or the error to stop with."""
+        new = reserved is None  # the column has no key of its own, so nothing was reserved at its start
+        reserved = reserved or (0, 0.0)
+        cost = usage.cost / usage.calls if usage.calls else 0.0
+        wanted = (max(reserved[0], usage.tokens + tokens), max(reserved[1], usage.cost + cost))
+        over = self._over(step, wanted[0] - reserved[0], wanted[1] - reserved[1])
+        if over is not None:
+            return over
+        self._flying[step.name] += new
+        self._reserved[0] += wanted[0] - reserved[0]
+        self._reserved[1] += wanted[1] - reserved[1]
+        return wanted
+
+    def settle(self, step: Step, reserved: tuple[int, float], usage: Usage | None, *, sent: bool = True) -> None:
+        """A task ended and used what it reported or, if it was sent and reported nothing, what its column declares."""
+        self._flying[step.name] -= 1
         self._reserved[0] -= reserved[0]
         self._reserved[1] -= reserved[1]
-        if usage is None:
+        if not sent:
+            return
+        tokens, cost = self._most.get(step.name, (0, 0.0))
+        if usage is None or not usage.calls:
+            self.tokens += step.tokens
+            self._most[step.name] = (tokens, cost)
             return
         self.tokens += usage.tokens
         self.cost += usage.cost
-        tokens, cost = self._most.get(step.name, (0, 0.0))
         self._most[step.name] = (max(tokens, usage.tokens), max(cost, usage.cost))

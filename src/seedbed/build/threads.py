@@ -104,6 +104,6 @@ class Threads:
                 columns = [name for name, count in self._overrun.items() if count]
                 self._run.stop(ThreadsStuck(columns, f"all {self._slots} execution slots", grace))
             elif instance is not None and instance.wanted:
-                self._run.stop(ThreadsStuck([column], "a stateful generator that others wait for", grace))
+                self._run.stop(ThreadsStuck([column], "a stateful generator that others need", grace))
 
         self._run.timers.call_at(trio.current_time() + grace, check)

@@ -20,11 +20,9 @@ class Bridged:
 
     def __init__(self, generator: object) -> None:
         self.generator = generator
-        self._agenerate: Callable[..., Awaitable[Any]] | None = getattr(generator, "agenerate", None)
-        self._generate: Callable[..., Any] | None = getattr(generator, "generate", None)
-        if self._agenerate is None and self._generate is None:
-            function, is_async = generator_function(generator)
-            self._agenerate, self._generate = (function, None) if is_async else (None, function)
+        function, is_async = generator_function(generator)
+        self._agenerate: Callable[..., Awaitable[Any]] | None = function if is_async else None
+        self._generate: Callable[..., Any] | None = getattr(generator, "generate", None) if is_async else function
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Call it from synchronous code, also inside a running event loop or in a worker thread."""

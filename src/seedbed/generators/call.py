@@ -39,15 +39,19 @@ class Call:
 
 def generator_function(generator: object) -> tuple[Callable[..., Any], bool]:
     """The function that fills a column and whether it is async; an object's `agenerate` is preferred to its `generate`."""
+    if isinstance(generator, type):
+        # Its methods would want a `self` that no column makes.
+        raise UncallableError(f"has the class {generator.__name__} as its generator; give it an instance")
     agenerate = getattr(generator, "agenerate", None)
     if callable(agenerate):
         return agenerate, True
     generate = getattr(generator, "generate", None)
     if callable(generate):
         return generate, False
-    if isinstance(generator, type) or not callable(generator):
-        what = f"the class {generator.__name__}" if isinstance(generator, type) else repr(generator)
-        raise UncallableError(f"has {what} as its generator, which is no function and has neither generate nor agenerate")
+    if not callable(generator):
+        raise UncallableError(
+            f"has {generator!r} as its generator, which is no function and has neither generate nor agenerate"
+        )
     is_async = inspect.iscoroutinefunction(generator) or inspect.iscoroutinefunction(generator.__call__)
     return generator, is_async
 

@@ -1,0 +1,211 @@
+"""Budgets: the run stops before the call that would pass one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from engine_helpers import config, grow, seed
+
+from seedbed import BudgetExceeded, CellContext, Column
+from seedbed.build.plan import plan_build
+from seedbed.build.spending import Spending
+from seedbed.generators import Usage
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+ENGINES = pytest.mark.parametrize("engine", ["concurrent", "sequential"])
+
+
+class Meter:
+    """A column that costs the same each time."""
+
+    def __init__(self, tokens: int = 0, cost: float = 0.0) -> None:
+        self.calls = 0
+        self._tokens = tokens
+        self._cost = cost
+
+    async def agenerate(self, n: int, context: CellContext) -> int:
+        self.calls += 1
+        await trio.sleep(1)
+        context.report_usage(output_tokens=self._tokens, cost=self._cost)
+        return n
+
+
+@ENGINES
+async def test_max_tokens_is_never_passed(autojump_clock: MockClock, engine: str) -> None:
+    """With an honest estimate the run stops exactly before the call that would pass the budget."""
+    meter = Meter(tokens=100)
+    with pytest.raises(BudgetExceeded) as raised:
+        await grow(
+            [seed(), Column("v", meter, key="k", tokens=100)], rows=50, config=config(max_tokens=1_050, engine=engine)
+        )
+    assert meter.calls == 10
+    assert str(raised.value).startswith("the next call of column 'v' would pass max_tokens=1050: ")
+    report = raised.value.report
+    assert report is not None
+    assert report.usage["v"].tokens == 1_000
+    assert report.unfinished == (range(50),)
+    assert report.dropped == ()
+
+
+@ENGINES
+async def test_max_cost_learns_what_a_call_costs(autojump_clock: MockClock, engine: str) -> None:
+    """Costs are not declared: after the first calls the dearest of them is what the next one is expected to cost."""
+    meter = Meter(cost=0.5)
+    with pytest.raises(BudgetExceeded, match=r"would pass max_cost=3: 3 spent, 0 in flight, about 0\.5 more"):
+        await grow(
+            [seed(), Column("v", meter, key="k")],
+            rows=50,
+            config=config(max_cost=3.0, max_parallel_requests=1, engine=engine),
+        )
+    assert meter.calls == 6
+
+
+@ENGINES
+async def test_a_budget_that_is_enough_stops_nothing(autojump_clock: MockClock, engine: str) -> None:
+    """Using it up exactly is within it."""
+    meter = Meter(tokens=100, cost=1.0)
+    grown = await grow(
+        [seed(), Column("v", meter, key="k", tokens=100)],
+        rows=10,
+        config=config(max_tokens=1_000, max_cost=10.0, engine=engine),
+    )
+    assert grown.report.written == 10
+
+
+async def test_max_cost_is_not_passed_by_many_at_once(autojump_clock: MockClock) -> None:
+    """Nobody knows what a call costs before the first has ended, so the others wait for it."""
+    meter = Meter(cost=1.0)
+    with pytest.raises(BudgetExceeded, match="max_cost=3"):
+        await grow([seed(), Column("v", meter, key="k")], rows=50, config=config(max_cost=3.0))
+    assert meter.calls == 3
+
+
+async def test_max_cost_holds_nobody_up_for_long(autojump_clock: MockClock) -> None:
+    """After the first call the rest run at once, also where nothing is ever reported."""
+
+    async def silent(n: int) -> int:
+        await trio.sleep(1)
+        return n
+
+    start = trio.current_time()
+    await grow(
+        [seed(), Column("v", silent, key="k"), Column("w", Meter(cost=0.1), key="k2")],
+        rows=30,
+        config=config(max_cost=100.0),
+    )
+    assert trio.current_time() - start < 8
+
+
+async def test_a_budget_of_nothing_makes_no_call(autojump_clock: MockClock) -> None:
+    """With max_tokens=0 a column that expects tokens is never called."""
+    meter = Meter(tokens=100)
+    with pytest.raises(BudgetExceeded, match="max_tokens=0"):
+        await grow([seed(), Column("v", meter, key="k", tokens=1)], rows=3, config=config(max_tokens=0))
+    assert meter.calls == 0
+
+
+@ENGINES
+async def test_an_estimate_stands_where_nothing_is_reported(autojump_clock: MockClock, engine: str) -> None:
+    """A column that declares its tokens and never reports any is held to what it declared."""
+    calls = 0
+
+    async def v(n: int) -> int:
+        nonlocal calls
+        calls += 1
+        return n
+
+    with pytest.raises(BudgetExceeded, match="max_tokens=500"):
+        await grow([seed(), Column("v", v, key="k", tokens=100)], rows=50, config=config(max_tokens=500, engine=engine))
+    assert calls == 5
+
+
+@ENGINES
+async def test_later_calls_of_a_cell_are_held_to_the_budget_too(autojump_clock: MockClock, engine: str) -> None:
+    """A cell of many calls stops before the one that would pass it, not only before its first."""
+    calls = 0
+
+    async def v(n: int, context: CellContext) -> int:
+        nonlocal calls
+
+        async def send() -> None:
+            nonlocal calls
+            calls += 1
+            context.report_usage(output_tokens=100)
+
+        for _ in range(20):
+            await context.call(partial(send), tokens=100)
+        return n
+
+    with pytest.raises(BudgetExceeded, match="max_tokens=500"):
+        await grow([seed(), Column("v", v, key="k", tokens=100)], rows=1, config=config(max_tokens=500, engine=engine))
+    assert calls == 5
+
+
+@ENGINES
+async def test_columns_without_a_key_are_held_to_the_budget_by_their_calls(
+    autojump_clock: MockClock, engine: str
+) -> None:
+    """It is calls that are counted, whoever makes them; rows that were not made are unfinished, not dropped."""
+    calls = 0
+
+    async def v(n: int, context: CellContext) -> int:
+        async def send() -> None:
+            nonlocal calls
+            calls += 1
+            await trio.sleep(1)
+            context.report_usage(output_tokens=100)
+
+        await context.call(send, key="k", tokens=100)
+        return n
+
+    with pytest.raises(BudgetExceeded, match="max_tokens=500") as raised:
+        await grow([seed(), Column("v", v)], rows=20, config=config(max_tokens=500, engine=engine))
+    assert calls == 5
+    assert raised.value.report is not None
+    assert raised.value.report.dropped == ()
+
+
+@ENGINES
+async def test_an_estimate_that_is_too_high_is_settled(autojump_clock: MockClock, engine: str) -> None:
+    """Calls that use far less than declared are waited for: a run that stays within its budget is not stopped."""
+    meter = Meter(tokens=2)
+    grown = await grow(
+        [seed(), Column("v", meter, key="k", tokens=100)], rows=40, config=config(max_tokens=180, engine=engine)
+    )
+    assert grown.report.usage["v"].tokens == 80
+
+
+async def test_what_is_in_flight_may_end(autojump_clock: MockClock) -> None:
+    """A budget that is passed lets the calls under way finish within `grace`, so that they are not paid for nothing."""
+    meter = Meter(tokens=100)
+    with pytest.raises(BudgetExceeded) as raised:
+        await grow(
+            [seed(), Column("v", meter, key="k", tokens=100)],
+            rows=20,
+            config=config(max_tokens=800, buffer_size=4, max_parallel_requests=8),
+        )
+    assert raised.value.report is not None
+    assert raised.value.report.written == 8
+    assert raised.value.report.wasted == {}
+
+
+def test_the_core_reserves_and_settles() -> None:
+    """What is in flight counts as expected and, once settled, as used."""
+    column = Column("v", Meter(), key="k", tokens=10)
+    step = plan_build([seed(), column], rows=1, config=config()).steps[1]
+    spending = Spending(100, None)
+    assert spending.limited
+    held = [spending.reserve(step) for _ in range(10)]
+    over = spending.would_pass(step)
+    assert over is not None
+    assert str(over) == "the next call of column 'v' would pass max_tokens=100: 0 used, 100 in flight, about 10 more"
+    for each in held[:5]:
+        spending.settle(step, each, Usage(calls=1, output_tokens=2))
+    assert spending.tokens == 10
+    assert spending.would_pass(step) is None
+    assert not Spending(None, None).limited

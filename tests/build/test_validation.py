@@ -1,0 +1,376 @@
+"""Bad input: one clear error before anything runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from engine_helpers import seed
+
+from seedbed import (
+    BuildReport,
+    Column,
+    ConfigError,
+    DatasetGenerationError,
+    KeyLimits,
+    OutputDirectoryError,
+    Processor,
+    RunConfig,
+    build,
+    build_async,
+    open_build,
+    preview,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Untouched:
+    """Columns that must not be called, and a directory that must not be made."""
+
+    def __init__(self, directory: Path) -> None:
+        self.called: list[str] = []
+        self.out = directory / "data"
+
+    def seed(self, name: str = "n", **options: Any) -> Column:
+        """A column from scratch."""
+
+        def numbers(rows: range) -> list[int]:
+            self.called.append(name)
+            return list(rows)
+
+        return Column(name, numbers, kind="from_scratch", **options)
+
+    def cell(self, name: str = "v", **options: Any) -> Column:
+        """A cell column of `n`."""
+
+        def fill(n: int) -> int:
+            self.called.append(name)
+            return n
+
+        return Column(name, fill, **options)
+
+    def problems(self, *columns: Any, **options: Any) -> tuple[str, ...]:
+        """What building these says, by every way in; nothing may have run or been written."""
+        found: list[tuple[str, ...]] = []
+
+        async def in_trio() -> None:
+            await build_async(list(columns), rows=2, out=self.out, **options)
+
+        async def opened() -> None:
+            async with open_build(list(columns), rows=2, out=self.out, **options) as running:
+                await running.wait()
+
+        ways: list[Callable[[], object]] = [
+            lambda: build(list(columns), rows=2, out=self.out, **options),
+            lambda: trio.run(in_trio),
+            lambda: trio.run(opened),
+            lambda: preview(list(columns), rows=2, **options),
+        ]
+        for way in ways:
+            with pytest.raises(DatasetGenerationError) as raised:
+                way()
+            found.append(raised.value.problems)
+        assert found.count(found[0]) == len(ways)
+        self.check()
+        return found[0]
+
+    def check(self) -> None:
+        """Nothing ran and nothing is there."""
+        assert self.called == []
+        assert not self.out.exists()
+
+
+@pytest.fixture
+def untouched(tmp_path: Path) -> Untouched:
+    """See `Untouched`."""
+    return Untouched(tmp_path)
+
+
+class TestRows:
+    @pytest.mark.parametrize("rows", [-1, 1.0, "3", None, True])
+    def test_rows_are_a_whole_number(self, untouched: Untouched, rows: Any) -> None:
+        """Anything else is refused by every way in."""
+        text = rf"rows must be a whole number, 0 or more, not {rows!r}"
+        with pytest.raises(ConfigError, match=text):
+            build([untouched.seed()], rows=rows, out=untouched.out)
+        with pytest.raises(ConfigError, match=text):
+            preview([untouched.seed()], rows=rows)
+        untouched.check()
+
+
+COUNTS = (
+    "buffer_size",
+    "max_concurrent_row_groups",
+    "max_submitted_tasks",
+    "max_active_tasks",
+    "max_parallel_requests",
+    "max_processes",
+    "shutdown_error_window",
+    "commit_count",
+)
+
+
+class TestKnobs:
+    @pytest.mark.parametrize("knob", COUNTS)
+    def test_sizes_are_at_least_one(self, knob: str) -> None:
+        """Zero and negative sizes are refused by name."""
+        for value in (0, -1):
+            with pytest.raises(ConfigError, match=f"{knob} must be at least 1, not {value}"):
+                RunConfig(**{knob: value})
+
+    @pytest.mark.parametrize("knob", [*COUNTS, "salvage_max_rounds", "max_tokens"])
+    @pytest.mark.parametrize("value", [1.5, "2", True])
+    def test_sizes_are_whole_numbers(self, knob: str, value: Any) -> None:
+        """A float, a text or a bool is not a size."""
+        with pytest.raises(ConfigError, match=f"{knob} must be a whole number, not {value!r}"):
+            RunConfig(**{knob: value})
+
+    @pytest.mark.parametrize("knob", ["salvage_max_rounds", "max_tokens"])
+    def test_some_may_be_zero(self, knob: str) -> None:
+        """No retries, no tokens: both can be meant."""
+        assert getattr(RunConfig(**{knob: 0}), knob) == 0
+        with pytest.raises(ConfigError, match=f"{knob} must be at least 0, not -1"):
+            RunConfig(**{knob: -1})
+
+    @pytest.mark.parametrize("knob", ["cell_timeout", "deadline", "backoff_base", "backoff_max"])
+    def test_times_are_above_zero(self, knob: str) -> None:
+        """A time of nothing would end everything at once."""
+        for value in (0, -1.0, math.inf):
+            with pytest.raises(ConfigError, match=f"{knob} must be above 0, not {value!r}"):
+                RunConfig(**{knob: value})
+
+    @pytest.mark.parametrize("knob", ["throttle_patience", "grace", "max_cost", "commit_interval"])
+    def test_some_times_may_be_zero(self, knob: str) -> None:
+        """No patience and no grace can be meant; less than none cannot."""
+        assert getattr(RunConfig(**{knob: 0}), knob) == 0
+        with pytest.raises(ConfigError, match=f"{knob} must be at least 0, not -1"):
+            RunConfig(**{knob: -1})
+
+    @pytest.mark.parametrize("knob", ["cell_timeout", "grace", "shutdown_error_rate", "max_cost"])
+    @pytest.mark.parametrize("value", ["1", True, math.nan])
+    def test_times_and_rates_are_numbers(self, knob: str, value: Any) -> None:
+        """A text, a bool and what is no number are refused."""
+        with pytest.raises(ConfigError, match=f"{knob} must be a number, not {value!r}"):
+            RunConfig(**{knob: value})
+
+    @pytest.mark.parametrize("knob", ["shutdown_error_rate", "salvage_error_threshold"])
+    @pytest.mark.parametrize("value", [0, -0.1, 1.1])
+    def test_rates_are_shares(self, knob: str, value: float) -> None:
+        """Above nothing and at most all."""
+        with pytest.raises(ConfigError, match=f"{knob} must be above 0 and at most 1, not {value!r}"):
+            RunConfig(**{knob: value})
+
+    def test_choices_are_listed(self) -> None:
+        """What is allowed is in the message."""
+        with pytest.raises(ConfigError, match="engine must be 'concurrent' or 'sequential', not 'parallel'"):
+            RunConfig(engine="parallel")
+        with pytest.raises(ConfigError, match="durability must be 'cell' or 'row_group', not 'none'"):
+            RunConfig(durability="none")
+
+    @pytest.mark.parametrize(
+        ("knob", "value", "text"),
+        [
+            ("trace", "yes", "trace must be True or False, not 'yes'"),
+            ("jitter_seed", "x", "jitter_seed must be a whole number, not 'x'"),
+        ],
+    )
+    def test_the_rest_is_checked_too(self, knob: str, value: Any, text: str) -> None:
+        """Every knob has an error of the same kind."""
+        with pytest.raises(ConfigError, match=text):
+            RunConfig(**{knob: value})
+
+    def test_an_unknown_knob_has_a_nearest_one(self) -> None:
+        """From a file, all unknown ones are named at once."""
+        with pytest.raises(ConfigError) as raised:
+            RunConfig.from_mapping({"bufer_size": 3, "grace": 1, "max_token": 7})
+        assert str(raised.value) == (
+            "there is no knob 'bufer_size'; did you mean 'buffer_size'?; "
+            "there is no knob 'max_token'; did you mean 'max_tokens'?"
+        )
+        assert RunConfig.from_mapping({"grace": 1, "buffer_size": 3}) == RunConfig(grace=1, buffer_size=3)
+
+    def test_an_unknown_keyword_is_refused(self) -> None:
+        """In Python it is a keyword that does not exist."""
+        with pytest.raises(TypeError, match="bufer_size"):
+            RunConfig(bufer_size=3)  # type: ignore[call-arg]
+
+    def test_a_config_that_is_none_of_ours(self, untouched: Untouched) -> None:
+        """A mapping in place of a RunConfig is answered in words."""
+        with pytest.raises(ConfigError, match=r"config must be a RunConfig, not .*; see RunConfig\.from_mapping"):
+            build([untouched.seed()], rows=1, out=untouched.out, config={"grace": 1})  # type: ignore[arg-type]
+        untouched.check()
+
+    @pytest.mark.parametrize(
+        ("knobs", "text"),
+        [
+            ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number, 1 or more, not 0"),
+            ({"max_parallel_requests": 2.0}, r"max_parallel_requests must be a whole number, 1 or more, not 2\.0"),
+            ({"requests_per_minute": 0}, "requests_per_minute must be a number above 0, or None for no limit, not 0"),
+            ({"tokens_per_minute": -5}, "tokens_per_minute must be a number above 0, or None for no limit, not -5"),
+            ({"latency_congestion": 1}, "latency_congestion must be True or False, not 1"),
+        ],
+    )
+    def test_limits_of_a_key(self, knobs: dict[str, Any], text: str) -> None:
+        """They are checked when they are made."""
+        with pytest.raises(ConfigError, match=text):
+            KeyLimits(**knobs)
+
+
+class TestColumns:
+    def test_a_column_named_twice(self, untouched: Untouched) -> None:
+        """It is said once."""
+        assert untouched.problems(untouched.seed(), untouched.cell(), untouched.cell()) == (
+            "column 'v' is there twice",
+        )
+
+    def test_a_function_that_wants_what_nobody_makes(self, untouched: Untouched) -> None:
+        """The nearest column is named."""
+
+        def fill(nn: int) -> int:
+            raise AssertionError
+
+        assert untouched.problems(untouched.seed("n1"), Column("v", fill)) == (
+            "column 'v' requires 'nn', which no column makes; did you mean 'n1'?",
+        )
+
+    def test_no_columns(self, untouched: Untouched) -> None:
+        """There is nothing to build."""
+        assert untouched.problems() == ("there are no columns",)
+
+    def test_things_that_are_no_columns(self, untouched: Untouched) -> None:
+        """A function is not a column yet, nor is a frame function a processor."""
+        assert untouched.problems(untouched.seed(), "v", processors=[3]) == (
+            "'v' is not a Column",
+            "3 is not a Processor",
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"tokens": -1}, "column 'v' has tokens=-1; it must be a whole number, 0 or more"),
+            ({"tokens": 1.5}, "column 'v' has tokens=1.5; it must be a whole number, 0 or more"),
+            ({"timeout": 0}, "column 'v' has timeout=0; it must be a number of seconds above 0"),
+            ({"timeout": "1"}, "column 'v' has timeout='1'; it must be a number of seconds above 0"),
+            ({"timeout": math.nan}, "column 'v' has timeout=nan; it must be a number of seconds above 0"),
+            ({"key": ""}, "column 'v' has a key that is not text: ''"),
+            ({"key": 3}, "column 'v' has a key that is not text: 3"),
+            ({"outputs": []}, "column 'v' has no outputs"),
+            ({"retry_on": [3]}, "column 'v' has something in retry_on that is no exception class"),
+            ({"retry_on": [BaseException]}, "column 'v' has something in retry_on that is no exception class"),
+            ({"dtype": {"w": int}}, "column 'v' declares a type for 'w', which it does not make"),
+        ],
+    )
+    def test_options_are_checked(self, untouched: Untouched, options: dict[str, Any], text: str) -> None:
+        """Each has a sentence that names the column, what was found and what is allowed."""
+        assert untouched.problems(untouched.seed(), untouched.cell(**options)) == (text,)
+
+    def test_a_type_that_is_none(self, untouched: Untouched) -> None:
+        """A declared type must be one that the store knows."""
+        (text,) = untouched.problems(untouched.seed(), untouched.cell(dtype="whole number"))
+        assert text.startswith("column 'v': ")
+        assert "'whole number'" in text
+
+    @pytest.mark.parametrize("name", ["", 3, None])
+    def test_names_are_text(self, untouched: Untouched, name: Any) -> None:
+        """A column without a name cannot be written."""
+        assert f"a column's name must be text, not {name!r}" in untouched.problems(
+            untouched.seed(), untouched.cell(name=name)
+        )
+
+    def test_limits_for_a_key_that_nobody_uses(self, untouched: Untouched) -> None:
+        """They would do nothing, so they are a mistake; the nearest key is named."""
+        assert untouched.problems(
+            untouched.seed(), untouched.cell(key="openai/small"), limits={"openai/smal": KeyLimits()}
+        ) == ("limits are given for key 'openai/smal', which no column uses; did you mean 'openai/small'?",)
+
+    def test_limits_that_are_none(self, untouched: Untouched) -> None:
+        """A number in place of limits is refused."""
+        assert untouched.problems(untouched.seed(), untouched.cell(key="k"), limits={"k": 3}) == (
+            "the limits of key 'k' are not KeyLimits",
+        )
+
+    def test_all_at_once(self, untouched: Untouched) -> None:
+        """Problems of columns, keys and processors come in one error."""
+        found = untouched.problems(
+            untouched.cell(tokens=-1),
+            untouched.cell(name="w", timeout=-1),
+            Column("x", 3),
+            untouched.cell(name="y", allow_resize=True),
+            limits={"k": KeyLimits()},
+            processors=[Processor(stage="pre_batch", apply=len)],
+        )
+        text = "\n".join(found)
+        for part in (
+            "has 3 as its generator",
+            "requires 'n', which no column makes",
+            "allow_resize=True on 'y'",
+            "tokens=-1",
+            "timeout=-1",
+            "limits are given for key 'k', which no column uses",
+            "a pre-batch processor sees the columns made from scratch",
+        ):
+            assert part in text, part
+
+
+class TestDirectory:
+    def refused(self, untouched: Untouched, out: Path) -> str:
+        """What building into that place says."""
+        with pytest.raises(OutputDirectoryError) as raised:
+            build([untouched.seed()], rows=2, out=out)
+        assert untouched.called == []
+        return str(raised.value)
+
+    def test_not_empty(self, untouched: Untouched, tmp_path: Path) -> None:
+        """What is there is named and stays as it is."""
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "other.txt").write_text("mine too")
+        assert self.refused(untouched, tmp_path) == (
+            f"the output directory {str(tmp_path)!r} is not empty, it holds 'notes.txt' and 1 more: "
+            "pass a new directory or an empty one"
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other.txt"]
+
+    def test_used_by_another_build(self, untouched: Untouched, tmp_path: Path) -> None:
+        """A dataset is not written over."""
+        build([seed()], rows=1, out=tmp_path / "data")
+        before = sorted(path.name for path in (tmp_path / "data").iterdir())
+        assert "is not empty" in self.refused(untouched, tmp_path / "data")
+        assert sorted(path.name for path in (tmp_path / "data").iterdir()) == before
+
+    def test_a_file(self, untouched: Untouched, tmp_path: Path) -> None:
+        """A file is not a directory, nor can one be made below it."""
+        (tmp_path / "file").write_text("x")
+        assert self.refused(untouched, tmp_path / "file") == (
+            f"the output {str(tmp_path / 'file')!r} is a file: pass a new directory"
+        )
+        text = self.refused(untouched, tmp_path / "file" / "below" / "it")
+        assert str(tmp_path / "file" / "below" / "it") in text
+        assert (tmp_path / "file").read_text() == "x"
+
+    def test_not_writable(self, untouched: Untouched) -> None:
+        """A place where nobody may write says so, for root too: the kernel's own directory takes no files."""
+        text = self.refused(untouched, Path("/proc/data"))
+        assert text.startswith("the output directory '/proc/data' is not writable: ")
+
+    def test_columns_are_checked_first(self, untouched: Untouched, tmp_path: Path) -> None:
+        """A build that could not run does not even look at the directory."""
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(DatasetGenerationError):
+            build([], rows=1, out=tmp_path)
+
+    def test_an_empty_directory_is_fine(self, tmp_path: Path) -> None:
+        """So is one that must be made, with its parents; text will do for a path."""
+        assert build([seed()], rows=2, out=tmp_path).rows == 2
+        assert build([seed()], rows=2, out=str(tmp_path.parent / f"{tmp_path.name}-new" / "deep")).rows == 2
+
+
+def test_a_report_says_what_there_is() -> None:
+    """In one line: rows, drops and what is unfinished."""
+    report = preview([seed()], rows=3).report
+    assert isinstance(report, BuildReport)
+    assert str(report).startswith("3 of 3 rows, 0 dropped, ")

@@ -1,0 +1,177 @@
+"""The frontier against a model that looks at every cell again after each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from seedbed.graph import GROUP, Frontier, Graph, Kind, build_graph
+
+if TYPE_CHECKING:
+    from seedbed.graph.frontier import Ready
+
+
+@attrs.frozen(kw_only=True)
+class PlainColumn:
+    name: str
+    kind: Kind
+    requires: tuple[str, ...] = ()
+    side_effects: tuple[str, ...] = ()
+    allow_resize: bool = False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Up to six columns of any kind, declared in any order."""
+    columns: list[PlainColumn] = []
+    for index in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL, Kind.CELL, Kind.FULL_COLUMN]))
+        names = [column.name for column in columns]
+        requires = draw(st.lists(st.sampled_from(names), unique=True)) if names and kind != Kind.FROM_SCRATCH else ()
+        columns.append(PlainColumn(name="abcdef"[index], kind=kind, requires=tuple(requires)))
+    return build_graph(draw(st.permutations(columns)))
+
+
+class Model:
+    """Which cells are done and which rows dropped; everything else is found by looking."""
+
+    def __init__(self, graph: Graph, rows: int, *, barrier: bool) -> None:
+        self.graph = graph
+        self.seeds = {node.index for node in graph.nodes if node.kind is Kind.FROM_SCRATCH}
+        self.barrier = barrier
+        self.reset(rows)
+
+    def reset(self, rows: int) -> None:
+        self.rows = rows
+        self.done: set[Ready] = set()
+        self.dropped: set[int] = set()
+        self.released: set[Ready] = set()
+        self.finished_seeds: set[int] = set()
+
+    @property
+    def live(self) -> list[int]:
+        return [row for row in range(self.rows) if row not in self.dropped]
+
+    @property
+    def left(self) -> int:
+        return sum((node.index, row) not in self.done for node in self.graph.nodes for row in self.live)
+
+    def newly_ready(self) -> set[Ready]:
+        """All that may run and was not said to be ready before."""
+        ready: set[Ready] = set()
+        for node in self.graph.nodes:
+            if self.barrier and node.index not in self.seeds:
+                continue
+            if node.kind is Kind.CELL:
+                ready |= {(node.index, row) for row in self.live if self._has_inputs(node.upstream, row)}
+            elif self.live and all(self._has_inputs(node.upstream, row) for row in self.live):
+                ready.add((node.index, GROUP))
+        ready -= self.released
+        self.released |= ready
+        return ready
+
+    def _has_inputs(self, upstream: tuple[int, ...], row: int) -> bool:
+        return all((up, row) in self.done for up in upstream)
+
+    def complete(self, node: int, row: int) -> None:
+        if row != GROUP:
+            if row not in self.dropped:
+                self.done.add((node, row))
+            return
+        self.done |= {(node, each) for each in self.live}
+        if node in self.seeds:
+            self.finished_seeds.add(node)
+
+    def rebuild(self, rows: int) -> None:
+        self.barrier = False
+        self.reset(rows)
+        for node in self.seeds:
+            self.released.add((node, GROUP))
+            self.complete(node, GROUP)
+
+
+class FrontierMachine(RuleBasedStateMachine):
+    """Every task that the frontier ever called ready is finished, failed or dropped, in any order."""
+
+    @initialize(graph=graphs(), rows=st.integers(0, 5), barrier=st.booleans())
+    def start(self, graph: Graph, rows: int, barrier: bool) -> None:
+        self.frontier = Frontier(graph, rows, barrier=barrier)
+        self.model = Model(graph, rows, barrier=barrier)
+        # Ready and not over: cells of dropped rows stay here, as their tasks may still be under way.
+        self.under_way: list[Ready] = []
+        self.expect(self.frontier.begin())
+
+    def expect(self, ready: list[Ready]) -> None:
+        """What just became ready is exactly what the model finds, each once."""
+        assert len(ready) == len(set(ready))
+        assert set(ready) == self.model.newly_ready()
+        self.under_way += sorted(ready)
+
+    def take(self, data: st.DataObject) -> Ready:
+        task = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(task)
+        return task
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        node, row = self.take(data)
+        ready = self.frontier.complete_group(node) if row == GROUP else self.frontier.complete_cell(node, row)
+        self.model.complete(node, row)
+        self.expect(ready)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        node, row = self.take(data)
+        expected = self.model.live if row == GROUP else [row] if row not in self.model.dropped else []
+        dropped, ready = self.frontier.fail(node, row)
+        assert dropped == expected
+        self.model.dropped |= set(expected)
+        self.expect(ready)
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        if self.model.rows:
+            row = data.draw(st.integers(0, self.model.rows - 1))
+            ready = self.frontier.drop_row(row)
+            self.model.dropped.add(row)
+            self.expect(ready)
+
+    @precondition(lambda self: self.model.barrier and self.model.finished_seeds == self.model.seeds)
+    @rule(rows=st.integers(0, 5))
+    def rebuild(self, rows: int) -> None:
+        ready = self.frontier.rebuild(rows)
+        self.model.rebuild(rows)
+        self.under_way = []
+        self.expect(ready)
+
+    @invariant()
+    def agrees(self) -> None:
+        frontier, model = self.frontier, self.model
+        assert frontier.barrier == model.barrier
+        assert frontier.live_rows() == model.live
+        assert frontier.live == len(model.live)
+        assert frontier.left == model.left
+        assert frontier.complete == (model.left == 0)
+        if model.barrier:
+            assert frontier.seeds_done == (model.finished_seeds == model.seeds)
+        for node in model.graph.nodes:
+            for row in model.live:
+                assert frontier.is_done(node.index, row) == ((node.index, row) in model.done)
+
+    @invariant()
+    def never_stalls(self) -> None:
+        """As long as something is left, something is under way, or the barrier can be passed."""
+        at_barrier = self.model.barrier and self.model.finished_seeds == self.model.seeds
+        assert self.frontier.complete or self.under_way or at_barrier
+
+
+TestFrontier = FrontierMachine.TestCase
