@@ -14,16 +14,23 @@ from ..errors import ConfigError
 GROUPS = ("seedbed.generators", "seedbed.processors")
 
 _lock = threading.RLock()
-# None until everything was loaded; then what to say about plug-ins that could not be. Changed under the lock.
+# None until plug-ins were loaded; then what to say about those that could not be. Changed under the lock.
 _broken: list[str] | None = None
 
 
+def load_own() -> None:
+    """Import the modules beside this one: each registers what it makes."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
 def load_plugins() -> None:
-    """Load everything once. Raises one `ConfigError` that names every plug-in that cannot be loaded."""
+    """Load every plug-in, once. Raises one `ConfigError` that names all that cannot be loaded."""
     global _broken  # noqa: PLW0603  loading is once for the whole process, as imports are
     with _lock:
         if _broken is None:
-            _load_own()
+            load_own()  # first, so that a plug-in cannot take the name of a type of ours
             _broken = [problem for entry in _entry_points() if (problem := _load(entry)) is not None]
         if _broken:
             raise ConfigError("; ".join(_broken))
@@ -34,13 +41,6 @@ def forget_plugins() -> None:
     global _broken  # noqa: PLW0603
     with _lock:
         _broken = None
-
-
-def _load_own() -> None:
-    """Import the modules beside this one: each registers what it makes."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        importlib.import_module(f"{package}.{module.name}")
 
 
 def _entry_points() -> list[EntryPoint]:

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..graph import nearest
 from ..recipe.load import Vocabulary
 from ..recipe.spec import ColumnSpec, skip_rule
-from .plugins import load_plugins
+from .plugins import load_own, load_plugins
 
 if TYPE_CHECKING:
     from ..models.base import ModelClient, ModelSpec
@@ -96,11 +96,21 @@ def _full(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+K = TypeVar("K")
+
+
+def _maker_of(spec: type, makers: Mapping[type, K]) -> K | None:
+    """What is registered for a spec class; a plug-in that is broken matters only to who needs one."""
+    for load in (load_own, load_plugins):
+        if spec in makers:
+            break
+        load()
+    return makers.get(spec)
+
+
 def make_column(spec: ColumnSpec, environment: Environment) -> Column:
     """The engine's column for a spec. Raises `ConfigError` (or `DatasetGenerationError`) for a spec that is wrong."""
-    if type(spec) not in _makers:
-        load_plugins()
-    make = _makers.get(type(spec))
+    make = _maker_of(type(spec), _makers)
     if make is None:
         raise ConfigError(f"column {spec.name!r}: nothing is registered that makes a column of {_full(type(spec))}")
     column = make(spec, environment)
@@ -116,9 +126,7 @@ def make_column(spec: ColumnSpec, environment: Environment) -> Column:
 
 def make_processor(spec: ProcessorSpec, environment: Environment) -> Processing:
     """The stage, label and function of a processor."""
-    if type(spec) not in _processor_makers:
-        load_plugins()
-    make = _processor_makers.get(type(spec))
+    make = _maker_of(type(spec), _processor_makers)
     if make is None:
         raise ConfigError(f"{spec.label}: nothing is registered that makes a processor of {_full(type(spec))}")
     return spec.engine_stage, spec.label, make(spec, environment)

@@ -40,20 +40,31 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
+class _NullEnvironment(_Environment):
+    """For expressions: a field of a null is null, so that `quality.clarity is none` can be asked."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return None if obj is None else super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return None if obj is None else super().getitem(obj, argument)
+
+
 def _to_json(value: Any, indent: int | None = None) -> str:
     """As Jinja2's own filter, but for prompts: `<` stays `<`."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
-def _environment() -> _Environment:
-    environment = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+def _environment(cls: type[_Environment]) -> _Environment:
+    environment = cls(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.globals = {name: environment.globals[name] for name in ("range", "dict", "namespace")}
     del environment.filters["random"]
     environment.filters["tojson"] = _to_json
     return environment
 
 
-_ENVIRONMENT = _environment()
+_TEMPLATES = _environment(_Environment)
+_EXPRESSIONS = _environment(_NullEnvironment)
 
 
 @attrs.frozen(kw_only=True)
@@ -152,23 +163,23 @@ def lone_expression(text: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
-    tree = _ENVIRONMENT.parse(text)
+    tree = _TEMPLATES.parse(text)
     for node in tree.find_all(tuple(_ELSEWHERE)):
         raise jinja2.TemplateSyntaxError(f"{_ELSEWHERE[type(node)]!r} has no other template to read", node.lineno)
-    return _names(tree), _ENVIRONMENT.from_string(text)
+    return _names(tree), _TEMPLATES.from_string(text)
 
 
 @functools.lru_cache(maxsize=1024)
 def _expression(text: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    compiled = _ENVIRONMENT.compile_expression(text, undefined_to_none=False)
-    parser = Parser(_ENVIRONMENT, text, state="variable")
+    compiled = _EXPRESSIONS.compile_expression(text, undefined_to_none=False)
+    parser = Parser(_EXPRESSIONS, text, state="variable")
     tree = nodes.Template([nodes.Output([parser.parse_expression()], lineno=1)], lineno=1)
-    tree.set_environment(_ENVIRONMENT)
+    tree.set_environment(_EXPRESSIONS)
     return _names(tree), compiled
 
 
 def _names(tree: nodes.Template) -> tuple[str, ...]:
-    undeclared = meta.find_undeclared_variables(tree) - set(_ENVIRONMENT.globals)
+    undeclared = meta.find_undeclared_variables(tree) - set(_TEMPLATES.globals)
     return tuple(dict.fromkeys(node.name for node in tree.find_all(nodes.Name) if node.name in undeclared))
 
 
