@@ -169,6 +169,8 @@ def test_columns_are_checked() -> None:
         "processors[1]: drop_columns: there is no column 'y' at stage after_batch (known: 'number', 'part', 'x')",
     )
     assert problems([SchemaTransform(template={"x": "{{ number }}"}, stage="before_batch")]) == (
-        "processors[0]: schema_transform: cannot add column 'x' at stage before_batch, "
-        "which keeps the columns as they are",
+        (
+            "processors[0]: schema_transform: cannot add column 'x' at stage before_batch, "
+            "which keeps the columns as they are"
+        ),
     )

@@ -110,10 +110,13 @@ def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]
     lines: dict[str, int] = {}
     problems: list[str] = []
 
-    def walk(node: yaml.Node, path: str, depth: int) -> None:
+    visited: set[int] = set()
+
+    def walk(node: yaml.Node, path: str) -> None:
         lines.setdefault(path, node.start_mark.line + 1)
-        if depth > 8:  # nothing in a recipe that has a message is deeper
+        if id(node) in visited:  # an alias: where it was first is place enough, and it may stand in itself
             return
+        visited.add(id(node))
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
@@ -123,13 +126,13 @@ def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]
                     problems.append(f"{file}:{key.start_mark.line + 1}: {inner}: the key is there twice")
                 seen.add(name)
                 lines[inner] = key.start_mark.line + 1
-                walk(value, inner, depth + 1)
+                walk(value, inner)
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
-                walk(value, f"{path}[{index}]", depth + 1)
+                walk(value, f"{path}[{index}]")
 
     if root is not None:
-        walk(root, "", 0)
+        walk(root, "")
     return lines, problems
 
 
