@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -23,7 +21,11 @@ from .processor import Processor, Stage
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
+
+    from .source import Source
 
 # Lanes of work that waits for no throttle key.
 ASYNC_LANE = ("local", "async")
@@ -84,6 +86,7 @@ class BuildPlan:
     declared: Mapping[str, pa.DataType]
     out: Path | None
     fingerprint: Mapping[str, Any]
+    source: Source
     done: Manifest | None = None  # what earlier runs left, if this one goes on with it
 
     @property
@@ -118,35 +121,28 @@ class BuildPlan:
         return {instance: tuple(nodes) for instance, nodes in found.items()}
 
 
-def plan_build(
-    columns: Iterable[Column],
-    *,
-    rows: int,
-    config: RunConfig,
-    out: str | os.PathLike[str] | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-    resume: bool = False,
-) -> BuildPlan:
-    """Check everything and lay out the run, or raise one error that lists all problems."""
+def plan_build(source: Source, *, rows: int, out: Path | None = None, resume: bool = False) -> BuildPlan:
+    """Check everything and lay out the run, or raise one error that lists all problems.
+
+    `resume` goes on with a directory that a build like this one left unfinished, if there is one.
+    """
+    config = source.config
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
         raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
-    columns = [columns] if isinstance(columns, Column) else list(columns)
-    processors = list(processors)
-    limits = dict(limits or {})
+    columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits, config)
     if problems:
         raise DatasetGenerationError(problems)
-    path = None if out is None else Path(out)
+    fingerprint = dict(source.fingerprint or _fingerprint(columns, processors))
     done: Manifest | None = None
-    if path is not None:
-        done = read_manifest(path).manifest if resume and is_dataset(path) else None
+    if out is not None:
+        done = read_manifest(out).manifest if resume and is_dataset(out) else None
         if done is None:
-            check_output(path)
+            check_output(out)
         else:
-            config = attrs.evolve(config, buffer_size=_check_resumable(done, columns, processors, rows))
+            config = attrs.evolve(config, buffer_size=_check_resumable(done, fingerprint, rows))
     graph = build_graph(columns, resize=config.engine == "sequential")
     steps = [_step(column, index, config) for index, column in enumerate(columns)]
     for each in graph.nodes:
@@ -163,13 +159,14 @@ def plan_build(
         steps=tuple(steps),
         rows=rows,
         config=config,
-        limits=limits,
+        limits={**source.inner_limits, **limits},
         pre_batch=_processor_steps(processors, Stage.PRE_BATCH),
         post_batch=_processor_steps(processors, Stage.POST_BATCH),
         after_generation=tuple(each for each in processors if each.stage is Stage.AFTER_GENERATION),
         declared=declared,
-        out=path,
-        fingerprint=_fingerprint(columns, processors),
+        out=out,
+        fingerprint=fingerprint,
+        source=source,
         done=done,
     )
 
@@ -353,11 +350,11 @@ def _fingerprint(columns: Sequence[Column], processors: Sequence[Processor]) -> 
     }
 
 
-def _check_resumable(done: Manifest, columns: Sequence[Column], processors: Sequence[Processor], rows: int) -> int:
+def _check_resumable(done: Manifest, fingerprint: Mapping[str, Any], rows: int) -> int:
     """The row-group size of a directory that this build may go on with; `ManifestError` says what differs if it may not."""
     header = done.header
     assert header is not None  # a manifest without one cannot be read
-    differences = list(_differences("", dict(header.fingerprint), _fingerprint(columns, processors)))
+    differences = list(_differences("", dict(header.fingerprint), fingerprint))
     if header.rows != rows:
         differences.append(f"rows: {header.rows} there, {rows} here")
     if differences:
