@@ -94,16 +94,17 @@ def sampler_column(
     def transform(frame: pl.DataFrame, context: CellContext) -> Any:
         given = {name: _look_up(spec.name, frame, reference) for name, reference in references.items()}
         known = ~np.logical_or.reduce([series.is_null().to_numpy() for series in given.values()])
+        if not known.any():
+            return [None] * frame.height
         if known.all():
             return sample(Draw(name=spec.name, stream=stream, rows=context.rows, given=given))
         at = np.flatnonzero(known).tolist()
         rows = [context.rows[index] for index in at]
         given = {name: series.gather(at) for name, series in given.items()}
         values: list[Any] = [None] * frame.height
-        if rows:
-            found = sample(Draw(name=spec.name, stream=stream, rows=rows, given=given))
-            for index, value in zip(at, found if isinstance(found, list) else found.to_list(), strict=True):
-                values[index] = value
+        found = sample(Draw(name=spec.name, stream=stream, rows=rows, given=given))
+        for index, value in zip(at, found if isinstance(found, list) else found.to_list(), strict=True):
+            values[index] = value
         return values
 
     requires = tuple(dict.fromkeys(reference.root for reference in references.values()))

@@ -97,6 +97,8 @@ def _dtype(name: str, values: Iterable[Any]) -> Any:
     kinds = {type(value) for value in known}
     if kinds == {int, float}:
         return pl.Float64
+    if kinds == {int} and any(not -(2**63) <= value < 2**63 for value in known):
+        raise ConfigError(f"column {name!r}: values has whole numbers that 64 bits do not hold")
     if len(kinds) == 1:
         try:
             return pl.Series(known, strict=True).dtype
