@@ -221,6 +221,39 @@ def test_declared_exceptions_are_tried_again() -> None:
     assert seedbed.preview(columns, rows=2, config=config).to_polars()["flaky_too"].to_list() == [0, 1]
 
 
+class Counter:
+    """Counts on from cell to cell."""
+
+    is_stateful = True
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def generate(self, number: int) -> int:
+        self.count += 1
+        return self.count * 10 + number
+
+
+class Asker:
+    """Asks a model."""
+
+    async def agenerate(self, number: int, writer: Model) -> str:
+        return await writer.chat(str(number))
+
+
+def test_objects_with_a_method() -> None:
+    """An object with generate or agenerate fills a column too, with its state and its models."""
+    asker: Any = Asker()
+    counter: Any = Counter()
+    recipe = Recipe(
+        columns=[number, Custom("counted", counter), Custom("asked", asker, models={"writer": "fast"})], models=ECHOES
+    )
+    assert made(recipe)[1].is_stateful
+    assert grown(recipe, 2, client=ECHOES.__getitem__).rows() == [(0, 10, "fast: 0"), (1, 21, "fast: 1")]
+    with pytest.raises(ConfigError, match="function must be a function, or an object with generate or agenerate"):
+        Custom("x", Counter)
+
+
 def test_a_process_finds_the_function() -> None:
     """A decorated function runs in a process, though its name now stands for the column."""
     assert grown(Recipe(columns=[number, squared]), 3)["squared"].to_list() == [0, 1, 4]
@@ -281,6 +314,8 @@ def test_what_the_decorator_refuses() -> None:
         column(number)  # type: ignore[arg-type]  # this is the mistake
     with pytest.raises(ConfigError, match="must stand above a function, not above 3"):
         column(3)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="must stand above a function, not above <class"):
+        column(Counter)
     with pytest.raises(ConfigError, match="retry_on must hold exception classes, or their names, not 'OSErr'; did you"):
         Custom("x", plainly, retry_on="OSErr")
     with pytest.raises(ConfigError, match="column 'x': function must be 'module:name', not 'f'"):

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..models.model import Model
 from ..recipe.code import import_object
 from ..recipe.custom import Custom
+from .call import generator_function
 from .column import Column
 from .context import CellContext
 from .registry import maker
@@ -60,7 +61,7 @@ def column(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
         return functools.partial(column, **options)
     if isinstance(function, Custom):
         raise ConfigError(f"column {function.name!r} has @seedbed.column twice")
-    if not callable(function):
+    if isinstance(function, type) or not callable(function):
         raise ConfigError(f"@seedbed.column must stand above a function, not above {function!r}")
     return _custom(function, **options)
 
@@ -68,7 +69,7 @@ def column(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 def _custom(function: Callable[..., Any], *, name: str | None = None, **options: Any) -> Custom[..., Any]:
     name = name or str(getattr(function, "__name__", ""))
     given = dict(options.pop("models", None) or {})
-    wanted = [parameter.name for parameter in _parameters(function) if _is_a(parameter, Model)]
+    wanted = [parameter.name for parameter in _parameters(generator_function(function)[0]) if _is_a(parameter, Model)]
     unknown = [parameter for parameter in given if parameter not in wanted]
     if unknown:
         names = ", ".join(repr(each) for each in unknown)
@@ -81,8 +82,7 @@ def _custom(function: Callable[..., Any], *, name: str | None = None, **options:
 def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
     """The engine's column of a function; models are bound to the cell that uses them."""
     spec = _imported(spec, environment)
-    function = spec.function
-    assert callable(function)  # `_imported` saw to it
+    function, is_async = generator_function(spec.function)
     for alias in spec.aliases():
         try:
             environment.model(alias)
@@ -93,11 +93,11 @@ def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
     key = spec.key
     if key is None and spec.models:
         key = environment.model(spec.aliases()[0]).key("chat")
-    generator: Any = function
+    generator: Any = spec.function
     if spec.models:
         if spec.process:
             raise ConfigError(f"column {spec.name!r} asks for a process, where its function cannot have a model")
-        generator = _with_models(spec, function, taken, environment)
+        generator = _with_models(spec, function, is_async, taken, environment)
     elif spec.process:
         generator = _for_process(spec, function)
     return Column(
@@ -111,7 +111,8 @@ def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
         side_effects=spec.side_effects or (),
         dtype=spec.dtype,
         timeout=spec.timeout,
-        is_stateful=spec.is_stateful,
+        # A stateful object says so itself.
+        is_stateful=spec.is_stateful or bool(getattr(spec.function, "is_stateful", False)),
         process=spec.process,
         retry_on=_exceptions(spec, environment),
     )
@@ -134,7 +135,7 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     if isinstance(found, Custom):
         said["models"] = {**found.models, **spec.models}
         return attrs.evolve(found, **said)
-    if not callable(found):
+    if isinstance(found, type) or not callable(found):
         raise ConfigError(f"column {spec.name!r}: {spec.function!r} is no function but {found!r}")
     return _custom(found, models=spec.models, **said)
 
@@ -189,7 +190,7 @@ def _requires(spec: Custom[..., Any], function: Callable[..., Any], taken: str |
 
 
 def _with_models(
-    spec: Custom[..., Any], function: Callable[..., Any], taken: str | None, environment: Environment
+    spec: Custom[..., Any], function: Callable[..., Any], is_async: bool, taken: str | None, environment: Environment
 ) -> Callable[..., Any]:
     """The function with its models in it, made anew for each call because they are bound to the cell."""
     context_name = next((each.name for each in _parameters(function) if _is_a(each, CellContext)), None)
@@ -202,8 +203,8 @@ def _with_models(
         return bound if context_name is None else {**bound, context_name: context}
 
     if taken is not None:
-        return _whole(function, taken, bind)
-    if inspect.iscoroutinefunction(function):
+        return _whole(function, is_async, taken, bind)
+    if is_async:
 
         async def fill_async(context: CellContext, **values: Any) -> Any:
             return await function(**values, **bind(context))
@@ -217,9 +218,9 @@ def _with_models(
 
 
 def _whole(
-    function: Callable[..., Any], taken: str, bind: Callable[[CellContext], dict[str, Any]]
+    function: Callable[..., Any], is_async: bool, taken: str, bind: Callable[[CellContext], dict[str, Any]]
 ) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(function):
+    if is_async:
 
         async def fill_async(given: Any, context: CellContext) -> Any:
             return await function(**{taken: given}, **bind(context))

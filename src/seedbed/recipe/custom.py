@@ -9,7 +9,7 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import nearest
-from .spec import ColumnSpec
+from .spec import HOW, ColumnSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,6 +38,10 @@ def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
     return tuple(found)
 
 
+def _callables(value: object) -> tuple[object, ...]:
+    return (value, getattr(value, "generate", None), getattr(value, "agenerate", None))
+
+
 _EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception)]
 
 
@@ -45,9 +49,10 @@ _EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each,
 class Custom(ColumnSpec, Generic[P, R]):
     """A column that a function fills; `@seedbed.column` makes one, which can still be called as the function.
 
-    In a recipe file `function` is `module:name`, and is imported only where the user allows code. `requires` are its
-    columns (the function's parameters if not given); `models` says which model a parameter of type `Model` gets, by
-    alias (the parameter's own name if not given); `key` is the throttle key (that of its first model if not given).
+    `function` may also be an object with `generate` or `agenerate`, which may keep a state. In a recipe file it is
+    `module:name`, and is imported only where the user allows code. `requires` are its columns (the function's
+    parameters if not given); `models` says which model a parameter of type `Model` gets, by alias (the parameter's own
+    name if not given); `key` is the throttle key (that of its first model if not given).
     """
 
     type: ClassVar[str] = "custom"
@@ -58,10 +63,12 @@ class Custom(ColumnSpec, Generic[P, R]):
     side_effects: tuple[str, ...] | None = attrs.field(default=(), converter=_names, kw_only=True)
     models: Mapping[str, str] = attrs.field(factory=dict, converter=dict, kw_only=True)
     is_stateful: bool = attrs.field(default=False, kw_only=True)
-    retry_on: tuple[ExceptionClass | str, ...] = attrs.field(default=(), converter=_retry_on, kw_only=True)
-    key: str | None = attrs.field(default=None, kw_only=True)
-    tokens: int = attrs.field(default=0, kw_only=True)
-    process: bool = attrs.field(default=False, kw_only=True)
+    retry_on: tuple[ExceptionClass | str, ...] = attrs.field(
+        default=(), converter=_retry_on, kw_only=True, metadata=HOW
+    )
+    key: str | None = attrs.field(default=None, kw_only=True, metadata=HOW)
+    tokens: int = attrs.field(default=0, kw_only=True, metadata=HOW)
+    process: bool = attrs.field(default=False, kw_only=True, metadata=HOW)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is neither a function nor the name of one."""
@@ -69,8 +76,11 @@ class Custom(ColumnSpec, Generic[P, R]):
         if isinstance(function, str):
             if ":" not in function:
                 raise ConfigError(f"column {self.name!r}: function must be 'module:name', not {function!r}")
-        elif not callable(function):
-            raise ConfigError(f"column {self.name!r}: function must be a function, not {function!r}")
+        elif isinstance(function, type) or not any(callable(each) for each in _callables(function)):
+            raise ConfigError(
+                f"column {self.name!r}: function must be a function, or an object with generate or agenerate, "
+                f"not {function!r}"
+            )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself."""
@@ -87,4 +97,4 @@ class Custom(ColumnSpec, Generic[P, R]):
         return tuple(self.models.values())
 
     def code(self) -> tuple[str, ...]:
-        return tuple(each for each in (self.function, *self.retry_on) if isinstance(each, str))
+        return (*super().code(), *(each for each in self.retry_on if isinstance(each, str)))

@@ -19,26 +19,23 @@ import yaml
 from ..errors import ConfigError
 from .code import reference_to
 from .dtypes import dtype_text
+from .spec import HOW
 
 if TYPE_CHECKING:
     from .recipe import Recipe
 
-# Fields that say how data is made and not what it is: the fingerprint leaves them out. A spec may say the same of a
-# field of its own with `metadata=HOW`.
-HOW = {"seedbed": "how"}
+# Fields that say how data is made and not what it is, whichever spec has them: the fingerprint leaves them out, as it
+# does those that a spec marks with `metadata=HOW`.
 _HOW_FIELDS = frozenset(
     {
         "api_key_env",
         "base_url",
+        "headers",
         "input_price",
-        "key",
         "max_parallel_requests",
         "output_price",
-        "process",
         "requests_per_minute",
-        "retry_on",
         "timeout",
-        "tokens",
         "tokens_per_minute",
     }
 )
@@ -102,7 +99,7 @@ def _fields(value: Any, what_only: bool) -> dict[str, Any]:
     """The fields of an attrs instance that differ from their defaults."""
     found: dict[str, Any] = {}
     for field in attrs.fields(type(value)):
-        how = field.name in _HOW_FIELDS or field.metadata.get("seedbed") == "how"
+        how = field.name in _HOW_FIELDS or HOW.items() <= field.metadata.items()
         if not field.init or (what_only and how):
             continue
         given = plain(getattr(value, field.name), what_only=what_only)

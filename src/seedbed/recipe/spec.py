@@ -12,6 +12,8 @@ from .dtypes import read_dtype
 from .templates import SkipRule, compile_condition
 
 SKIP_POLICIES = ("run", "skip")
+# The metadata of a field that says how data is made and not what it is: changing it makes no other dataset.
+HOW = {"seedbed": "how"}
 
 
 def _name(_: object, __: object, value: Any) -> None:
@@ -64,8 +66,9 @@ class ColumnSpec:
         return (alias,) if isinstance(alias, str) else ()
 
     def code(self) -> tuple[str, ...]:
-        """What it names as `module:name`, to be imported only where the user allows code."""
-        return ()
+        """What it names as `module:name`, to be imported only where the user allows code; its field `function`."""
+        function = getattr(self, "function", None)
+        return (function,) if isinstance(function, str) else ()
 
 
 def skip_rule(spec: ColumnSpec) -> SkipRule | None:
