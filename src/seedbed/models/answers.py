@@ -30,6 +30,14 @@ _BANK: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        r"\b(summar|headline|title|name|slogan)\w*\b",
+        (
+            "{Subject}: better than expected",
+            "Why {subject} is worth a second look",
+            "{Subject}, and what it is really like",
+        ),
+    ),
+    (
         r"\b(reply|respond|response|answer)\b",
         (
             "Thank you for writing to us about {subject}. We are glad that it serves you well every day.",
@@ -58,14 +66,6 @@ _BANK: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        r"\b(summar|headline|title|name|slogan)\w*\b",
-        (
-            "{Subject}: better than expected",
-            "Why {subject} is worth a second look",
-            "{Subject}, and what it is really like",
-        ),
-    ),
-    (
         r"\b(describe|description|advert|product)\b",
         (
             "{Subject}, made to last: simple, repairable, and at home in any kitchen or workshop.",
@@ -82,8 +82,8 @@ _OTHERWISE = (
 )
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), texts) for pattern, texts in _BANK)
 _SUBJECT = re.compile(
-    r"(?:\babout|\bof|\bfor|\bproduct:|\btopic:|\bitem:|\bon)\s+"
-    r"(?:(?:a|an|the|this|product)\s+)*[\"'“]?([\w][\w -]{2,40})",
+    r"\b(?:about|of|for|on|product:?|topic:?|item:?)\s+"
+    r"(?:(?:a|an|the|this|that|product|item|topic)\s+)*+(?!review|customer|rating)[\"'“]?([\w][\w -]{2,40})",
     re.IGNORECASE,
 )
 _STOP = re.compile(r"\s+(?:in|with|that|which|and|from|by|to|as|is|was|written|who|using)\b.*", re.IGNORECASE)
@@ -125,7 +125,7 @@ def plausible_text(prompt: str) -> str:
     found = _SUBJECT.search(prompt)
     subject = _STOP.sub("", found.group(1)).strip() if found else ""
     if not subject or len(subject) < 3:
-        return text.replace("{subject}", "it").replace("{Subject}", "It")
+        return text.replace("{subject}", "this one").replace("{Subject}", "This one")
     named = f"the {subject}"
     return text.replace("{subject}", named).replace("{Subject}", named[0].upper() + named[1:])
 

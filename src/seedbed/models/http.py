@@ -210,6 +210,8 @@ class _Http1Endpoint:
         self._timeout = timeout
 
     async def send(self, body: bytes = b"") -> HttpResponse:
+        # Sending does not wait, so it would not notice by itself that nobody wants the answer any more.
+        await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         with trio.move_on_after(self._timeout):
             response = await self._exchange(message, fresh=False)
@@ -326,8 +328,9 @@ class _Connection:
 
 
 def _reason(error: OSError) -> str:
-    if isinstance(error.__cause__, OSError):  # the last of several addresses that were tried
-        error = error.__cause__
+    tried = error.__cause__  # one for each address of the host, as trio tells it
+    if isinstance(tried, BaseExceptionGroup) and isinstance(tried.exceptions[0], OSError):
+        error = tried.exceptions[0]
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed the connection without an answer (reset)"
     return error.strerror or str(error) or type(error).__name__

@@ -298,10 +298,18 @@ async def serve_openai(
         record=record,
         ssl_context=ssl_context,
     )
+    failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=1024)
         number = listeners[0].socket.getsockname()[1]
         server.url = f"{'http' if ssl_context is None else 'https'}://127.0.0.1:{number}/v1"
         nursery.start_soon(trio.serve_listeners, server.serve, listeners)
-        yield server
+        try:
+            yield server
+        except trio.Cancelled:
+            raise
+        except BaseException as error:  # noqa: BLE001  raised below: a test's failure is not a group of one
+            failure = error
         nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
