@@ -4,10 +4,13 @@ import json
 import math
 from datetime import date, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 import polars as pl
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from vocabularies import Toy, known
 
 from seedbed.build.config import RunConfig
@@ -49,6 +52,26 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     dump_recipe(RECIPE, tmp_path / name)
     assert load_recipe(tmp_path / name, known()) == RECIPE
     assert recipe_data(RECIPE)["columns"][0] == {"type": "expression", "name": "number", "dtype": "int", "expr": "1"}
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+@example("1e3")
+@example("0o17")
+@example(["no", "12:30", "~", "<<", " a\nb ", "2024-01-31", "\x85", "=", "1_000", "0b1"])
+def test_every_value_comes_back(value: object) -> None:
+    """Whatever a field holds, what is written reads as the same."""
+    recipe = Recipe(columns=RECIPE.columns, models={"m": Toy(model="m", parameters={"value": value})})
+    with TemporaryDirectory() as folder:
+        for name in ("recipe.yaml", "recipe.json"):
+            dump_recipe(recipe, Path(folder, name))
+            assert load_recipe(Path(folder, name), known()).models == recipe.models
 
 
 def test_functions_by_name(tmp_path: Path) -> None:

@@ -240,6 +240,14 @@ models:
 CODE = "columns: [{type: custom, name: path, function: 'os:getcwd', retry_on: [OSError, 'json:JSONDecodeError']}]"
 
 
+def test_problems_of_columns_have_their_line(tmp_path: Path) -> None:
+    """What only the making of a column finds is told with its line too, beside the problems of the file."""
+    text = "sed: 1\ncolumns:\n  - {type: custom, name: a, function: 'nowhere:f'}\n"
+    with pytest.raises(DatasetGenerationError) as caught:
+        loaded(tmp_path, text, allow_code=True)
+    assert "recipe.yaml:3: columns[0]: column 'a', function: 'nowhere' cannot be imported" in caught.value.problems[1]
+
+
 def test_code_only_where_it_is_allowed(tmp_path: Path) -> None:
     """A file that names code is refused with the option that would allow it, before anything is imported."""
     assert problems(tmp_path, CODE) == [

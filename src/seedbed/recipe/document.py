@@ -63,14 +63,22 @@ class _Loader(yaml.SafeLoader):
 
 
 _NUMBER = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-for _tag, _pattern, _first in (
+_SCALARS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
     ("float", rf"{_NUMBER}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.0123456789")),
     ("merge", r"<<", ["<"]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+)
+
+
+def add_scalars(cls: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
+    """Let a loader read, or a dumper quote, what YAML 1.2 takes for something else than text."""
+    for tag, pattern, first in _SCALARS:
+        cls.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})\Z"), first)
+
+
+add_scalars(_Loader)
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:

@@ -18,6 +18,7 @@ import yaml
 
 from ..errors import ConfigError
 from .code import reference_to
+from .document import add_scalars
 from .dtypes import dtype_text
 from .spec import HOW
 
@@ -168,8 +169,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None
+    # What is neither seen nor a line's end, such as the line ends that only YAML knows, must be escaped to come back.
+    plain_sight = value.replace("\n", "").isprintable()
+    style = ("|" if "\n" in value else None) if plain_sight else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 _Dumper.add_representer(str, _text)
+add_scalars(_Dumper)
