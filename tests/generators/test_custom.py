@@ -13,7 +13,8 @@ from grow import grown, made
 import seedbed
 from seedbed.errors import ConfigError, DatasetGenerationError, Retryable
 from seedbed.generators import CellContext  # noqa: TC001  its name is evaluated
-from seedbed.generators.custom import column
+from seedbed.generators.custom import column, used_models
+from seedbed.generators.registry import Environment
 from seedbed.graph import Kind
 from seedbed.models.base import ChatAnswer, ChatRequest, Tokens
 from seedbed.models.model import Model  # noqa: TC001  the same
@@ -273,6 +274,14 @@ def test_functions_that_a_file_names() -> None:
     assert (said.name, said.timeout, said.key) == ("said", 9, "echo/echo/chat")
     frame = grown(recipe, 1, allow_code=True, client=ECHOES.__getitem__)
     assert frame.rows() == [(0, 100, "echo: 0")]
+
+
+def test_models_of_named_functions() -> None:
+    """The models that a recipe uses are known, also those of functions that it only names."""
+    recipe = Recipe(columns=[number, greeting, Custom("x", "test_custom:decorated")], models=ECHOES)
+    models: Any = {**ECHOES, "unused": Echo()}
+    environment = Environment(models=models, allow_code=True)
+    assert used_models(recipe.columns, environment) == {"writer": Echo(), "fast": Echo(model="fast")}
 
 
 def test_a_module_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from .registry import maker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ..models.base import ModelSpec
+    from ..recipe.spec import ColumnSpec
     from .registry import Environment
 
 P = ParamSpec("P")
@@ -116,6 +118,15 @@ def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
         process=spec.process,
         retry_on=_exceptions(spec, environment),
     )
+
+
+def used_models(specs: Iterable[ColumnSpec], environment: Environment) -> dict[str, ModelSpec]:
+    """The models that columns call, by alias: what must be open while they run.
+
+    A spec knows its aliases itself, but for a function that it only names: that one is asked.
+    """
+    asked = (_imported(spec, environment) if isinstance(spec, Custom) else spec for spec in specs)
+    return {alias: environment.model(alias) for spec in asked for alias in spec.aliases()}
 
 
 def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., Any]:
