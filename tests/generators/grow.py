@@ -22,7 +22,9 @@ def made(recipe: Recipe, **environment: Any) -> list[seedbed.Column]:
     return list(recipe.resolve(lambda spec: make_column(spec, here)))
 
 
-def grown(recipe: Recipe, rows: int, *, out: Path | None = None, **environment: Any) -> pl.DataFrame:
+def grown(
+    recipe: Recipe, rows: int, *, out: Path | None = None, buffer_size: int = 1000, **environment: Any
+) -> pl.DataFrame:
     """Make every row of the dataset, in memory or on disk."""
     processors = [
         seedbed.Processor(stage=stage, name=label, apply=function)  # type: ignore[arg-type]  # converted
@@ -31,4 +33,5 @@ def grown(recipe: Recipe, rows: int, *, out: Path | None = None, **environment: 
     columns = made(recipe, **environment)
     if out is None:
         return seedbed.preview(columns, rows=rows, processors=processors).to_polars()
-    return seedbed.build(columns, rows=rows, out=out, processors=processors).to_polars()
+    config = seedbed.RunConfig(buffer_size=buffer_size)
+    return seedbed.build(columns, rows=rows, out=out, processors=processors, config=config).to_polars()

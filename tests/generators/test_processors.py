@@ -15,6 +15,7 @@ from seedbed.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 FRAME = pl.DataFrame(
     {
@@ -107,6 +108,20 @@ def test_in_a_build() -> None:
         made(recipe)
     fine = Recipe(columns=recipe.columns, processors=recipe.processors[1:] + recipe.processors[:1])
     assert grown(fine, 4).to_dict(as_series=False) == {"half": [0.0, 1.0]}
+
+
+def test_over_the_whole_dataset(tmp_path: Path) -> None:
+    """After generation the rows of all row groups are compared, renamed and filtered, on disk."""
+    recipe = Recipe(
+        columns=[number, Expression("half", "number // 2")],
+        processors=[
+            Deduplicate(subset=["half"]),
+            Filter(expr="half > 0", stage="after_generation"),
+            SchemaTransform(rename={"half": "h"}, template={"t": "h{{ h }}"}, stage="after_generation"),
+        ],
+    )
+    frame = grown(recipe, 7, out=tmp_path / "out", buffer_size=3)
+    assert frame.rows() == [(2, 1, "h1"), (4, 2, "h2"), (6, 3, "h3")]
 
 
 def test_stages_are_the_engines() -> None:
