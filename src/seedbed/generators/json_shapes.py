@@ -1,0 +1,124 @@
+"""JSON Schemas at work: what fits them, and the column type that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import polars as pl
+
+from ..errors import ConfigError
+from .extras import import_extra
+
+_SIMPLE: dict[object, pl.DataType] = {
+    "boolean": pl.Boolean(),
+    "integer": pl.Int64(),
+    "number": pl.Float64(),
+    "string": pl.String(),
+}
+_SHOWN = 5
+"""So many errors are told at once."""
+
+
+def schema_checker(schema: Mapping[str, Any], *, column: str) -> Callable[[Any], str | None]:
+    """What says what is wrong with a value, None if it fits; the schema is checked and compiled here, once."""
+    validators: Any = import_extra("jsonschema.validators", extra="schema", column=column)
+    errors: Any = import_extra("jsonschema.exceptions", extra="schema", column=column)
+    cls = validators.validator_for(schema, default=validators.Draft202012Validator)
+    try:
+        cls.check_schema(schema)
+    except errors.SchemaError as error:
+        problem = f"column {column!r}: schema is no JSON Schema: {error.json_path}: {error.message}"
+        raise ConfigError(problem) from error
+    validator = cls(schema)
+
+    def check(value: Any) -> str | None:
+        found = [errors.best_match([error]) for error in validator.iter_errors(value)]
+        return told([(error.json_path, error.message) for error in found])
+
+    return check
+
+
+def told(found: list[tuple[str, str]]) -> str | None:
+    """Errors, each with its place, in a sentence; None if there are none."""
+    if not found:
+        return None
+    lines = [f"{place}: {message[:300]}" for place, message in sorted(found)[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"and {len(found) - _SHOWN} more")
+    return "; ".join(lines)
+
+
+def schema_dtype(schema: Mapping[str, Any]) -> pl.DataType | None:
+    """The column type that a schema describes; None if some part of it is free to be anything."""
+    return _Shapes(schema).dtype(schema, ())
+
+
+class _Shapes:
+    """Reads types out of one schema, whose definitions may be referred to."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+
+    def dtype(self, schema: Any, path: tuple[str, ...]) -> pl.DataType | None:
+        """The type of a part; `path` are the references on the way to it, so that one that holds itself is noticed."""
+        if not isinstance(schema, Mapping):
+            return None
+        if "$ref" in schema:
+            reference = str(schema["$ref"])
+            return None if reference in path else self.dtype(self._resolve(reference), (*path, reference))
+        if "const" in schema or "enum" in schema:
+            return _dtype_of_values([schema["const"]] if "const" in schema else schema["enum"])
+        for key in ("anyOf", "oneOf", "allOf"):
+            if key in schema:
+                return self._one_of(schema[key], path) if "properties" not in schema else None
+        kinds = schema.get("type")
+        given = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+        if len(given) != 1:
+            return pl.Float64() if set(given) == {"integer", "number"} else None
+        if given[0] == "array":
+            items = self.dtype(schema.get("items"), path) if "prefixItems" not in schema else None
+            return None if items is None else pl.List(items)
+        return self._object(schema, path) if given[0] == "object" else _SIMPLE.get(given[0])
+
+    def _object(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> pl.DataType | None:
+        properties = schema.get("properties")
+        is_open = schema.get("additionalProperties", False) is not False or "patternProperties" in schema
+        if not isinstance(properties, Mapping) or not properties or is_open:
+            return None
+        fields: dict[str, pl.DataType] = {}
+        for name, part in properties.items():
+            field = self.dtype(part, path)
+            if field is None or "\0" in name:
+                return None
+            fields[name] = field
+        return pl.Struct(fields)
+
+    def _one_of(self, parts: Any, path: tuple[str, ...]) -> pl.DataType | None:
+        some = [part for part in parts if not (isinstance(part, Mapping) and part.get("type") == "null")]
+        found = [self.dtype(part, path) for part in some]
+        return found[0] if found and all(each == found[0] for each in found) else None
+
+    def _resolve(self, reference: str) -> Any:
+        found: Any = self._root
+        for part in reference.removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if reference.startswith("#") else None
+
+
+def _dtype_of_values(values: list[Any]) -> pl.DataType | None:
+    kinds = {type(value) for value in values if value is not None}
+    known: dict[type, pl.DataType] = {bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64(), str: pl.String()}
+    if kinds == {int, float}:
+        return pl.Float64()
+    return known.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def shaped(value: Any, dtype: Any) -> Any:
+    """The value as a column of that type holds it: no property that the type does not have, null for each missing."""
+    if isinstance(dtype, pl.Struct) and isinstance(value, Mapping):
+        return {field.name: shaped(value.get(field.name), field.dtype) for field in dtype.fields}
+    if isinstance(dtype, pl.List) and isinstance(value, list):
+        return [shaped(each, dtype.inner) for each in value]
+    return value
