@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -23,11 +24,12 @@ _FILLS = {Kind.FROM_SCRATCH: "#e3f1e5", Kind.CELL: "#e6ecf8", Kind.FULL_COLUMN: 
 _LINES = {Kind.FROM_SCRATCH: "#4f8a5b", Kind.CELL: "#4a6bb0", Kind.FULL_COLUMN: "#b3832c"}
 _WORDS = {Kind.FROM_SCRATCH: "from scratch", Kind.CELL: "cell by cell", Kind.FULL_COLUMN: "whole column"}
 _SWEEPS = 12
+_PASSAGE = 4
 
 
 @attrs.frozen(kw_only=True)
 class Box:
-    """Where a column is drawn."""
+    """Where a column is drawn, or where an edge passes through a layer."""
 
     x: float
     y: float
@@ -38,6 +40,17 @@ class Box:
         return self.x + self.width / 2
 
 
+@attrs.frozen(kw_only=True)
+class Layers:
+    """Nodes by layer. An edge that spans several layers passes through each by a place of its own.
+
+    Places are nodes by index, or below 0 where an edge passes; `chains` are the edges, from place to place.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    chains: tuple[tuple[int, ...], ...]
+
+
 def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
     """An SVG document; `types` says what stands below each column's name."""
     labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
@@ -46,75 +59,99 @@ def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
     width = max(420, *(box.x + box.width + _MARGIN for box in boxes.values()))
     bottom = max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN
     height = bottom + 34
-    parts = [
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="ui-sans-serif, sans-serif" font-size="13">'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#777"/></marker></defs>'
         '<rect width="100%" height="100%" fill="#fff"/>'
-    ]
-    parts += [_edge(boxes[up], boxes[node.index]) for node in graph.nodes for up in node.upstream]
+    )
+    parts = [_edge([boxes[place] for place in chain]) for chain in layers.chains]
     parts += [_box(boxes[node.index], node.kind, *labels[node.index]) for node in graph.nodes]
-    return "\n".join([*parts, *_legend(bottom), "</svg>"]) + "\n"
+    return "\n".join([head, *parts, *_legend(bottom), "</svg>"]) + "\n"
 
 
-def order_layers(graph: Graph) -> list[list[int]]:
+def order_layers(graph: Graph) -> Layers:
     """The nodes by layer; within a layer so that edges cross little: near the middle of what they are tied to."""
     depth: dict[int, int] = {}
     for index in graph.order:
         depth[index] = 1 + max((depth[up] for up in graph.nodes[index].upstream), default=-1)
-    layers: list[list[int]] = [[] for _ in range(max(depth.values()) + 1)]
+    rows: list[list[int]] = [[] for _ in range(max(depth.values()) + 1)]
     for node in graph.nodes:
-        layers[depth[node.index]].append(node.index)
-    best = [list(layer) for layer in layers]
-    fewest = crossings(graph, best)
+        rows[depth[node.index]].append(node.index)
+    chains: list[tuple[int, ...]] = []
+    passing = 0
+    for node in graph.nodes:
+        for up in node.upstream:
+            between = []
+            for row in range(depth[up] + 1, depth[node.index]):
+                passing -= 1
+                rows[row].append(passing)
+                between.append(passing)
+            chains.append((up, *between, node.index))
+    return Layers(rows=_untangled(rows, chains), chains=tuple(chains))
+
+
+def _untangled(rows: list[list[int]], chains: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The order of the fewest crossings that a few sweeps up and down find."""
+    above: dict[int, list[int]] = {place: [] for row in rows for place in row}
+    below: dict[int, list[int]] = {place: [] for row in rows for place in row}
+    for chain in chains:
+        for upper, lower in pairwise(chain):
+            above[lower].append(upper)
+            below[upper].append(lower)
+    best = tuple(map(tuple, rows))
+    fewest = crossings(best, chains)
     for sweep in range(_SWEEPS):
-        downwards = sweep % 2 == 0
-        for layer in layers if downwards else reversed(layers):
-            place = {node: at / max(1, len(each) - 1) for each in layers for at, node in enumerate(each)}
-
-            def pull(node: int, place: Mapping[int, float] = place, *, down: bool = downwards) -> float:
-                tied = graph.nodes[node].upstream if down else graph.nodes[node].downstream
-                return sum(place[each] for each in tied) / len(tied) if tied else place[node]
-
-            layer.sort(key=pull)
-        found = crossings(graph, layers)
+        tied = below if sweep % 2 else above
+        for row in reversed(rows) if sweep % 2 else rows:
+            at = {place: number / max(1, len(each) - 1) for each in rows for number, place in enumerate(each)}
+            pull = {place: sum(at[each] for each in tied[place] or [place]) / len(tied[place] or "1") for place in row}
+            row.sort(key=pull.__getitem__)
+        found = crossings(rows, chains)
         if found < fewest:
-            best, fewest = [list(layer) for layer in layers], found
+            best, fewest = tuple(map(tuple, rows)), found
     return best
 
 
-def crossings(graph: Graph, layers: Sequence[Sequence[int]]) -> int:
-    """How many pairs of edges between the same two layers cross."""
-    place = {node: (depth, at) for depth, layer in enumerate(layers) for at, node in enumerate(layer)}
-    edges = [(place[up], place[node.index]) for node in graph.nodes for up in node.upstream]
+def crossings(rows: Sequence[Sequence[int]], chains: Sequence[Sequence[int]]) -> int:
+    """How many pairs of edges cross between one layer and the next."""
+    place = {each: (depth, at) for depth, row in enumerate(rows) for at, each in enumerate(row)}
+    links = [(place[upper], place[lower]) for chain in chains for upper, lower in pairwise(chain)]
     return sum(
-        a[0][0] == b[0][0] and a[1][0] == b[1][0] and (a[0][1] - b[0][1]) * (a[1][1] - b[1][1]) < 0
-        for at, a in enumerate(edges)
-        for b in edges[at + 1 :]
+        a[0][0] == b[0][0] and (a[0][1] - b[0][1]) * (a[1][1] - b[1][1]) < 0
+        for number, a in enumerate(links)
+        for b in links[number + 1 :]
     )
 
 
-def _place(layers: Sequence[Sequence[int]], widths: Sequence[float]) -> dict[int, Box]:
+def _place(layers: Layers, widths: Sequence[float]) -> dict[int, Box]:
     """Set each layer in the middle of the drawing."""
-    rows = [sum(widths[node] for node in layer) + _GAP * (len(layer) - 1) for layer in layers]
+    wide = {place: widths[place] if place >= 0 else _PASSAGE for row in layers.rows for place in row}
+    totals = [sum(wide[place] for place in row) + _GAP * (len(row) - 1) for row in layers.rows]
     boxes: dict[int, Box] = {}
-    for depth, layer in enumerate(layers):
-        x = _MARGIN + (max(rows) - rows[depth]) / 2
-        for node in layer:
-            boxes[node] = Box(x=x, y=_MARGIN + depth * _LAYER, width=widths[node])
-            x += widths[node] + _GAP
+    for depth, row in enumerate(layers.rows):
+        x = _MARGIN + (max(totals) - totals[depth]) / 2
+        for place in row:
+            boxes[place] = Box(x=x, y=_MARGIN + depth * _LAYER, width=wide[place])
+            x += wide[place] + _GAP
     return boxes
 
 
-def _edge(above: Box, below: Box) -> str:
-    start, end = above.y + _HEIGHT, below.y - 2
-    bend = (end - start) / 2
-    return (
-        f'<path d="M{above.middle:.1f} {start:.1f} C{above.middle:.1f} {start + bend:.1f} '
-        f'{below.middle:.1f} {end - bend:.1f} {below.middle:.1f} {end:.1f}" fill="none" stroke="#999" '
-        'stroke-width="1.3" marker-end="url(#tip)"/>'
-    )
+def _edge(boxes: Sequence[Box]) -> str:
+    """A line from the first box to the last, straight down through the layers between."""
+    x, y = boxes[0].middle, boxes[0].y + _HEIGHT
+    path = f"M{x:.1f} {y:.1f}"
+    for number, box in enumerate(boxes[1:], start=2):
+        last = number == len(boxes)
+        end = box.y - 2 if last else box.y
+        bend = (end - y) / 2
+        path += f" C{x:.1f} {y + bend:.1f} {box.middle:.1f} {end - bend:.1f} {box.middle:.1f} {end:.1f}"
+        x, y = box.middle, end
+        if not last:
+            y = box.y + _HEIGHT
+            path += f" L{x:.1f} {y:.1f}"
+    return f'<path d="{path}" fill="none" stroke="#999" stroke-width="1.3" marker-end="url(#tip)"/>'
 
 
 def _box(box: Box, kind: Kind, name: str, below: str) -> str:
