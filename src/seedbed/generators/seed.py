@@ -71,6 +71,10 @@ class SeedReader:
         self._stream: Iterator[pa.RecordBatch] = iter(())
         self._left: pa.RecordBatch | None = None  # what of the last batch is not handed out
         self._connection: duckdb.DuckDBPyConnection | None = None
+        # What was read since the first row, as long as it is little: data that ends there is read once, however often
+        # it begins again.
+        self._read: list[pa.RecordBatch] | None = None
+        self._whole: pa.Table | None = None
         self._shuffled: Path | None = None  # the temporary file, once there is one
 
     @property
@@ -86,7 +90,7 @@ class SeedReader:
             # Where the cursor is while something may fail is not known.
             self._next = None
             batches = list(self._take(rows))
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowException, OSError) as error:  # arrow passes on what DuckDB met, in its own words
             raise Permanent(self._message(f"cannot be read: {first_lines(error)}")) from error
         self._next = rows.stop
         frame = pl.from_arrow(pa.Table.from_batches(batches))
@@ -97,7 +101,7 @@ class SeedReader:
         missing = len(rows)
         is_fresh = False  # whether the cursor was put back to the beginning and gave nothing since
         while missing:
-            batch = self._left if self._left is not None else next(self._stream, None)
+            batch = self._left if self._left is not None else self._read_batch()
             if batch is None:
                 if not self._source.spec.cycle or is_fresh:
                     raise self._exhausted(rows)
@@ -110,6 +114,17 @@ class SeedReader:
             is_fresh = is_fresh and not taken.num_rows
             yield taken
 
+    def _read_batch(self) -> pa.RecordBatch | None:
+        batch = next(self._stream, None)
+        if self._read is not None:
+            if batch is None:
+                self._whole, self._read = pa.Table.from_batches(self._read) if self._read else None, None
+            elif batch.num_rows + sum(each.num_rows for each in self._read) > _BATCH:
+                self._read = None
+            else:
+                self._read.append(batch)
+        return batch
+
     def _seek(self, rows: range) -> None:
         row = rows.start
         # Only a resume, or a call made again, comes here with another row than the first: only then rows are counted.
@@ -119,6 +134,10 @@ class SeedReader:
 
     def _open(self, row: int) -> None:
         """Put the cursor on a row, counted from the first one that is used."""
+        self._left = None
+        if self._whole is not None:
+            self._stream = iter(self._whole.slice(row).to_batches())
+            return
         if self._connection is not None:
             self._connection.close()
         source = self._source
@@ -126,7 +145,7 @@ class SeedReader:
             sql = source.query(row)
         else:
             sql = f"SELECT * FROM read_parquet({literal(self._shuffle())}) OFFSET {row}"
-        self._left = None
+        self._read = None if row else []
         self._connection = source.connect()
         self._stream = iter(self._connection.sql(sql).to_arrow_reader(_BATCH))
 

@@ -74,11 +74,8 @@ class SeedSource:
     def rows(self) -> range:
         """The rows that are used, by their numbers in the file; the first look at this counts them."""
         if self._rows is None:
-            spec, count = self.spec, self._count()
-            rows = range(count)[spec.start : spec.stop]
-            if spec.partition is not None:
-                part, parts = spec.partition
-                rows = rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]
+            count = self._count()
+            rows = used_rows(self.spec, count)
             if not rows:
                 raise self._no_rows(count)
             self._rows = rows
@@ -144,6 +141,15 @@ class SeedSource:
                 hint = nearest(name, known)
                 raise ConfigError(f"column {self.spec.name!r}: {self.label} has no column {name!r}{hint}")
         return wanted
+
+
+def used_rows(spec: Seed, count: int) -> range:
+    """The rows of a file of so many that the slice and the partition leave."""
+    rows = range(count)[spec.start : spec.stop]
+    if spec.partition is None:
+        return rows
+    part, parts = spec.partition
+    return rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]
 
 
 def first_lines(error: Exception) -> str:
