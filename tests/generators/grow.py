@@ -27,7 +27,7 @@ def grown(
 ) -> pl.DataFrame:
     """Make every row of the dataset, in memory or on disk."""
     processors = [
-        seedbed.Processor(stage=stage, name=label, apply=function)  # type: ignore[arg-type]  # converted
+        seedbed.Processor(stage=stage, name=label, apply=function)
         for stage, label, function in (make_processor(spec, Environment()) for spec in recipe.processors)
     ]
     columns = made(recipe, **environment)

@@ -281,7 +281,7 @@ def test_models_of_named_functions() -> None:
     recipe = Recipe(columns=[number, greeting, Custom("x", "test_custom:decorated")], models=ECHOES)
     models: Any = {**ECHOES, "unused": Echo()}
     environment = Environment(models=models, allow_code=True)
-    assert used_models(recipe.columns, environment) == {"writer": Echo(), "fast": Echo(model="fast")}
+    assert used_models(recipe.columns, environment) == {alias: models[alias] for alias in ("writer", "fast")}
 
 
 def test_a_module_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_what_the_decorator_refuses() -> None:
     with pytest.raises(ConfigError, match="models names 'wrter', which is no parameter of type Model"):
         column(models={"wrter": "fast"})(lambda writer: writer)
     with pytest.raises(ConfigError, match=r"column 'number' has @seedbed\.column twice"):
-        column(number)  # type: ignore[arg-type]  # this is the mistake
+        column(number)
     with pytest.raises(ConfigError, match="must stand above a function, not above 3"):
         column(3)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="must stand above a function, not above <class"):

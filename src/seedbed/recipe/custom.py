@@ -25,6 +25,10 @@ def _names(value: Iterable[str] | str | None) -> tuple[str, ...] | None:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def _aliases(value: Mapping[str, str]) -> dict[str, str]:
+    return dict(value)
+
+
 def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
     """Exception classes; those built in may be named, others are `module:name`, which is imported later."""
     found: list[ExceptionClass | str] = []
@@ -61,7 +65,7 @@ class Custom(ColumnSpec, Generic[P, R]):
     requires: tuple[str, ...] | None = attrs.field(default=None, converter=_names, kw_only=True)
     outputs: tuple[str, ...] | None = attrs.field(default=None, converter=_names, kw_only=True)
     side_effects: tuple[str, ...] | None = attrs.field(default=(), converter=_names, kw_only=True)
-    models: Mapping[str, str] = attrs.field(factory=dict, converter=dict, kw_only=True)
+    models: Mapping[str, str] = attrs.field(factory=dict, converter=_aliases, kw_only=True)
     is_stateful: bool = attrs.field(default=False, kw_only=True)
     retry_on: tuple[ExceptionClass | str, ...] = attrs.field(
         default=(), converter=_retry_on, kw_only=True, metadata=HOW

@@ -27,6 +27,10 @@ def _optional_columns(value: Iterable[str] | str | None) -> tuple[str, ...] | No
     return None if value is None else _columns(value)
 
 
+def _copy(value: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(value)
+
+
 def _casts(value: Mapping[str, Any]) -> dict[str, Any]:
     return {name: read_dtype(dtype) for name, dtype in value.items()}
 
@@ -155,8 +159,8 @@ class SchemaTransform(ProcessorSpec):
     type: ClassVar[str] = "schema_transform"
 
     cast: Mapping[str, Any] = attrs.field(factory=dict, converter=_casts)
-    rename: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
-    template: Mapping[str, Structure] = attrs.field(factory=dict, converter=dict)
+    rename: Mapping[str, str] = attrs.field(factory=dict, converter=_copy)
+    template: Mapping[str, Structure] = attrs.field(factory=dict, converter=_copy)
     keep_others: bool = True
 
     def __attrs_post_init__(self) -> None:

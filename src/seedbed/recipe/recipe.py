@@ -26,6 +26,10 @@ def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]
     return (value,) if isinstance(value, ColumnSpec) else tuple(value)
 
 
+def _models(value: Mapping[str, ModelLike]) -> dict[str, ModelLike]:
+    return dict(value)
+
+
 def _processors(value: Iterable[ProcessorSpec]) -> tuple[ProcessorSpec, ...]:
     return tuple(value)
 
@@ -52,7 +56,7 @@ class Recipe:
     """
 
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
-    models: Mapping[str, ModelLike] = attrs.field(factory=dict, converter=dict)
+    models: Mapping[str, ModelLike] = attrs.field(factory=dict, converter=_models)
     seed: int = 0
     processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=_processors)
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
