@@ -24,10 +24,13 @@ KEY = "sk-ant-0123456789"
 async def pair(
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any] | None = None, **server: Any
 ) -> AsyncIterator[tuple[OpenAIServer, ModelClient]]:
+    """A server that wants the key, and a client of it."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
-    async with serve_openai(record=True, api_key=KEY, **server) as running:
-        async with Anthropic(base_url=running.url, model="claude", **(spec or {})).open() as client:
-            yield running, client
+    async with (
+        serve_openai(record=True, api_key=KEY, **server) as running,
+        Anthropic(base_url=running.url, model="claude", **(spec or {})).open() as client,
+    ):
+        yield running, client
 
 
 async def test_the_wire_format(monkeypatch: pytest.MonkeyPatch) -> None:

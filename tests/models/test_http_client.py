@@ -24,6 +24,7 @@ BODY = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
 
 def chat(client: Any, server: Any) -> Any:
+    """The endpoint for chats of a server."""
     return client.endpoint("POST", f"{server.url}/chat/completions", {"content-type": "application/json"})
 
 
@@ -160,7 +161,7 @@ async def test_an_answer_that_began_is_never_asked_for_again() -> None:
     async with raw_server(talk) as url, open_http() as client:
         endpoint = client.endpoint("POST", url, {})
         await endpoint.send(b"1")
-        with pytest.raises(Retryable, match="in the middle of its answer .4 bytes of body came"):
+        with pytest.raises(Retryable, match=r"in the middle of its answer \(4 bytes of body came\)"):
             await endpoint.send(b"2")
         assert calls == 2
 
@@ -281,7 +282,7 @@ async def test_a_certificate_that_does_not_verify_is_permanent() -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATE)
     async with serve_openai(ssl_context=context) as server, open_http() as client:
-        with pytest.raises(Permanent, match="certificate of 127.0.0.1:.* does not verify: self-signed"):
+        with pytest.raises(Permanent, match=r"certificate of 127\.0\.0\.1:\d+ does not verify: self-signed"):
             await chat(client, server).send(BODY)
         assert server.statistics.requests == 0
 
@@ -329,6 +330,7 @@ async def test_closing_a_client_closes_what_is_idle() -> None:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 

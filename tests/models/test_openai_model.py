@@ -212,7 +212,7 @@ async def test_what_a_refusal_asks_for(headers: dict[str, str], retry_after: Any
     """A 429 carries how long to wait, and for the whole key only where the provider says it has nothing left."""
     reply = Reply(status=429, body={"error": {"message": "no", "code": "insufficient_quota"}}, headers=headers)
     async with open_pair(script=lambda _: reply) as (_, client):
-        with pytest.raises(RateLimited, match="answered 429: no .insufficient_quota.") as caught:
+        with pytest.raises(RateLimited, match=r"answered 429: no \(insufficient_quota\)") as caught:
             await client.chat(ask("hello"))
     assert (caught.value.retry_after, caught.value.reset) == (retry_after, reset)
 

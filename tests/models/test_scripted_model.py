@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 async def say(spec: Scripted, prompt: str, **options: Any) -> ChatAnswer:
+    """The answer of a script to one prompt."""
     async with spec.open() as client:
         return await client.chat(ask(prompt, **options))
 

@@ -126,6 +126,8 @@ class Local(Limits):
             "context_size": self.context_size,
             "threads": self.threads or min(8, os.cpu_count() or 1),
             "embeddings": self.embeddings,
+            # With the template in its file SmolLM2 is told a name and a maker first, and then answers far worse.
+            "chat_template": "chatml" if self.weights is None else None,
         }
         async with _open_server(options, self.start_timeout) as address:
             endpoint = OpenAICompatible(base_url=f"{address}/v1", model=self.model, timeout=self.timeout)

@@ -26,6 +26,8 @@ def main(options: dict[str, Any]) -> None:
     parameters.cpuparams_batch.n_threads = options["threads"]
     parameters.embedding = options["embeddings"]
     parameters.verbosity = -1
+    if options["chat_template"] is not None:
+        parameters.chat_template = options["chat_template"]
     try:
         server = xllamacpp.Server(parameters)
     except Exception as error:  # noqa: BLE001  whatever native code raises, the parent wants one line
