@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from seedbed.build.shutdown import SALVAGE_MINIMUM, ErrorWindow, SalvageWindow
+from seedbed.build.shutdown import SALVAGE_MINIMUM, SALVAGE_SHARE, ErrorWindow, SalvageWindow
 
 sizes = st.integers(1, 12)
 thresholds = st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0])
@@ -15,10 +15,10 @@ thresholds = st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0])
 class ErrorWindowMachine(RuleBasedStateMachine):
     """Outcomes come in with any number of tasks in flight."""
 
-    @initialize(size=sizes, threshold=thresholds, salvage=st.booleans())
-    def start(self, size: int, threshold: float, salvage: bool) -> None:
-        self.window = SalvageWindow(size, threshold) if salvage else ErrorWindow(size, threshold)
-        self.largest = self.size = size
+    @initialize(size=sizes, threshold=thresholds)
+    def start(self, size: int, threshold: float) -> None:
+        self.window = ErrorWindow(size, threshold)
+        self.size = size
         self.threshold = threshold
         self.kept: list[bool] = []
 
@@ -29,13 +29,6 @@ class ErrorWindowMachine(RuleBasedStateMachine):
         full = self.window.record(error=error, in_flight=in_flight)
         assert full == (error and len(self.kept) == size and sum(self.kept) / size > self.threshold)
 
-    @precondition(lambda self: isinstance(self.window, SalvageWindow))
-    @rule(cells=st.integers(1, 20))
-    def round_started(self, cells: int) -> None:
-        assert isinstance(self.window, SalvageWindow)
-        self.window.round_started(cells)
-        self.size = min(self.largest, max(cells, SALVAGE_MINIMUM))
-
     @invariant()
     def counts_agree(self) -> None:
         assert len(self.window) == len(self.kept)
@@ -43,6 +36,42 @@ class ErrorWindowMachine(RuleBasedStateMachine):
 
 
 TestErrorWindow = ErrorWindowMachine.TestCase
+
+
+class SalvageWindowMachine(RuleBasedStateMachine):
+    """Rounds of any size begin while cells of earlier ones are still on their way."""
+
+    @initialize(size=st.integers(1, 30), threshold=thresholds)
+    def start(self, size: int, threshold: float) -> None:
+        self.window = SalvageWindow(size, threshold)
+        self.largest = size
+        self.threshold = threshold
+        self.number = 0
+        self.judged: tuple[int, int] | None = None  # the round that has a window, and how large that is
+        self.kept: list[bool] = []
+
+    @rule(cells=st.integers(1, 40), rows=st.integers(1, 300))
+    def round_started(self, cells: int, rows: int) -> None:
+        self.number += 1
+        self.window.round_started(self.number, cells, rows)
+        if cells >= SALVAGE_MINIMUM and cells / rows >= SALVAGE_SHARE:
+            self.judged = (self.number, min(self.largest, cells))
+            self.kept = []
+
+    @rule(error=st.booleans(), back=st.integers(0, 3))
+    def record(self, error: bool, back: int) -> None:
+        number = self.number - back
+        full = self.window.record(number, error=error)
+        if self.judged is None or number != self.judged[0]:
+            assert full is None
+            return
+        size = self.judged[1]
+        self.kept = [*self.kept, error][-size:]
+        passed = error and len(self.kept) == size and sum(self.kept) / size > self.threshold
+        assert (full is not None) == passed
+
+
+TestSalvageWindow = SalvageWindowMachine.TestCase
 
 
 def test_there_is_no_verdict_before_the_window_is_full() -> None:
@@ -75,13 +104,16 @@ def test_a_threshold_of_one_never_stops_a_run(in_flight: int) -> None:
     assert not any(window.record(error=True, in_flight=in_flight) for _ in range(500))
 
 
-def test_a_small_salvage_round_has_a_small_window() -> None:
-    """A round of fewer cells than the window gets its verdict from those cells, but not from fewer than the minimum."""
+def test_a_salvage_round_is_judged_by_its_own_cells() -> None:
+    """A round of fewer cells than the window gets its verdict when all of them are over."""
     window = SalvageWindow(50, 0.8)
-    window.round_started(20)
-    assert [window.record(error=True) for _ in range(20)] == [False] * 19 + [True]
+    window.round_started(1, cells=20, rows=100)
+    assert [window.record(1, error=True) is not None for _ in range(20)] == [False] * 19 + [True]
+
+
+@pytest.mark.parametrize(("cells", "rows"), [(SALVAGE_MINIMUM - 1, 20), (30, 1000)])
+def test_a_few_rows_that_keep_failing_stop_nothing(cells: int, rows: int) -> None:
+    """A round of few cells, or of few among many rows, gives no verdict however it ends."""
     window = SalvageWindow(50, 0.8)
-    window.round_started(1)
-    assert [window.record(error=True) for _ in range(SALVAGE_MINIMUM)] == [False] * (SALVAGE_MINIMUM - 1) + [True]
-    window.round_started(500)
-    assert window.size == 50
+    window.round_started(1, cells=cells, rows=rows)
+    assert not any(window.record(1, error=True) for _ in range(cells))

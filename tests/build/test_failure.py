@@ -8,9 +8,10 @@ import pytest
 import trio
 from engine_helpers import Watched, config, grow, seed
 
-from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable
+from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable, open_build
 from seedbed.build.row_group import RowGroup
-from seedbed.build.shutdown import ErrorWindow, SalvageWindow
+from seedbed.build.shutdown import ErrorWindow
+from seedbed.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,6 +223,31 @@ class TestEagerDrop:
         assert grown.frame.rows() == [(0, 0, 0, 0), (2, 20, 2, 20)]
         assert [(drop.row, drop.column) for drop in grown.report.dropped] == [(1, "b")]
 
+    async def test_what_a_whole_column_made_for_a_dropped_row_is_not_written(self, autojump_clock: MockClock) -> None:
+        """Not even into the buffer, where the row's place stays empty."""
+        buffered: list[list[int | None]] = []
+
+        async def whole(frame: pl.DataFrame) -> list[int]:
+            await trio.sleep(10)
+            return [n * 10 for n in frame["n"]]
+
+        def look(event: events.Event) -> None:
+            if isinstance(event, events.RowGroupFinished):
+                assert build._run is not None
+                buffered.append(list(build._run.groups[0].rows.buffer.values("whole")))
+
+        async with open_build(
+            [
+                seed(),
+                Column("whole", whole, kind="full_column", requires=["n"]),
+                Column("b", raising(lambda: Permanent("bad"), 1)),
+            ],
+            rows=3,
+            readers=[look],
+        ) as build:
+            await build.wait()
+        assert buffered == [[0, None, 20]]
+
     async def test_a_whole_column_does_not_wait_for_a_dropped_row(self, autojump_clock: MockClock) -> None:
         """It is ready with the rows that are left, and is handed only those."""
         frames = []
@@ -393,6 +419,31 @@ class TestEarlyShutdown:
         with pytest.raises(EarlyShutdown, match=r"more than salvage_error_threshold=0\.8; .*column 'v': still down"):
             await grow([seed(), Column("v", Watched(0.1, act=act))], rows=300, config=config(shutdown_error_rate=1.0))
 
+    async def test_rows_that_keep_failing_among_good_ones_are_only_dropped(self, autojump_clock: MockClock) -> None:
+        """One row in a hundred whose retries always fail costs that row and never the run."""
+
+        def act(n: int, _: int) -> int:
+            if n % 100 == 50:
+                raise Retryable("always times out")
+            return n
+
+        grown = await grow([seed(), Column("v", Watched(0.1, act=act))], rows=3000, config=config(buffer_size=100))
+        assert grown.report.written == 2970
+        assert grown.report.drops_by_reason == {"v: always times out": 30}
+
+    async def test_many_failing_retries_are_fine_below_the_threshold(self, autojump_clock: MockClock) -> None:
+        """Half of the retries failing again is expected in salvage and stops nothing."""
+
+        def act(n: int, attempt: int) -> int:
+            if n % 3 == 0 and attempt <= 1 + n % 2:
+                raise Retryable("later")
+            return n
+
+        grown = await grow(
+            [seed(), Column("v", Watched(0.1, act=act))], rows=300, config=config(shutdown_error_rate=1.0)
+        )
+        assert grown.report.written == 300
+
     async def test_a_stop_gives_what_is_in_flight_its_grace(self, autojump_clock: MockClock) -> None:
         """Cells under way when the run stops may end within `grace`, and are cancelled after it."""
         good, stuck = Watched(4.0), Watched(1_000.0)
@@ -440,16 +491,6 @@ class TestErrorWindow:
         assert window.record(error=True, in_flight=10)
         window.record(error=False, in_flight=1)
         assert len(window) == 2
-
-    def test_a_round_sets_the_size_of_its_window(self) -> None:
-        """Small rounds make a small window, but not so small that one row decides."""
-        window = SalvageWindow(50, 0.8)
-        window.round_started(20)
-        assert window.size == 20
-        window.round_started(1)
-        assert window.size == 10
-        window.round_started(500)
-        assert window.size == 50
 
 
 async def test_a_failure_of_the_engine_ends_the_run(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:

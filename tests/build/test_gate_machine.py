@@ -143,7 +143,7 @@ class GateMachine(RuleBasedStateMachine):
         self.out = None
         self.settled[place].add((node, row))
         if fails:
-            self.frontiers[place].fail(node, row)
+            self.frontiers[place].fail(row)
         self.gates[place].settle(node, row)
 
     @precondition(lambda self: self.threads)

@@ -160,7 +160,7 @@ def test_the_core_defers_until_attempts_run_out() -> None:
     assert salvage.defer(second, 100.0, 0.5) is not None
     salvage.forget(second)
     assert len(salvage) == 1
-    assert salvage.start_round() == [(first, eligible)]
+    assert salvage.start_round(rows=2) == [(first, eligible)]
     assert first.attempt == 2
     assert salvage.rounds == 1
     assert salvage.defer(first, 200.0, None) is None

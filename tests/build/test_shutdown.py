@@ -455,3 +455,19 @@ async def test_a_reader_that_raises_at_the_end_is_heard(
             if kind is events.StopRequested:
                 build.stop()
             await build.wait()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_generator_that_ends_the_program_ends_it(error: BaseException, tmp_path: Path) -> None:
+    """What is no Exception leaves a build as itself; the row groups before it are readable."""
+
+    def exits(n: int) -> int:
+        if n == 2:
+            raise error
+        return n
+
+    knobs = sb.RunConfig(**CONFIG, max_concurrent_row_groups=1)
+    with pytest.raises(type(error)) as raised:
+        sb.build([SEED, sb.Column("exits", exits)], rows=6, out=tmp_path / "out", config=knobs)
+    assert raised.value is error
+    assert sb.Dataset.open(tmp_path / "out").to_polars()["n"].to_list() == [0, 1]

@@ -250,7 +250,7 @@ class TestThreads:
             return v
 
         grown = await grow(
-            [seed(), Column("v", function, timeout=0.05), Column("w", wait)],
+            [seed(), Column("v", function, key="k", timeout=0.05), Column("w", wait)],
             rows=3,
             config=config(backoff_base=0.001),
             readers=[read],
@@ -259,6 +259,7 @@ class TestThreads:
         assert sorted(function.calls) == [0, 1, 1, 2]
         assert grown.report.late_threads == {"v": 1}
         assert grown.report.running_threads == {}
+        assert grown.report.throttles["k"].in_flight == 0
         assert grown.report.wasted["v"].calls == 1
 
     async def test_its_slot_is_held_until_it_ends(self, held: Any) -> None:

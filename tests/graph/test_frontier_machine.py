@@ -130,9 +130,9 @@ class FrontierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        node, row = self.take(data)
+        _node, row = self.take(data)
         expected = self.model.live if row == GROUP else [row] if row not in self.model.dropped else []
-        dropped, ready = self.frontier.fail(node, row)
+        dropped, ready = self.frontier.fail(row)
         assert dropped == expected
         self.model.dropped |= set(expected)
         self.expect(ready)

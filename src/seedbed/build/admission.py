@@ -195,7 +195,7 @@ async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> No
                     raise
                 nursery.cancel_scope.cancel(reason=f"row group {index} is over")
         except* BuildStopped as stopped:
-            for reason in _leaves(stopped):
+            for reason in leaves(stopped):
                 if isinstance(reason, BuildStopped):
                     run.stop(reason)
         if run.stopping is not None:
@@ -380,17 +380,18 @@ def make_report(run: Run) -> BuildReport:
 
 def _sole(error: BaseException) -> BaseException:
     """One leaf is raised as itself; several as one `BuildError` with the group as its cause."""
-    leaves = list(_leaves(error))
-    if len(leaves) == 1:
-        return leaves[0]
-    several = BuildError(f"{len(leaves)} errors ended the build: " + "; ".join(error_text(leaf) for leaf in leaves))
+    found = list(leaves(error))
+    if len(found) == 1:
+        return found[0]
+    several = BuildError(f"{len(found)} errors ended the build: " + "; ".join(error_text(leaf) for leaf in found))
     several.__cause__ = error
     return several
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions of a group, however deep, or the exception itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
-            yield from _leaves(each)
+            yield from leaves(each)
     else:
         yield error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -27,13 +26,15 @@ from ..store.manifest import read as read_manifest
 from ..store.records import Header
 from ..store.schema import arrow_table
 from ..store.writer import DatasetWriter
-from .admission import FinishedGroup, make_report, run_build
+from .admission import FinishedGroup, leaves, make_report, run_build
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
 from .signals import Interrupts, run_in_thread
 from .source import make_source, stored_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
     from ..generators import Column
     from ..observe.report import BuildReport
     from ..runtime.throttle import KeyLimits, ThrottleManager
@@ -189,7 +190,7 @@ async def open_build(
     raised: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(build._main)
+            nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
             try:
                 yield build
             except BaseException as error:
@@ -200,9 +201,13 @@ async def open_build(
         # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
         if raised is not None and group.exceptions == (raised,):
             raise raised from raised.__cause__
+        # So does what ended the run from inside and is no Exception: a generator that calls sys.exit.
+        found = list(leaves(group))
+        if len(found) == 1:
+            raise found[0] from found[0].__cause__
         raise
-    if not build._failure_seen:
-        build._raise_failure()
+    if not build._failure_seen:  # noqa: SLF001
+        build._raise_failure()  # noqa: SLF001
 
 
 async def build_async(
@@ -217,7 +222,10 @@ async def build_async(
     throttles: ThrottleManager | None = None,
     resume: bool = False,
 ) -> Dataset:
-    """Build a dataset under trio. Signals are the caller's; cancelling it unwinds everything and keeps what is on disk."""
+    """Build a dataset under trio.
+
+    Signals are the caller's; cancelling it unwinds everything and keeps what is on disk.
+    """
     async with open_build(
         recipe,
         rows=rows,
@@ -336,7 +344,7 @@ def preview(
             watch(running)
             frames = [group.to_polars() async for group in running]
             if not frames:  # no rows, but the columns that they would have
-                plan = running._plan
+                plan = running._plan  # noqa: SLF001
                 frames.append(pl.DataFrame(arrow_table({name: [] for name in plan.graph.outputs}, plan.declared)[0]))
             return Preview(frame=frames[0], report=running.report)
 

@@ -49,7 +49,10 @@ async def run_cell(run: Run, cell: Cell[RowGroup]) -> None:
 
 
 async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
-    """Call the generator once, under the task's scope, and settle the permit; never raises what the generator raised."""
+    """Call the generator once, under the task's scope, and settle the permit.
+
+    What the generator raises is the outcome and is never raised here.
+    """
     step = cell.step
     if cell.group.gave_up(cell):
         # Its row was dropped between its start and this first step: nothing is called and nothing paid for it.
@@ -90,12 +93,7 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
             outcome.error = CellTimeout(f"no result after {step.timeout:g} s")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
-    if (
-        cell.permit is not None
-        or cell.reserved is not None
-        or context is not None
-        or outcome.status is Status.REFUSED
-    ):
+    if cell.permit is not None or cell.reserved is not None or context is not None or outcome.status is Status.REFUSED:
         outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
     if run.trace:
         run.ledger.traces.append(_trace(outcome))
@@ -153,9 +151,7 @@ async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> A
     return rows, await run.threads.run(cell, work)
 
 
-def _settle(
-    run: Run, cell: Cell[Group], status: Status, error: BaseException | None, context: Context | None
-) -> float:
+def _settle(run: Run, cell: Cell[Group], status: Status, error: BaseException | None, context: Context | None) -> float:
     """Give back what the task held; returns how long a refused task must wait."""
     delay: float | None = None
     usage = context.usage if context is not None else None
@@ -261,6 +257,10 @@ class Context:
             if cell.permit is not None and key == cell.step.key:
                 permit, cell.permit = cell.permit, None
             else:
+                if cell.permit is not None:
+                    # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
+                    cell.permit.unused()
+                    cell.permit = None
                 with self._timeout_suspended():
                     permit = await throttle.acquire(tokens or cell.step.tokens)
             if run.spending.limited:

@@ -169,7 +169,7 @@ class Dispatcher:
                 self._start(cell)
 
     def _take(self, cell: Cell[RowGroup]) -> bool:
-        """Take what the task needs, all of it or nothing; if something is missing its lane is blocked until it is free."""
+        """Take what the task needs, all of it or nothing; its lane is blocked until what is missing comes free."""
         step = cell.step
         if step.needs_slot and (
             self._active >= self._slots or (step.process and self._active_processes >= self._processes)

@@ -126,7 +126,8 @@ def _columns(step: Step, result: Any) -> list[list[Any]]:
         height = next(len(values) for values in given if values is not None)
         return [[None] * height if values is None else values for values in given]
     if len(outputs) > 1:
-        raise BadOutput(f"column {step.name!r} must return a frame or mapping of {_names(outputs)}, not {_kind(result)}")
+        wanted = f"a frame or mapping of {_names(outputs)}"
+        raise BadOutput(f"column {step.name!r} must return {wanted}, not {_kind(result)}")
     return [_as_list(step, result)]
 
 

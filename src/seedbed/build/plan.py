@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,6 +21,7 @@ from .processor import Processor, Stage
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -106,9 +107,7 @@ class BuildPlan:
     @property
     def seed_outputs(self) -> tuple[str, ...]:
         """What columns made from scratch give: what a pre-batch processor sees."""
-        return tuple(
-            output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs
-        )
+        return tuple(output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs)
 
     @property
     def instances(self) -> dict[int, tuple[int, ...]]:
@@ -176,7 +175,11 @@ def _check(
 ) -> list[str]:
     strangers = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
     strangers += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
-    strangers += [f"the limits of key {key!r} are not KeyLimits" for key, each in limits.items() if not isinstance(each, KeyLimits)]
+    strangers += [
+        f"the limits of key {key!r} are not KeyLimits"
+        for key, each in limits.items()
+        if not isinstance(each, KeyLimits)
+    ]
     if strangers:
         return strangers
     if not columns:
@@ -185,7 +188,7 @@ def _check(
     problems += check_columns(columns, resize=config.engine == "sequential")
     for column in columns:
         problems += _check_column(column)
-    keys = {column.key for column in columns if column.key is not None}
+    keys = {key for column in columns for key in (column.key, *column.other_keys) if key is not None}
     problems += [
         f"limits are given for key {key!r}, which no column uses{nearest(key, sorted(keys))}"
         for key in limits
@@ -305,9 +308,7 @@ def _is_direct(column: Column, call: Call) -> bool:
 def _resizing(step: Step, made: Sequence[str]) -> Step:
     """A whole column that may resize is given all columns made so far and returns them, with its own, in other rows."""
     outputs = (*made, *step.outputs)
-    return attrs.evolve(
-        step, inputs=tuple(made), outputs=outputs, required_outputs=len(made) + step.required_outputs
-    )
+    return attrs.evolve(step, inputs=tuple(made), outputs=outputs, required_outputs=len(made) + step.required_outputs)
 
 
 def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Step, ...]:

@@ -42,8 +42,8 @@ class Processor:
 
     Pre-batch: gets the columns made from scratch, may add, remove and change rows and must keep the columns; if it
     raises, that row group is skipped. Post-batch: gets all columns and may change rows and columns; if it raises, the
-    run stops. After generation: gets a `polars.LazyFrame` of the whole dataset and returns a frame, lazy or not, that is
-    written beside the parts.
+    run stops. After generation: gets a `polars.LazyFrame` of the whole dataset and returns a frame, lazy or not, which
+    is written beside the parts.
     """
 
     stage: Stage = attrs.field(converter=_stage)

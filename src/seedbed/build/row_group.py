@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from .stateful import Gate
 from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .plan import Step
     from .run import Run
     from .tasks import Group
@@ -178,7 +179,7 @@ class RowGroup:
                 self._processor_failed(outcome)
                 return
             self._waste(outcome)
-            run.record(outcome, error=True)
+            run.record(outcome, self.salvage.window, error=True)
             self._failed(outcome)
 
     def _succeeded(self, outcome: Outcome[RowGroup]) -> None:
@@ -188,7 +189,7 @@ class RowGroup:
         if step.node < 0:
             self._processed(outcome)
             return
-        run.record(outcome, error=False)
+        run.record(outcome, self.salvage.window, error=False)
         if step.key is None:
             run.note_latency(step, outcome.seconds)
         if row == GROUP:
@@ -244,7 +245,7 @@ class RowGroup:
                 return
         self._over(cell)
         assert outcome.error is not None
-        rows, ready = self.frontier.fail(cell.step.node, cell.row)
+        rows, ready = self.frontier.fail(cell.row)
         for row in rows:
             self._drop(row, cell, error_text(outcome.error))
         if cell.step.node in self._gates:
@@ -320,7 +321,7 @@ class RowGroup:
             if not self.rows.skips(step, row):
                 return False
         except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
-            rows, ready = self.frontier.fail(step.node, row)
+            rows, ready = self.frontier.fail(row)
             for each in rows:
                 self._drop(each, Cell(step, self, row), f"skip_when: {error_text(error)}")
         else:
@@ -356,8 +357,7 @@ class RowGroup:
                 self._start_processor()
         self._submit_ready()
         if not self.queued and len(self.salvage) and self.run.stopping is None:
-            deferred = self.salvage.start_round()
-            self.run.salvage_window.round_started(len(deferred))
+            deferred = self.salvage.start_round(self.frontier.rows)
             self.run.emit_salvage(self.index, self.salvage.rounds, len(deferred))
             for cell, eligible_at in deferred:
                 self._retry(cell, eligible_at)

@@ -16,7 +16,7 @@ from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.offload import Lease
 from .dispatch import Dispatcher
 from .fill import error_text
-from .shutdown import ErrorWindow, SalvageWindow
+from .shutdown import ErrorWindow
 from .spending import Spending
 from .stateful import Instance
 from .threads import Threads
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan, Step
     from .row_group import RowGroup
+    from .shutdown import SalvageWindow
     from .tasks import Cell, Group, Outcome
 
 T = TypeVar("T")
@@ -69,7 +70,6 @@ class Run:
         self.rng = random.Random(config.jitter_seed)
         self.spending = Spending(config.max_tokens, config.max_cost)
         self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
-        self.salvage_window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
         self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
         self.dispatcher = Dispatcher(self)
         self.threads = Threads(self)
@@ -135,19 +135,18 @@ class Run:
         if self.scope is not None:
             self.scope.cancel(reason=f"the build is stopping: {self.stopping}")
 
-    def record(self, outcome: Outcome[Group], *, error: bool) -> None:
+    def record(self, outcome: Outcome[Group], salvage: SalvageWindow, *, error: bool) -> None:
         """Enter an attempt into the error window it belongs to, and stop the run if that is full of errors."""
-        window: ErrorWindow
+        full: ErrorWindow | None
         if outcome.attempt > 1:
-            window, what = self.salvage_window, "salvage_error_threshold"
-            full = window.record(error=error)
+            full, what = salvage.record(outcome.cell.salvage_round, error=error), "salvage_error_threshold"
         else:
-            window, what = self.window, "shutdown_error_rate"
-            full = window.record(error=error, in_flight=self.dispatcher.submitted)
-        if full:
+            passed = self.window.record(error=error, in_flight=self.dispatcher.submitted)
+            full, what = self.window if passed else None, "shutdown_error_rate"
+        if full is not None:
             self.stop(
                 EarlyShutdown(
-                    f"{window.errors} of the last {len(window)} attempts failed, more than {what}={window.threshold:g}; "
+                    f"{full.errors} of the last {len(full)} attempts failed, more than {what}={full.threshold:g}; "
                     f"the last one: column {outcome.cell.step.name!r}: {outcome.error}"
                 )
             )
@@ -250,9 +249,7 @@ class Run:
         """Emit that a salvage round begins, if anybody reads."""
         if self.events.active:
             self.events.emit(
-                events.SalvageStarted(
-                    time=trio.current_time(), row_group=row_group, round=salvage_round, cells=cells
-                )
+                events.SalvageStarted(time=trio.current_time(), row_group=row_group, round=salvage_round, cells=cells)
             )
 
     def emit_rebuilt(self, row_group: int, before: int, after: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..runtime.backoff import backoff_base, backoff_delay
+from .shutdown import SalvageWindow
 
 if TYPE_CHECKING:
     import random
@@ -29,6 +30,7 @@ class Salvage(Generic[G]):
         self._rng = rng
         self._deferred: list[tuple[Cell[G], float]] = []
         self.rounds = 0
+        self.window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
 
     def __len__(self) -> int:
         return len(self._deferred)
@@ -42,12 +44,17 @@ class Salvage(Generic[G]):
         self._deferred.append((cell, eligible_at))
         return eligible_at
 
-    def start_round(self) -> list[tuple[Cell[G], float]]:
-        """Everything that is deferred, with when it is eligible; each begins its next attempt."""
+    def start_round(self, rows: int) -> list[tuple[Cell[G], float]]:
+        """Everything that is deferred, with when it is eligible; each begins its next attempt.
+
+        `rows` is how many rows the row group has.
+        """
         self.rounds += 1
         deferred, self._deferred = self._deferred, []
+        self.window.round_started(self.rounds, len(deferred), rows)
         for cell, _ in deferred:
             cell.attempt += 1
+            cell.salvage_round = self.rounds
             cell.refusals = 0
             cell.answered = False
         return deferred

@@ -107,7 +107,7 @@ class SequentialGroup:
             return True
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
-        deferred = sorted(salvage.start_round(), key=lambda each: each[1])
+        deferred = sorted(salvage.start_round(self.rows.buffer.rows), key=lambda each: each[1])
         self.run.emit_salvage(self.index, salvage.rounds, len(deferred))
         for cell, eligible_at in deferred:
             await trio.sleep_until(eligible_at)
@@ -118,7 +118,7 @@ class SequentialGroup:
     ) -> None:
         run, step = self.run, cell.step
         outcome = await self._attempt(cell)
-        run.record(outcome, error=outcome.status is not Status.SUCCESS)
+        run.record(outcome, salvage.window, error=outcome.status is not Status.SUCCESS)
         if outcome.status is Status.SUCCESS:
             if step.key is None:
                 run.note_latency(step, outcome.seconds)

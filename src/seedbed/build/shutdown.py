@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-# A salvage round of fewer cells than this says nothing about the run: one row that keeps failing is only a row.
+# A salvage round of fewer cells, or of a smaller share of its row group, says nothing about the run: rows that keep
+# failing among others that do not are only rows.
 SALVAGE_MINIMUM = 10
+SALVAGE_SHARE = 0.1
 
 
 class ErrorWindow:
@@ -41,13 +43,27 @@ class ErrorWindow:
         return error and len(outcomes) >= size and self._errors > self.threshold * len(outcomes)
 
 
-class SalvageWindow(ErrorWindow):
-    """The window of second and later attempts; a round that is smaller than the window sets its own size."""
+class SalvageWindow:
+    """Whether the salvage rounds of one row group show that trying again is no use now.
+
+    Each round that can say something has a window of its own, at most as large as the round, and only its own cells
+    enter it. A round of a few cells is about those rows and not about the run: they are dropped, and that is all.
+    """
 
     def __init__(self, size: int, threshold: float) -> None:
-        super().__init__(size, threshold)
         self._largest = size
+        self.threshold = threshold
+        self._round = 0
+        self._window: ErrorWindow | None = None
 
-    def round_started(self, cells: int) -> None:
-        """A salvage round of that many cells begins."""
-        self.size = min(self._largest, max(cells, SALVAGE_MINIMUM))
+    def round_started(self, number: int, cells: int, rows: int) -> None:
+        """Salvage round `number` begins, with so many cells of a row group that has so many rows."""
+        if cells >= SALVAGE_MINIMUM and cells >= SALVAGE_SHARE * rows:
+            self._round = number
+            self._window = ErrorWindow(min(self._largest, cells), self.threshold)
+
+    def record(self, number: int, *, error: bool) -> ErrorWindow | None:
+        """Enter the outcome of a cell of round `number`; gives the window when its errors have passed the threshold."""
+        if self._window is None or number != self._round:
+            return None
+        return self._window if self._window.record(error=error) else None

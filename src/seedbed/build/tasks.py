@@ -84,8 +84,9 @@ class Task:
 
 @attrs.define(eq=False)
 class Cell(Generic[G_co]):
-    """One task on its way from ready to its outcome. Its row group makes it; the dispatcher and the task that runs it
-    change it, never both at once.
+    """One task on its way from ready to its outcome.
+
+    Its row group makes it; the dispatcher and the task that runs it change it, never both at once.
     """
 
     step: Step
@@ -93,6 +94,7 @@ class Cell(Generic[G_co]):
     row: int  # local row index, or GROUP
     attempt: int = 1  # counts from 1; a refusal is not an attempt
     refusals: int = 0
+    salvage_round: int = 0  # of its row group, which it was tried again in
     answered: bool = False  # a model call of this attempt was answered
     permit: Permit | None = None
     has_slot: bool = False

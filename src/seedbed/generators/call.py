@@ -38,7 +38,7 @@ class Call:
 
 
 def generator_function(generator: object) -> tuple[Callable[..., Any], bool]:
-    """The function that fills a column and whether it is async; an object's `agenerate` is preferred to its `generate`."""
+    """The function that fills a column, and whether it is async; `agenerate` is preferred to `generate`."""
     if isinstance(generator, type):
         # Its methods would want a `self` that no column makes.
         raise UncallableError(f"has the class {generator.__name__} as its generator; give it an instance")
@@ -130,7 +130,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
             return list(inspect.signature(function, eval_str=evaluate).parameters.values())
         except ValueError as unknown:
             raise UncallableError(f"has a function whose parameters cannot be read: {unknown}") from unknown
-        except Exception:  # noqa: BLE001, PERF203  annotations can raise anything; their text is enough then
+        except Exception:  # noqa: BLE001  annotations can raise anything; their text is enough then
             continue
     raise UncallableError("has a function whose parameters cannot be read")
 

@@ -63,6 +63,8 @@ class Column:
     requires: tuple[str, ...] = attrs.field(default=None, converter=_names, kw_only=True)
     # Throttle key of the calls it makes, if it makes any.
     key: str | None = attrs.field(default=None, kw_only=True)
+    # Further keys that its calls use through `CellContext.call`; limits may be given for them too.
+    other_keys: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
     # Tokens that one call is expected to use, for tokens-per-minute limits and max_tokens.
     tokens: int = attrs.field(default=0, kw_only=True)
     outputs: tuple[str, ...] = attrs.field(default=None, converter=_names, kw_only=True)

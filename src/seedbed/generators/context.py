@@ -45,7 +45,8 @@ class Usage:
 class CellContext(Protocol):
     """Handed to a generator that has a parameter of this type.
 
-    `row` is the row's number in the whole dataset (None where the task is for a whole row group), `attempt` counts from 1.
+    `row` is the row's number in the whole dataset (None where the task is for a whole row group), `attempt` counts
+    from 1.
     """
 
     @property

@@ -168,7 +168,7 @@ class Frontier:
                     ready.append((index, GROUP))
         return ready
 
-    def fail(self, node: int, row: int) -> tuple[list[int], list[Ready]]:
+    def fail(self, row: int) -> tuple[list[int], list[Ready]]:
         """A task failed for good: drop its row, or every row if it was for the whole group.
 
         Returns the rows that were dropped by this and what became ready.

@@ -9,8 +9,8 @@ import attrs
 class TaskTrace:
     """The life of one attempt of a task; instants of trio's clock, None where that step did not happen.
 
-    `ready`: its inputs were there. `submitted`: the dispatcher took it. `slot`, `permit`: it was granted one (tasks that
-    need none have None). `started`: its generator was called. `finished`: its outcome was known.
+    `ready`: its inputs were there. `submitted`: the dispatcher took it. `slot`, `permit`: it was granted one (tasks
+    that need none have None). `started`: its generator was called. `finished`: its outcome was known.
     """
 
     kind: str

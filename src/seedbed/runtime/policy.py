@@ -161,6 +161,15 @@ class ThrottlePolicy:
         self.in_flight -= 1
         sent.outcome = _NEITHER
 
+    def unsent(self, sent: Sent) -> None:
+        """The request was never made after all: it is as if there had been none."""
+        self.in_flight -= 1
+        sent.outcome = _NEITHER
+        for other in reversed(self._sends):
+            if other is sent:
+                break
+            other.level -= 1
+
     def refused(self, sent: Sent, now: float) -> Refusal:
         """The server refused the request for now."""
         self.in_flight -= 1

@@ -113,4 +113,10 @@ def in_event_loop() -> bool:
         return True
     # Nobody runs asyncio who has not imported it, and importing it is slow.
     asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None
+    if asyncio is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

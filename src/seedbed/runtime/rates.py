@@ -56,6 +56,13 @@ class RateBudget:
             self._tokens.fill(now)
             self._tokens.level -= tokens
 
+    def give_back(self, now: float, tokens: float) -> None:
+        """A call that was taken as so many tokens was not sent after all."""
+        if self._requests is not None:
+            self._requests.fill(now)
+            self._requests.level = min(self._requests.size, self._requests.level + 1.0)
+        self.settle(now, tokens, 0.0)
+
     def settle(self, now: float, estimate: float, actual: float) -> None:
         """A call that was taken as `estimate` tokens used `actual`."""
         if self._tokens is not None:

@@ -98,6 +98,10 @@ class Permit:
         """The call ended otherwise: an error, a timeout, a cancellation."""
         self._throttle.end_finished(self, tokens)
 
+    def unused(self) -> None:
+        """No call was made."""
+        self._throttle.end_unused(self)
+
     def refused(self, error: RateLimited, attempt: int) -> float:
         """The server refused the call for the `attempt`-th time (from 1): seconds after which it may be sent again.
 
@@ -254,6 +258,14 @@ class Throttle:
         self._policy.finished(sent)
         if tokens is not None:
             self._settle(permit, tokens, self._now())
+        self._release(permit)
+
+    def end_unused(self, permit: Permit) -> None:
+        """What `Permit.unused` does."""
+        self._sent -= 1
+        self._policy.unsent(_take_ticket(permit))
+        if self._rates is not None:
+            self._rates.give_back(self._now(), permit.tokens)
         self._release(permit)
 
     def end_refused(self, permit: Permit, error: RateLimited, attempt: int) -> float:

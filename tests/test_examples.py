@@ -1,0 +1,25 @@
+"""The examples run as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from seedbed import Dataset
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def test_the_quickstart_builds_a_dataset_and_shows_it(tmp_path: Path) -> None:
+    """It ends in a complete dataset, prints rows of it, and says what was refused and what was dropped."""
+    command = [sys.executable, str(EXAMPLES / "quickstart.py")]
+    for _ in range(2):  # the second run replaces what the first left
+        shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    dataset = Dataset.open(tmp_path / "data" / "reviews")
+    dataset.verify()
+    assert dataset.complete
+    assert dataset.rows == 196
+    assert {drop.reason for drop in dataset.drops} == {"stars: the judge gave no number"}
+    assert "196 of 200 rows, 4 dropped" in shown
+    assert "batch_0000003.parquet" in shown
