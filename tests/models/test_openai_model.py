@@ -289,6 +289,7 @@ async def test_a_missing_key_is_told_before_anything_runs(monkeypatch: pytest.Mo
     [
         ({"base_url": "example.org"}, "base_url must be an http or https URL"),
         ({"base_url": "http://me:pass@example.org"}, "must not contain a user name"),
+        ({"base_url": "http://example.org/v1?api-key=hidden"}, "must not contain a key"),
         ({"model": ""}, "model must be a text"),
         ({"timeout": 0}, "timeout must be seconds, above 0"),
         ({"input_price": -1}, "input_price must be money"),
@@ -322,6 +323,15 @@ async def test_aliases_of_one_provider_share_a_client() -> None:
         assert [request.body["model"] for request in server.requests] == ["small", "large", "small"]
         assert server.statistics.connections == 1
     assert specs["small"].key("chat") != specs["large"].key("chat") != specs["large"].key("image")
+
+
+async def test_a_query_in_the_base_url_stays_at_the_end() -> None:
+    """What some providers want in the query goes behind the path, and characters that may not are written as %xx."""
+    async with serve_openai(record=True) as server:
+        spec = OpenAICompatible(base_url=f"{server.url}/deploy é?api-version=2", model="small")
+        async with spec.open() as client:
+            await client.chat(ask("hello"))
+        assert server.requests[0].path == "/v1/deploy%20%C3%A9/chat/completions?api-version=2"
 
 
 async def test_cancelling_a_call_closes_it() -> None:

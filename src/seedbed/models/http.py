@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import attrs
 import httptools
@@ -34,6 +34,8 @@ MAX_BODY = 256 * 1024 * 1024
 _STALE_WITHIN = 1.0
 # Connections that nothing used for so long are not trusted any more: middle boxes forget them without a word.
 _IDLE_FOR = 55.0
+# What may stand in a URL as it is; the rest is written as %xx, and so is what is not ASCII.
+_PATH_SAFE = "/%:@!$&'()*+,;=~?"
 
 
 @attrs.frozen
@@ -122,9 +124,9 @@ class Http1Client:
             pool = self._pools[origin] = _Pool(
                 parts.hostname, port, context, self._connect_timeout, self._max_connections
             )
-        target = parts.path or "/"
+        target = quote(parts.path, safe=_PATH_SAFE) or "/"
         if parts.query:
-            target += f"?{parts.query}"
+            target += f"?{quote(parts.query, safe=_PATH_SAFE)}"
         lines = [f"{method} {target} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return _Http1Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
@@ -157,9 +159,9 @@ class _Pool:
             await self._free.acquire()
         try:
             now = trio.current_time()
-            while self._idle:
+            while self._idle and not fresh:
                 connection = self._idle.pop()
-                if not fresh and now - connection.idle_since < _IDLE_FOR and connection.wire.is_quiet():
+                if now - (connection.idle_since or 0.0) < _IDLE_FOR and connection.wire.is_quiet():
                     return connection
                 connection.wire.close()
             return await self._open()
@@ -227,7 +229,7 @@ class _Http1Endpoint:
         """One try; None if the connection was idle too long and had been closed before it heard of this call."""
         pool = self._pool
         connection = await pool.take(fresh=fresh)
-        reused = connection.idle_since > 0
+        reused = connection.idle_since is not None
         started = trio.current_time()
         try:
             await connection.wire.send(message)
@@ -253,7 +255,7 @@ class _Connection:
     def __init__(self, wire: Wire, name: str) -> None:
         self.wire = wire
         self._name = name
-        self.idle_since = 0.0  # when it was last put back; 0 for a new one
+        self.idle_since: float | None = None  # when it was last put back; None for a new one
         self.heard = False  # whether any byte of the current answer has come
         self.can_be_reused = False
         self._parser = httptools.HttpResponseParser(self)

@@ -20,7 +20,9 @@ RETRYABLE_STATUSES = frozenset({408, 409, 425})
 
 _EXCERPT = 200
 # Keys as providers write them, and what stands where a key would: a key that a server echoes in part is still a secret.
-_KEY_LIKE = re.compile(r"\b(?:sk|pk|rk|key|gsk|nvapi|hf|xai)[-_][\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
+_KEY_LIKE = re.compile(
+    r"\b(?:sk|pk|rk|key|gsk|nvapi|hf|xai)[-_](?=[\w*.-]*[\d*])[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE
+)
 # OpenAI's and those who follow it, then Anthropic's.
 _REMAINING = re.compile(r"(?:x-ratelimit-remaining-(\w+)|anthropic-ratelimit-([\w-]+)-remaining)")
 
@@ -28,7 +30,7 @@ _REMAINING = re.compile(r"(?:x-ratelimit-remaining-(\w+)|anthropic-ratelimit-([\
 def redact(text: str, secrets: Iterable[str]) -> str:
     """The text without the secrets and without what looks like one."""
     for secret in secrets:
-        if secret:
+        if len(secret) >= 4:  # what stands for "no key" may be shorter, and is in every text
             text = text.replace(secret, "…")
     return _KEY_LIKE.sub("…", text)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # A recipe is kept beside its dataset, so what these headers carry must not be written in it.
-_SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|-)key$", re.IGNORECASE)
+_SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|[-_&])key(?:$|=)", re.IGNORECASE)
 
 
 def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -32,6 +32,8 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ConfigError(f"{attribute.name} must be an http or https URL, not {value!r}")
+    if _SECRET_HEADER.search(parts.query):
+        raise ConfigError(f"{attribute.name} must not contain a key; use api_key_env or headers")
     if parts.username or parts.password:
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
@@ -190,7 +192,8 @@ class Caller:
         self.model = spec.model
         self.secrets = secrets
         self.http = http
-        self._base_url = spec.base_url
+        self._base_url, _, query = spec.base_url.partition("?")
+        self._query = f"?{query}" if query else ""
         self._headers = headers
         # Made at the first call of each path; shared by the models of a provider.
         self._endpoints: dict[str, Endpoint] = {}
@@ -205,7 +208,9 @@ class Caller:
         """One call; a failure of the connection names the model."""
         endpoint = self._endpoints.get(path)
         if endpoint is None:
-            endpoint = self._endpoints[path] = self.http.endpoint("POST", self._base_url + path, self._headers)
+            endpoint = self._endpoints[path] = self.http.endpoint(
+                "POST", f"{self._base_url}{path}{self._query}", self._headers
+            )
         return await self.send(endpoint, body)
 
     async def send(self, endpoint: Endpoint, body: bytes = b"") -> HttpResponse:
