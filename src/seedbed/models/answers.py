@@ -47,14 +47,28 @@ _BANK: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        r"\b(review|customer)\b.*\b(disappointed|unhappy|angry|negative|annoyed|[12] stars?)\b",
+        (
+            "Not for me. {Subject} broke on the second day and nobody answered my letter. I sent it back.",
+            "I expected more. {Subject} looks fine in the pictures, but mine wobbles and its edges are rough.",
+            "A waste of money: {subject} did half of what it promises, and that half it did badly.",
+        ),
+    ),
+    (
+        r"\b(review|customer)\b.*\b(fair|mixed|neutral|undecided|3 stars)\b",
+        (
+            "{Subject} arrived quickly, but the finish is rougher than in the pictures. It works, though.",
+            "Good value. {Subject} is not perfect, the manual is thin, but for the price I would buy it again.",
+            "It does its job. {Subject} is neither the best nor the worst that I have had in the house.",
+        ),
+    ),
+    (
         r"\b(review|rating|customer|stars?)\b",
         (
             "I have used {subject} for three weeks now. It is sturdy, easy to clean and does what it promises.",
-            "{Subject} arrived quickly, but the finish is rougher than in the pictures. It works, though.",
             "Five of five: {subject} is the best thing I bought this year, and my neighbours want one too.",
-            "Not for me. {Subject} broke on the second day and nobody answered my letter. I sent it back.",
-            "Good value. {Subject} is not perfect, the manual is thin, but for the price I would buy it again.",
             "A present for my father, who now uses {subject} every morning. The handle could be longer.",
+            "{Subject} is well made and simple to use. I was sceptical, and I have changed my mind.",
         ),
     ),
     (
@@ -87,31 +101,27 @@ _SUBJECT = re.compile(
     re.IGNORECASE,
 )
 _STOP = re.compile(r"\s+(?:in|with|that|which|and|from|by|to|as|is|was|written|who|using)\b.*", re.IGNORECASE)
-_WORDS = (
-    "amber",
-    "basket",
-    "candle",
-    "drift",
-    "ember",
-    "fable",
-    "garden",
-    "harbour",
-    "island",
-    "journey",
-    "kettle",
-    "lantern",
-    "meadow",
-    "needle",
-    "orchard",
-    "pebble",
-    "quarry",
-    "ribbon",
-    "saddle",
-    "timber",
-    "umbrella",
-    "valley",
-    "willow",
-    "yarn",
+_WORDS = ("amber", "basket", "candle", "ember", "garden", "harbour", "island", "kettle", "lantern", "meadow", "willow")
+# What a text field holds, by what its name contains; the first that is found decides.
+_FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"first_?name", ("Ada", "Bruno", "Chen", "Dana", "Elif", "Femi")),
+    (r"last_?name|surname", ("Albers", "Bianchi", "Castillo", "Dube", "Eriksen", "Fischer")),
+    (r"city|town|place", ("Lisbon", "Kyoto", "Accra", "Leipzig", "Quito", "Tartu")),
+    (r"country", ("Portugal", "Japan", "Ghana", "Germany", "Ecuador", "Estonia")),
+    (r"colou?r", ("red", "blue", "green", "ochre", "grey")),
+    (r"(?:^|_)(?:name|author|person)", ("Ada Albers", "Bruno Bianchi", "Chen Wei", "Dana Dube", "Elif Eriksen")),
+)
+_PHRASES = (
+    "a sturdy handle",
+    "easy to clean",
+    "quick delivery",
+    "a thin manual",
+    "good value",
+    "a rough finish",
+    "spare parts",
+    "simple to use",
+    "a loose lid",
+    "light in the hand",
 )
 
 
@@ -251,10 +261,10 @@ class _Fit:
         if schema.get("format") in formats:
             return formats[schema["format"]]
         low, high = schema.get("minLength", 0), schema.get("maxLength", 10_000)
-        if re.search(r"reason|comment|summary|text|description|explanation|answer", name):
+        if re.search(r"reason|comment|summary|text|description|explanation|answer|title|headline", name):
             text = plausible_text(f"{name} {self._prompt} {rng.random()}")
         else:
-            text = " ".join(rng.sample(_WORDS, 2))
+            text = rng.choice(next((texts for pattern, texts in _FIELDS if re.search(pattern, name.lower())), _PHRASES))
         while len(text) < low:
             text += " " + rng.choice(_WORDS)
         return text[:high]
