@@ -1,7 +1,7 @@
 """seedbed grows datasets: columns that depend on each other, each cell run as soon as its inputs are there."""
 
 from .build.admission import FinishedGroup
-from .build.api import Build, Preview, build, build_async, open_build, preview
+from .build.api import Build, Preview, build, build_async, open_build, preview, resume
 from .build.config import RunConfig
 from .build.processor import Processor
 from .errors import (
@@ -80,4 +80,5 @@ __all__ = [
     "open_build",
     "open_throttles",
     "preview",
+    "resume",
 ]

@@ -352,7 +352,7 @@ def _fingerprint(columns: Sequence[Column], processors: Sequence[Processor]) -> 
 
 
 def _check_resumable(done: Manifest, fingerprint: Mapping[str, Any], rows: int) -> int:
-    """The row-group size of a directory that this build may go on with; `ManifestError` says what differs if it may not."""
+    """The row-group size of a directory that this build may go on with; `ManifestError` if it may not, and why."""
     header = done.header
     assert header is not None  # a manifest without one cannot be read
     differences = list(_differences("", dict(header.fingerprint), fingerprint))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import ProcessorFailed
+from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
@@ -193,8 +193,8 @@ class RowGroup:
         if step.key is None:
             run.note_latency(step, outcome.seconds)
         if row == GROUP:
-            self._write_group(step, *outcome.value)
-            ready = self.frontier.complete_group(step.node)
+            ready = self._write_group(cell, *outcome.value)
+            ready += self.frontier.complete_group(step.node)
         elif self.frontier.dropped[row]:
             self._waste(outcome)
             ready = []
@@ -213,12 +213,24 @@ class RowGroup:
         if ready:
             self._make_ready(ready)
 
-    def _write_group(self, step: Step, rows: Sequence[int], columns: Sequence[Sequence[Any]]) -> None:
+    def _write_group(
+        self, cell: Cell[RowGroup], rows: Sequence[int], columns: Sequence[Sequence[Any]]
+    ) -> list[tuple[int, int]]:
+        """Write what a task for the whole group made; a row whose value is an exception failed, and it alone."""
         dropped, update_cell = self.frontier.dropped, self.rows.buffer.update_cell
-        for name, values in zip(step.outputs, columns, strict=True):
+        ready: list[tuple[int, int]] = []
+        for name, values in zip(cell.step.outputs, columns, strict=True):
             for row, value in zip(rows, values, strict=True):
-                if not dropped[row]:
+                if dropped[row]:
+                    continue
+                if isinstance(value, CellError):
+                    ready += self.frontier.drop_row(row)
+                    self._drop(row, cell, error_text(value))
+                else:
                     update_cell(row, name, value)
+        for gate in self._gate_list if ready else ():
+            gate.advance()
+        return ready
 
     def _refused(self, outcome: Outcome[RowGroup]) -> None:
         cell = outcome.cell

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ..errors import CellError
 from ..graph import GROUP
 from ..observe import events
 from .cell import attempt
@@ -102,9 +103,12 @@ class SequentialGroup:
         try:
             return self.rows.skips(step, row)
         except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
-            self._dropped.add(row)
-            self.rows.drop(row, step, 1, f"skip_when: {error_text(error)}")
+            self._drop(row, step, 1, f"skip_when: {error_text(error)}")
             return True
+
+    def _drop(self, row: int, step: Step, attempts: int, error: str) -> None:
+        self._dropped.add(row)
+        self.run.emit_drop(self.index, self.rows.drop(row, step, attempts, error))
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
         deferred = sorted(salvage.start_round(self.rows.buffer.rows), key=lambda each: each[1])
@@ -140,8 +144,7 @@ class SequentialGroup:
                 return
         assert outcome.error is not None
         for row in self.live_rows() if cell.row == GROUP else [cell.row]:
-            self._dropped.add(row)
-            run.emit_drop(self.index, self.rows.drop(row, cell.step, cell.attempt, error_text(outcome.error)))
+            self._drop(row, cell.step, cell.attempt, error_text(outcome.error))
 
     async def _attempt(self, cell: Cell[SequentialGroup]) -> Outcome[SequentialGroup]:
         """One attempt, however often it is refused on the way."""
@@ -197,7 +200,10 @@ class SequentialGroup:
                 return
             for name, values in zip(step.outputs, columns, strict=True):
                 for row, each in zip(rows, values, strict=True):
-                    update_cell(row, name, each)
+                    if not isinstance(each, CellError):
+                        update_cell(row, name, each)
+                    elif row not in self._dropped:
+                        self._drop(row, step, cell.attempt, error_text(each))
         elif step.allow_resize:
             resized[cell.row] = value
         elif len(step.outputs) == 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..errors import ConfigError, ManifestError
+from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
 from ..models import MODEL_TYPES, open_models
 from ..recipe.dump import dump_recipe, fingerprint
@@ -124,7 +125,7 @@ def _compile(
         seed=recipe.seed, models=specs, client=client, base=recipe.base, artifacts=artifacts, allow_code=allow_code
     )
     columns = recipe.resolve(lambda spec: make_column(spec, environment))
-    used = {alias: specs[alias] for spec in recipe.columns for alias in spec.aliases()}
+    used = used_models(recipe.columns, environment)
     known = {**_model_limits(used), **limits}
     keys = {column.key for column in columns if column.key is not None}
 

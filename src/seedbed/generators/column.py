@@ -53,7 +53,8 @@ class Column:
 
     A generator with several outputs or side effects returns a mapping (or, for whole columns, a frame) by name; a side
     effect may be missing, an output may not. Sync generators run in a worker thread, or in a process with
-    `process=True`. A parameter annotated `CellContext` gets the context.
+    `process=True`. A parameter annotated `CellContext` gets the context. A value that is a `CellError` among those of a
+    whole column fails its row and no other.
     """
 
     name: str

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ..errors import Permanent
+from ..errors import CellError, Permanent
 from ..recipe.dtypes import dtype_text
 from ..recipe.expression import Expression, Mode
 from ..recipe.templates import Template
@@ -50,10 +50,21 @@ def _by_frame(spec: Expression) -> Callable[[pl.DataFrame], list[Any]]:
 
 def _by_row(spec: Expression) -> Callable[[pl.DataFrame], list[Any]]:
     row = spec.row()
-    if not isinstance(row, Template):
-        return lambda frame: [row.evaluate(values) for values in frame.iter_rows(named=True)]
-    read = _reader(spec)
-    return lambda frame: [read(row.render(values)) for values in frame.iter_rows(named=True)]
+    if isinstance(row, Template):
+        read, template = _reader(spec), row
+
+        def one(values: dict[str, Any]) -> Any:
+            return read(template.render(values))
+    else:
+        one = row.evaluate
+
+    def each(values: dict[str, Any]) -> Any:
+        try:
+            return one(values)
+        except CellError as error:
+            return error  # that row failed, and it alone
+
+    return lambda frame: [each(values) for values in frame.iter_rows(named=True)]
 
 
 def _reader(spec: Expression) -> Callable[[str], Any]:
