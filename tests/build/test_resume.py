@@ -60,7 +60,6 @@ async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> Non
     out = tmp_path / "d"
     before = await stopped(out)
     assert Dataset.open(out).rows == 20
-    spent_before = 20 + len(list(range(20, 25)))
     again = Calls()
     dataset = await sb.build_async(columns(again), rows=50, out=out, config=CONFIG, resume=True)
     assert dataset.complete
