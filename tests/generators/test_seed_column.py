@@ -24,6 +24,7 @@ from seedbed.generators.seed_source import used_rows
 from seedbed.recipe.seed import Seed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FORMATS = ("csv", "jsonl", "parquet", "frame")
@@ -40,7 +41,9 @@ def seed_of(kind: str, frame: pl.DataFrame, folder: Path, **fields: Any) -> Seed
     if kind == "frame":
         return Seed("s", frame=frame, **fields)
     if not path.exists():
-        {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}[kind](path)
+        write: dict[str, Callable[[Path], Any]]
+        write = {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}
+        write[kind](path)
     return Seed("s", path=path, **fields)
 
 

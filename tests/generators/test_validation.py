@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def test_rules_can_be_chosen() -> None:
 
 def test_without_ruff(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parser alone decides, unless ruff is insisted on."""
-    monkeypatch.setattr(python_checks.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert verdicts(python(), ["print(y)\n"])[0]["messages"] == []
     with pytest.raises(ConfigError, match=r"lint is true, but ruff is not installed: install seedbed\[lint\]"):
         make_column(python(lint=True), Environment())
