@@ -196,6 +196,7 @@ async def test_every_kind_of_body_is_read(pieces: list[bytes], body: bytes) -> N
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nab", "in the middle of its answer"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2000, "more than 1000 bytes of body"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2000 + b"\r\n\r\n", "more than 1000 bytes of headers"),
+        (2 * b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", "more than one answer"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5", "in the middle of its answer"),
         (b"", "without an answer"),
     ],

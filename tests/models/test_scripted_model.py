@@ -199,6 +199,24 @@ async def test_a_schema_is_answered_with_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("review", "sentiment", "again"),
+    [
+        ("Mine broke on the second day.", "negative", False),
+        ("It is not perfect.", "mixed", False),
+        ("The best thing this year.", "positive", True),
+    ],
+)
+async def test_structured_answers_feel_like_their_prompt(review: str, sentiment: str, again: bool) -> None:
+    """A sentiment follows the words of the prompt."""
+    schema = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["negative", "mixed", "positive"]}, "would_buy_again": {"type": "boolean"}},
+    }
+    answer = json.loads((await say(Scripted(), f"What does it say? {review}", schema=schema)).text)
+    assert answer == {"mood": sentiment, "would_buy_again": again}
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"answers": []}, "answers must be a template"),

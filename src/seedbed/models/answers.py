@@ -111,6 +111,18 @@ _FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"colou?r", ("red", "blue", "green", "ochre", "grey")),
     (r"(?:^|_)(?:name|author|person)", ("Ada Albers", "Bruno Bianchi", "Chen Wei", "Dana Dube", "Elif Eriksen")),
 )
+_REASONS = (
+    "It keeps to what was asked for and says it in plain words.",
+    "It is correct as far as it goes, but leaves out what a reader would want next.",
+    "It wanders off in the middle and comes back too late.",
+    "Clear, to the point, and with an example that helps.",
+)
+# What a text feels like, by its words; what has none of them feels good.
+_MOODS = (
+    ("negative", r"disappointed|broke|sent it back|waste|wobbles|sorry|angry|terrible"),
+    ("mixed|neutral", r"rougher|not perfect|neither|undecided|mixed"),
+    ("positive", r""),
+)
 _PHRASES = (
     "a sturdy handle",
     "easy to clean",
@@ -167,7 +179,9 @@ class _Fit:
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
-            return self._rng.choice(list(schema["enum"]))
+            options = list(schema["enum"])
+            fitting = [each for each in options if isinstance(each, str) and re.search(self._mood(), each.lower())]
+            return fitting[0] if fitting else self._rng.choice(options)
         if "allOf" in schema:
             return self.value(self._merged(schema), name, depth)
         for key in ("anyOf", "oneOf"):
@@ -180,6 +194,9 @@ class _Fit:
         if kind is None:
             kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
         return getattr(self, f"_{kind}")(schema, name, depth)
+
+    def _mood(self) -> str:
+        return next(mood for mood, words in _MOODS if re.search(words, self._prompt, re.IGNORECASE))
 
     def _resolve(self, reference: str) -> Mapping[str, Any]:
         found: Any = self._root
@@ -241,7 +258,9 @@ class _Fit:
             return float(self._rng.randint(-(-low // step), high // step) * step)
         return min(high, max(low, round(self._rng.uniform(low, high), 2)))
 
-    def _boolean(self, _schema: Mapping[str, Any], _name: str, _depth: int) -> bool:
+    def _boolean(self, _schema: Mapping[str, Any], name: str, _depth: int) -> bool:
+        if re.search(r"again|recommend|satisfied|positive", name):
+            return self._mood() == "positive"
         return self._rng.random() < 0.5
 
     def _null(self, _schema: Mapping[str, Any], _name: str, _depth: int) -> None:
@@ -261,7 +280,9 @@ class _Fit:
         if schema.get("format") in formats:
             return formats[schema["format"]]
         low, high = schema.get("minLength", 0), schema.get("maxLength", 10_000)
-        if re.search(r"reason|comment|summary|text|description|explanation|answer|title|headline", name):
+        if re.search(r"reason|comment|explanation|justification|critique", name):
+            text = rng.choice(_REASONS)
+        elif re.search(r"summary|text|description|answer|title|headline", name):
             text = plausible_text(f"{name} {self._prompt} {rng.random()}")
         else:
             text = rng.choice(next((texts for pattern, texts in _FIELDS if re.search(pattern, name.lower())), _PHRASES))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 from urllib.parse import quote, urlsplit
 
 import attrs
@@ -268,7 +268,7 @@ class _Connection:
         self._body_bytes = 0
         self._status = 0
         self._is_complete = False
-        self._too_large: str | None = None
+        self._complaint: str | None = None
 
     async def read_response(self) -> HttpResponse:
         self._begin()
@@ -281,7 +281,7 @@ class _Connection:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserError as error:
-                said = self._too_large or f"sent something that is not HTTP ({error})"
+                said = self._complaint or f"sent something that is not HTTP ({error})"
                 raise Retryable(f"{self._name} {said}") from error
             except httptools.HttpParserUpgrade as error:
                 raise Retryable(f"{self._name} wants to speak another protocol") from error
@@ -304,11 +304,14 @@ class _Connection:
 
     # What httptools calls.
 
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            self._refuse("sent more than one answer to one call")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADERS:
-            self._too_large = f"sent more than {MAX_HEADERS} bytes of headers"
-            raise ValueError(self._too_large)
+            self._refuse(f"sent more than {MAX_HEADERS} bytes of headers")
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -317,8 +320,7 @@ class _Connection:
     def on_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
         if self._body_bytes > MAX_BODY:
-            self._too_large = f"sent more than {MAX_BODY} bytes of body"
-            raise ValueError(self._too_large)
+            self._refuse(f"sent more than {MAX_BODY} bytes of body")
         self._chunks.append(data)
 
     def on_message_complete(self) -> None:
@@ -327,6 +329,10 @@ class _Connection:
         else:
             self._is_complete = True
             self.can_be_reused = self._parser.should_keep_alive()  # the parser forgets it after this
+
+    def _refuse(self, complaint: str) -> NoReturn:
+        self._complaint = complaint
+        raise ValueError(complaint)  # stops the parser, which wraps it in an error of its own
 
 
 def _reason(error: OSError) -> str:
