@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seedbed
-from seedbed.errors import ConfigError, Permanent
+from seedbed.build.plan import plan_build
+from seedbed.build.source import make_source
+from seedbed.errors import ConfigError, DatasetGenerationError, Permanent
 from seedbed.generators.registry import Environment, make_column
-from seedbed.generators.seed import too_few_rows
 from seedbed.generators.seed_source import used_rows
 from seedbed.recipe.seed import Seed
 
@@ -144,13 +145,14 @@ def test_a_slice(kind: str, tmp_path: Path) -> None:
 def test_without_cycle(tmp_path: Path) -> None:
     """Too many rows are a problem that is known before anything runs, and an error if somebody asks all the same."""
     column = make_column(seed_of("csv", numbers(10), tmp_path, start=2, cycle=False), Environment())
-    assert too_few_rows(column, 8) is None
-    assert too_few_rows(column, 9) == "column 's' has 8 rows and cycle is false, but 9 are asked for"
+    plan_build(make_source([column]), rows=8)
+    with pytest.raises(DatasetGenerationError, match="column 's' has 8 rows and does not begin again, but 9 are asked"):
+        plan_build(make_source([column]), rows=9)
     with pytest.raises(Permanent, match=r"has 8 rows for this column, and row 8 is asked for.*set cycle to true"):
         rows_of(column, range(9))
     assert rows_of(column, range(8))["id"].to_list() == list(range(2, 10))
     endless = make_column(seed_of("csv", numbers(10), tmp_path), Environment())
-    assert too_few_rows(endless, 10**9) is None
+    plan_build(make_source([endless]), rows=10**9)
 
 
 @pytest.mark.parametrize(

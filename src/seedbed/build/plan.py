@@ -132,6 +132,7 @@ def plan_build(source: Source, *, rows: int, out: Path | None = None, resume: bo
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
     columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits, config)
+    problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
     if problems:
         raise DatasetGenerationError(problems)
     fingerprint = dict(source.fingerprint or _fingerprint(columns, processors))
@@ -237,6 +238,14 @@ def _check_column(column: Column) -> list[str]:
         except ConfigError as error:
             problems.append(f"column {name!r}: {error}")
     return problems
+
+
+def _too_few_rows(column: Column, rows: int) -> str | None:
+    """A generator from scratch may say in `available` that it has only so many rows to give."""
+    available = getattr(column.generator, "available", None)
+    if column.kind is not Kind.FROM_SCRATCH or not isinstance(available, int) or available >= rows:
+        return None
+    return f"column {column.name!r} has {available} rows and does not begin again, but {rows} are asked for"
 
 
 def _check_process(column: Column, call: Call) -> list[str]:

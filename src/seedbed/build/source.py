@@ -10,7 +10,7 @@ import attrs
 from ..errors import ConfigError, ManifestError
 from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
-from ..models import MODEL_TYPES, open_models
+from ..models import MODEL_TYPES, open_http, open_models
 from ..recipe.dump import dump_recipe, fingerprint
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..generators import Column
     from ..models.base import ModelClient, ModelSpec
+    from ..models.http import HttpClient
 
 RECIPE_NAME = "recipe.yaml"
 DOMAINS = ("chat", "embedding", "image")
@@ -121,8 +122,21 @@ def _compile(
             raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
         return clients[alias]
 
+    connections: list[HttpClient] = []
+
+    def http() -> HttpClient:
+        if not connections:
+            raise ConfigError("there are connections only while a build runs")
+        return connections[0]
+
     environment = Environment(
-        seed=recipe.seed, models=specs, client=client, base=recipe.base, artifacts=artifacts, allow_code=allow_code
+        seed=recipe.seed,
+        models=specs,
+        client=client,
+        http=http,
+        base=recipe.base,
+        artifacts=artifacts,
+        allow_code=allow_code,
     )
     columns = recipe.resolve(lambda spec: make_column(spec, environment))
     used = used_models(recipe.columns, environment)
@@ -131,12 +145,14 @@ def _compile(
 
     @asynccontextmanager
     async def resources() -> AsyncIterator[None]:
-        async with open_models(used) as opened:
+        async with open_models(used) as opened, open_http() as connected:
             clients.update(opened)
+            connections.append(connected)
             try:
                 yield
             finally:
                 clients.clear()
+                connections.clear()
 
     made = (make_processor(spec, environment) for spec in recipe.processors)
     return Source(

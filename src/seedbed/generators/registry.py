@@ -16,6 +16,7 @@ from .plugins import load_own, load_plugins
 
 if TYPE_CHECKING:
     from ..models.base import ModelClient, ModelSpec
+    from ..models.http import HttpClient
     from ..recipe.processors import ProcessorSpec
     from ..recipe.recipe import Recipe
     from .column import Column
@@ -25,11 +26,16 @@ def _no_client(alias: str) -> NoReturn:
     raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
 
 
+def _no_http() -> NoReturn:
+    raise ConfigError("there are connections only while a build runs")
+
+
 @attrs.frozen(kw_only=True)
 class Environment:
     """What a maker may need besides the spec.
 
-    `client` gives the open client of an alias while a build runs (not before). `base` is where relative paths of a
+    `client` gives the open client of an alias while a build runs (not before), `http` connections to any other server.
+    `base` is where relative paths of a
     recipe file begin; `artifacts` is the dataset's directory, where files such as images go (None in a preview: then
     bytes stay in the cell). `allow_code` is whether the user lets the recipe import code.
     """
@@ -37,6 +43,7 @@ class Environment:
     seed: int = 0
     models: Mapping[str, ModelSpec] = attrs.field(factory=dict)
     client: Callable[[str], ModelClient] = _no_client
+    http: Callable[[], HttpClient] = _no_http
     base: Path = Path()
     artifacts: Path | None = None
     allow_code: bool = False

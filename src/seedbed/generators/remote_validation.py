@@ -28,11 +28,9 @@ def remote_column(spec: Validation, environment: Environment) -> Column:
     key = os.environ.get(spec.api_key_env) if spec.api_key_env is not None else None
     if spec.api_key_env is not None and not key:
         raise ConfigError(f"column {spec.name!r}: the environment variable {spec.api_key_env} is not set")
-    # An environment that only plans has no connections, and none is used before a build runs.
-    http: Callable[[], HttpClient] | None = getattr(environment, "http", None)
     return Column(
         spec.name,
-        _RemoteValidator(spec, http, key).agenerate,
+        _RemoteValidator(spec, environment.http, key).agenerate,
         kind=Kind.CELL,
         requires=spec.of,
         key=f"{urlsplit(spec.url).netloc}/validation",
@@ -43,7 +41,7 @@ def remote_column(spec: Validation, environment: Environment) -> Column:
 class _RemoteValidator:
     """Speaks to one URL, through the connections of the build that it is used in."""
 
-    def __init__(self, spec: Validation, http: Callable[[], HttpClient] | None, key: str | None) -> None:
+    def __init__(self, spec: Validation, http: Callable[[], HttpClient], key: str | None) -> None:
         assert spec.url is not None
         self._column = spec.name
         self._url = spec.url
@@ -69,8 +67,6 @@ class _RemoteValidator:
         return verdict
 
     def _endpoint(self) -> Endpoint:
-        if self._http is None:
-            raise ConfigError(f"column {self._column!r}: there are connections only while a build runs")
         client = self._http()
         if self._opened is None or self._opened[0] is not client:
             self._opened = client, client.endpoint("POST", self._url, self._headers)

@@ -179,11 +179,3 @@ class SeedReader:
 
     def _message(self, problem: str) -> str:
         return f"column {self._source.spec.name!r}: {self._source.label} {problem}"
-
-
-def too_few_rows(column: Column, rows: int) -> str | None:
-    """What is wrong with asking for so many rows of a column, before anything runs: its seed does not begin again."""
-    reader = column.generator
-    if not isinstance(reader, SeedReader) or reader.available is None or reader.available >= rows:
-        return None
-    return f"column {column.name!r} has {reader.available} rows and cycle is false, but {rows} are asked for"

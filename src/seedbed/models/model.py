@@ -125,7 +125,7 @@ class Model:
 
     def _report(self, tokens: Tokens) -> None:
         cost = (tokens.input * self._spec.input_price + tokens.output * self._spec.output_price) / 1_000_000
-        self._context.report_usage(input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)
+        self._context.report_usage(model=self.alias, input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)
 
 
 class SyncModel:
