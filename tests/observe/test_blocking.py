@@ -1,9 +1,13 @@
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 import trio
 
 from seedbed.observe.blocking import BlockWarning, watch_blocking
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Clock:

@@ -9,6 +9,7 @@ from seedbed.observe.log import LogReader
 
 
 def dropped(row: int, error: str = "no") -> events.RowDropped:
+    """A row that column b gave up."""
     return events.RowDropped(time=0.0, row_group=4, row=row, column="b", attempts=3, error=error)
 
 

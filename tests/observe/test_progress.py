@@ -15,15 +15,18 @@ TASK: dict[str, Any] = {"kind": "cell", "column": "b", "row_group": 0, "attempt"
 
 
 def started(time: float, row: int | None, **fields: Any) -> events.TaskStarted:
+    """A task of column b begins."""
     return events.TaskStarted(time=time, row=row, **{**TASK, **fields})
 
 
 def finished(time: float, row: int | None, status: str = "success", **fields: Any) -> events.TaskFinished:
+    """A task of column b ends."""
     given = {"status": status, "error": None, "seconds": 1.0, "tokens": 0, "cost": 0.0, **TASK, **fields}
     return events.TaskFinished(time=time, row=row, **given)
 
 
 def state(rows: int = 10, **options: Any) -> ProgressState:
+    """A run of one row group that has just begun."""
     made = ProgressState({"a": None, "b": "key"}, **options)
     made(events.BuildStarted(time=100.0, rows=rows, row_groups=1, columns=("a", "b")))
     made(events.RowGroupAdmitted(time=100.0, row_group=0, rows=rows))
@@ -31,6 +34,7 @@ def state(rows: int = 10, **options: Any) -> ProgressState:
 
 
 def column(progress: Progress, name: str = "b") -> Any:
+    """One column of a view."""
     return next(each for each in progress.columns if each.name == name)
 
 

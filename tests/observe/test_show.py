@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 
+import attrs
 import pytest
 import trio
 
@@ -34,6 +35,8 @@ class Looks:
 
 
 async def build(show: Show, seconds: float = 4.5) -> None:
+    """Run a build of one slow cell."""
+
     async def slow() -> int:
         await trio.sleep(seconds)
         return 1
@@ -135,13 +138,7 @@ def test_a_line_is_a_line() -> None:
     state = ProgressState()
     view = state.view(0.0)
     assert "\n" not in progress_line(view)
-    assert "a b" in progress_line(_stopping(view, "a\nb"))
-
-
-def _stopping(view: Progress, reason: str) -> Progress:
-    import attrs  # noqa: PLC0415
-
-    return attrs.evolve(view, stopping=reason)
+    assert "a b" in progress_line(attrs.evolve(view, stopping="a\nb"))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import polars as pl
@@ -14,8 +14,12 @@ from seedbed.observe.chrome import chrome_events, write_chrome_trace
 from seedbed.observe.profile import DIRECTORY, load_profile, profile, save_traces
 from seedbed.observe.trace import TaskTrace
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def trace(**fields: Any) -> TaskTrace:
+    """A cell that waited two seconds for its permit and ran for two and a half."""
     given = {
         "kind": "cell",
         "column": "b",
@@ -104,7 +108,7 @@ def test_bars_of_one_track_do_not_overlap(found: list[tuple[int, int, int]]) -> 
         tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for track in tracks.values():
         track.sort()
-        assert all(before[1] <= after[0] for before, after in zip(track, track[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in pairwise(track))
 
 
 def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:

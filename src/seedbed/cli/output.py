@@ -9,13 +9,16 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..observe.panel import PipeConsole
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
 
     from ..observe.report import BuildReport, Spent
 
@@ -26,7 +29,7 @@ _LONGEST = 1_000
 def console(*, error: bool = False) -> Console:
     """Standard output, or standard error; wide where nobody sees it, so that nothing is folded for a pipe."""
     stream = sys.stderr if error else sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else 160)
+    return PipeConsole(file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else 160)
 
 
 def print_json(value: Any) -> None:

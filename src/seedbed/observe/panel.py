@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SPARE = 6
 
 
-class _Console(Console):
+class PipeConsole(Console):
     """A console that says when nobody reads any more, where rich would end the process."""
 
     def on_broken_pipe(self) -> NoReturn:
@@ -36,7 +36,7 @@ class Panel:
     def __init__(self, stream: TextIO, *, title: str = "seedbed", **console: Any) -> None:
         self._stream = stream
         self._title = title
-        self._console = _Console(file=stream, highlight=False, **console)
+        self._console = PipeConsole(file=stream, highlight=False, **console)
         self._live: Live | None = None
 
     def show(self, progress: Progress) -> None:

@@ -134,11 +134,10 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the slowest column is done; None while a column has not begun."""
-        known = [column.eta for column in self.columns]
-        if not known or any(each is None for each in known):
-            return None
-        return max(each for each in known if each is not None)
+        """Seconds until the slowest of the columns that have begun is done; None while none has that is not over."""
+        left = [column for column in self.columns if column.done < column.total]
+        known = [column.eta for column in left if column.eta is not None]
+        return max(known) if known else None if left else 0.0
 
     @property
     def cost(self) -> float:
