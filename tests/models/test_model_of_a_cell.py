@@ -56,7 +56,7 @@ async def test_calls_take_their_key_and_report_usage() -> None:
         assert len(await model.embed(["a", "b"], dimensions=4)) == 2
         assert (await model.image("a cat")).media_type == "image/png"
     assert context.keys == ["scripted scripted chat", "scripted scripted embedding", "scripted scripted image"]
-    assert context.usage[0] == {"input_tokens": 1_000_000, "output_tokens": 500_000, "cost": 5.0}
+    assert context.usage[0] == {"input_tokens": 1_000_000, "output_tokens": 500_000, "cost": 5.0, "model": "writer"}
 
 
 async def test_messages_can_be_given_whole() -> None:
