@@ -15,6 +15,7 @@ from ..models.base import Message
 from ..models.dedupe import Dedupe
 from ..models.distributions import check_distribution, is_distribution
 from ..models.model import Model
+from ..models.scripted import Scripted
 from ..runtime.offload import finish_in_thread
 from .column import Column
 from .pictures import load_pictures
@@ -46,7 +47,7 @@ def as_text(value: Any) -> str:
 
 
 def alias_of(spec: ColumnSpec, environment: Environment) -> ModelSpec:
-    """The model of a column's alias; its own inference parameters must be such that they can be drawn."""
+    """The model of a column's alias; the column's inference parameters must be such that they can be drawn."""
     try:
         (alias,) = spec.aliases()
         found = environment.model(alias)
@@ -54,7 +55,16 @@ def alias_of(spec: ColumnSpec, environment: Environment) -> ModelSpec:
             check_distribution(f"parameters.{name}", value)
     except ConfigError as error:
         raise ConfigError(f"column {spec.name!r}: {error}") from None
-    return found
+    return found if _is_read(found) else _UNREAD
+
+
+def _is_read(model: ModelSpec) -> bool:
+    """Whether a model is more than a name: in a recipe file its fields may be wrong, which is told elsewhere."""
+    return callable(getattr(model, "key", None))
+
+
+# With it the other problems of a column are found whose model cannot be read.
+_UNREAD = Scripted()
 
 
 def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> dict[str, Any]:
@@ -63,7 +73,8 @@ def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> di
     (alias,) = spec.aliases()
     key = model.key(domain)
     options: dict[str, Any] = {"key": key}
-    caps = {other.max_parallel_requests for other in environment.models.values() if other.key(domain) == key}
+    others = filter(_is_read, environment.models.values())
+    caps = {other.max_parallel_requests for other in others if other.key(domain) == key}
     if len(caps) > 1:
         # The throttle's ceiling is the largest of them.
         options |= {"lane": f"{alias} {domain}", "lane_limit": model.max_parallel_requests}

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import attrs
 
 from ..errors import BadOutput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # A fence opens with three or more backticks or tildes and closes with as many of the same.
 _FENCE = re.compile(
@@ -25,6 +22,8 @@ _FENCE = re.compile(
 # Models whose server does not take their thoughts out say them first; what they quote there is no answer.
 _THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
 _OPENING = re.compile(r"[{\[]")
+_BEGINS_JSON = re.compile(r"\{\s*\"|\[\s*[\[{\"\d-]")
+_JSON = ("", "json", "jsonc")
 # Of a text full of brackets only so many are tried: each try may read to the end.
 _MAX_TRIES = 200
 _ALIASES = (
@@ -68,15 +67,17 @@ def without_thoughts(text: str) -> str:
 def extract_json(text: str) -> Any:
     """The JSON value of an answer: the whole of it, in a fence, or in the middle of prose."""
     text = without_thoughts(text).strip()
-    try:
-        return _loads(text)
-    except ValueError as error:
-        problem = str(error)
-    for candidate in _candidates(text):
+    fenced = [block.code for block in blocks(text) if block.language in _JSON]
+    for candidate in (text, *fenced):
         try:
-            return candidate()
-        except (ValueError, RecursionError):
-            continue
+            return _loads(candidate)
+        except ValueError as error:
+            problem = str(error)
+    if not fenced:
+        try:
+            return _from_prose(text)
+        except ValueError as error:
+            problem = str(error)
     raise BadOutput(f"it is not JSON: {problem}")
 
 
@@ -94,12 +95,12 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _candidates(text: str) -> Iterator[Any]:
-    """What may be the value, the likeliest first: fenced blocks, then the largest of what begins with a bracket."""
-    for block in blocks(text):
-        if block.language in ("", "json", "json5", "jsonc"):
-            yield lambda code=block.code: _loads(code)
-    found: list[tuple[int, Any]] = []
+def _from_prose(text: str) -> Any:
+    """The largest value that begins with a bracket; an object goes before a list, as `[1]` may be a footnote.
+
+    What begins like JSON and is broken is never looked into: a part of it is not what the model meant to say.
+    """
+    found: list[tuple[bool, int, Any]] = []
     position = 0
     for _ in range(_MAX_TRIES):
         opening = _OPENING.search(text, position)
@@ -107,14 +108,18 @@ def _candidates(text: str) -> Iterator[Any]:
             break
         try:
             value, end = _DECODER.raw_decode(text, opening.start())
-        except (ValueError, RecursionError):
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        except ValueError:
+            if _BEGINS_JSON.match(text, opening.start()):
+                raise
             position = opening.end()
         else:
-            found.append((end - opening.start(), value))
+            found.append((isinstance(value, dict), end - opening.start(), value))
             position = end
-    # `[1]` in prose is a footnote: an object goes before a list of the same answer.
-    for _, value in sorted(found, key=lambda each: (isinstance(each[1], dict), each[0]), reverse=True):
-        yield lambda value=value: value
+    if not found:
+        raise ValueError("there is no JSON value in it")
+    return max(found, key=lambda each: each[:2])[2]
 
 
 def extract_code(text: str, language: str) -> str | None:
