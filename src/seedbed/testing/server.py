@@ -17,6 +17,7 @@ import trio
 
 from ..models.behaviour import Fate, Fates, behaviour_from
 from ..models.wire import SocketWire, accept
+from ..runtime.timers import Timers
 from .wire_format import Reply, ServerRequest, answer_body, answer_text, error_body, kind_of, prompt_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from ..models.wire import Wire
     from .wire_format import Script
 
+# Seconds; what takes longer is watched all the time.
+_SHORT = 0.5
 _REASONS = {200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 429: b"Too Many Requests"}
 
 
@@ -82,6 +85,7 @@ class OpenAIServer:
         self._api_key = api_key
         self._record = record
         self._ssl_context = ssl_context
+        self.timers = Timers()
         # Pulsed at each change that a test may wait for.
         self._changed = trio.Event()
 
@@ -102,7 +106,7 @@ class OpenAIServer:
             wire = await accept(stream, self._ssl_context)
         except OSError:  # a client that does not like the certificate
             return
-        connection = _Connection(wire)
+        connection = _Connection(wire, self.timers)
         try:
             while (request := await connection.next_request()) is not None:
                 if not await self._handle(connection, *request):
@@ -219,8 +223,9 @@ def _refusal_headers(fate: Fate) -> dict[str, str]:
 class _Connection:
     """A wire and the parser's callbacks; one task reads from it."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, timers: Timers) -> None:
         self.wire = wire
+        self._timers = timers
         self.headers: dict[str, str] = {}
         self.keeps_alive = True
         self._parser = httptools.HttpRequestParser(self)
@@ -242,6 +247,12 @@ class _Connection:
         """Let time pass; whether the client is still there after it."""
         if seconds <= 0:
             return True
+        if seconds <= _SHORT:
+            # Half the cost of a scope with a deadline; that the client left is then noticed after the wait.
+            over = trio.Event()
+            self._timers.call_at(trio.current_time() + seconds, over.set)
+            await over.wait()
+            return self.wire.is_quiet()
         with trio.move_on_after(seconds):
             # A client says nothing while it waits for an answer: what can be read is that it left.
             await self.wire.wait_readable()
@@ -303,6 +314,7 @@ async def serve_openai(
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=1024)
         number = listeners[0].socket.getsockname()[1]
         server.url = f"{'http' if ssl_context is None else 'https'}://127.0.0.1:{number}/v1"
+        nursery.start_soon(server.timers.run)
         nursery.start_soon(trio.serve_listeners, server.serve, listeners)
         try:
             yield server
