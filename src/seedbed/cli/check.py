@@ -17,8 +17,8 @@ def check(recipe: Path, /, *, changes: RecipeChanges | None = None, machine: Mac
         A recipe file: YAML, TOML or JSON.
 
     """
-    from . import output  # noqa: PLC0415  imported where it is used: help needs none of it
-    from .recipes import find_problems  # noqa: PLC0415
+    from . import output
+    from .recipes import find_problems
 
     source, problems = find_problems(recipe, changes or RecipeChanges())
     columns = [] if source is None else [column.name for column in source.columns]

@@ -25,12 +25,12 @@ def graph(
         Write a drawing to this file instead; - for standard output.
 
     """
-    import sys  # noqa: PLC0415
+    import sys
 
-    from ..graph import build_graph  # noqa: PLC0415  imported where it is used: help needs none of it
-    from . import output  # noqa: PLC0415
-    from .recipes import compile_recipe, read_recipe  # noqa: PLC0415
-    from .svg import draw_graph  # noqa: PLC0415
+    from ..graph import build_graph
+    from . import output
+    from .recipes import compile_recipe, read_recipe
+    from .svg import draw_graph
 
     changes = changes or RecipeChanges()
     given = read_recipe(recipe, changes)

@@ -29,9 +29,9 @@ def init(
         Show the traceback of an error.
 
     """
-    import sys  # noqa: PLC0415
+    import sys
 
-    from ..errors import ConfigError  # noqa: PLC0415
+    from ..errors import ConfigError
 
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"the starter recipe is YAML: {file} must end in .yaml")

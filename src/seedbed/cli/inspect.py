@@ -38,10 +38,10 @@ def inspect(
         Read every file and compare it with its checksum.
 
     """
-    from ..observe.profile import load_profile  # noqa: PLC0415  imported where it is used: help needs none of it
-    from ..store.dataset import Dataset  # noqa: PLC0415
-    from ..store.manifest import read  # noqa: PLC0415
-    from . import output  # noqa: PLC0415
+    from ..observe.profile import load_profile
+    from ..store.dataset import Dataset
+    from ..store.manifest import read
+    from . import output
 
     dataset = Dataset.open(directory)
     if verify:
@@ -64,7 +64,7 @@ def inspect(
 
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
-    from collections import Counter  # noqa: PLC0415
+    from collections import Counter
 
     header, spending = manifest.header, manifest.spending
     reasons = Counter(drop.reason for drop in dataset.drops)
@@ -90,7 +90,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
 
 
 def _tell(found: dict[str, Any]) -> None:
-    from . import output  # noqa: PLC0415
+    from . import output
 
     print = output.console().print  # noqa: A001
     state = "complete" if found["complete"] else "not complete"
@@ -98,7 +98,7 @@ def _tell(found: dict[str, Any]) -> None:
     print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {found['bytes'] / 1e6:,.1f} MB in parquet")
     print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
     if not found["complete"]:
-        from .running import resume_command  # noqa: PLC0415
+        from .running import resume_command
 
         print(f"to go on: {resume_command(found['path'])}", markup=False)
     for index, reason in found["skipped_row_groups"].items():
@@ -125,7 +125,7 @@ def _profile_data(found: ColumnProfile) -> dict[str, Any]:
 
 
 def _tell_profile(profiles: list[ColumnProfile]) -> None:
-    from . import output  # noqa: PLC0415
+    from . import output
 
     rows = [
         (

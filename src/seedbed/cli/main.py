@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    from cyclopts import CycloptsError  # noqa: PLC0415  it is slow to import, and `main` is imported by tests
+    from cyclopts import CycloptsError
 
     try:
         result = _app()(given, exit_on_error=False, print_error=False, result_action="return_value")
@@ -57,7 +57,7 @@ def _run(given: list[str]) -> int:
 
 
 def _app() -> App:
-    from cyclopts import App  # noqa: PLC0415
+    from cyclopts import App
 
     app = App(name="seedbed", help="Grow synthetic datasets from recipes.", version=_version, help_format="plaintext")
     for name, place, sentence in _COMMANDS:
@@ -66,13 +66,13 @@ def _app() -> App:
 
 
 def _version() -> str:
-    from importlib.metadata import version  # noqa: PLC0415
+    from importlib.metadata import version
 
     return f"seedbed {version('seedbed')}"
 
 
 def _message(error: BaseException) -> str:
-    from ..errors import SeedbedError  # noqa: PLC0415
+    from ..errors import SeedbedError
 
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
@@ -85,7 +85,7 @@ def _message(error: BaseException) -> str:
 
 def _fail(message: str, code: ExitCode, kind: str, given: list[str]) -> int:
     if "--json" in given:
-        import json  # noqa: PLC0415
+        import json
 
         print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": int(code)}}))  # noqa: T201
     print(f"seedbed: {message}", file=sys.stderr)  # noqa: T201

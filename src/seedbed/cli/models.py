@@ -40,11 +40,11 @@ def check_models(
         Seconds after which a model counts as not there.
 
     """
-    import trio  # noqa: PLC0415  imported where it is used: help needs none of it
+    import trio
 
-    from ..errors import ConfigError  # noqa: PLC0415
-    from . import output  # noqa: PLC0415
-    from .recipes import planned_columns, read_recipe  # noqa: PLC0415
+    from ..errors import ConfigError
+    from . import output
+    from .recipes import planned_columns, read_recipe
 
     changes = changes or RecipeChanges()
     given = read_recipe(recipe, changes)
@@ -78,7 +78,7 @@ async def _call_all(
     used: Mapping[str, list[str]],
     timeout: float,  # noqa: ASYNC109  for each call
 ) -> list[dict[str, Any]]:
-    import trio  # noqa: PLC0415
+    import trio
 
     calls = [(alias, domain) for alias in specs for domain in used[alias]]
     results: list[dict[str, Any]] = [{} for _ in calls]
@@ -94,9 +94,9 @@ async def _call_all(
 
 async def _call(alias: str, spec: ModelSpec, domain: str, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
     """Open a model and call it once."""
-    import trio  # noqa: PLC0415
+    import trio
 
-    from ..errors import SeedbedError  # noqa: PLC0415
+    from ..errors import SeedbedError
 
     result: dict[str, Any] = {
         "alias": alias,
@@ -125,7 +125,7 @@ async def _call(alias: str, spec: ModelSpec, domain: str, timeout: float) -> dic
 
 
 async def _ask(client: Any, domain: str) -> str:
-    from ..models.base import ChatRequest, Message  # noqa: PLC0415
+    from ..models.base import ChatRequest, Message
 
     if domain == "embedding":
         answer = await client.embed(["hello"], {})
@@ -139,10 +139,10 @@ async def _ask(client: Any, domain: str) -> str:
 @models.command(name="fetch-local")
 def fetch_local(*, machine: Machine | None = None) -> int:
     """Fetch the weights of the local model (98 MB, once); they stay on this machine."""
-    import importlib.util  # noqa: PLC0415
+    import importlib.util
 
-    from ..models.local import fetch_weights, find_weights  # noqa: PLC0415
-    from . import output  # noqa: PLC0415
+    from ..models.local import fetch_weights, find_weights
+    from . import output
 
     out = output.console(error=True)
     before = find_weights()

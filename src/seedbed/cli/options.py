@@ -65,9 +65,9 @@ class Knobs:
 
     def given(self) -> dict[str, Any]:
         """The knobs that were given, by name; values of `knob` are read as YAML."""
-        import yaml  # noqa: PLC0415
+        import yaml
 
-        from ..errors import ConfigError  # noqa: PLC0415
+        from ..errors import ConfigError
 
         found = {
             field.name: value

@@ -29,9 +29,9 @@ def preview(
         How many rows to make.
 
     """
-    from ..build import api  # noqa: PLC0415  polars and pyarrow come with it, and help needs neither
-    from . import output  # noqa: PLC0415
-    from .recipes import make_config, read_recipe  # noqa: PLC0415
+    from ..build import api
+    from . import output
+    from .recipes import make_config, read_recipe
 
     given = read_recipe(recipe, changes or RecipeChanges())
     shown = api.preview(given, rows=rows, config=make_config(given, knobs or Knobs()))

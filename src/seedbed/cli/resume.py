@@ -31,10 +31,10 @@ def resume(
         Let the recipe import the code that it names as module:name.
 
     """
-    from ..build import api  # noqa: PLC0415  polars and pyarrow come with it, and help needs neither
-    from ..build.source import stored_recipe  # noqa: PLC0415
-    from .recipes import compile_recipe, make_config  # noqa: PLC0415
-    from .running import resume_command, rows_settled, run_watched  # noqa: PLC0415
+    from ..build import api
+    from ..build.source import stored_recipe
+    from .recipes import compile_recipe, make_config
+    from .running import resume_command, rows_settled, run_watched
 
     watching = watching or Watching()
     recipe = stored_recipe(directory, allow_code=allow_code)

@@ -36,9 +36,9 @@ def run(
         Go on if the directory holds an unfinished dataset of this recipe.
 
     """
-    from ..build.api import build  # noqa: PLC0415  polars and pyarrow come with it, and help needs neither
-    from .recipes import compile_recipe, make_config, read_recipe  # noqa: PLC0415
-    from .running import resume_command, rows_settled, run_watched  # noqa: PLC0415
+    from ..build.api import build
+    from .recipes import compile_recipe, make_config, read_recipe
+    from .running import resume_command, rows_settled, run_watched
 
     changes, watching = changes or RecipeChanges(), watching or Watching()
     given = read_recipe(recipe, changes)

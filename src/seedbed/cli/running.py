@@ -89,7 +89,7 @@ def _shows(state: ProgressState, title: str, watching: Watching) -> list[Show]:
     if kind == "auto":
         kind = "panel" if sys.stderr.isatty() else "lines"
     if kind == "panel":
-        from ..observe.panel import Panel  # noqa: PLC0415  rich is slow to import
+        from ..observe.panel import Panel
 
         return [Show(state, Panel(sys.stderr, title=title))]
     return [Show(state, Lines(sys.stderr))] if kind == "lines" else []
