@@ -359,6 +359,31 @@ async def test_http2_when_asked_for() -> None:
     assert (answer.status, answer.body) == (200, b"over two")
 
 
+async def test_http2_failures_are_of_the_same_classes() -> None:
+    """A server that is not there is retryable, and what is no URL is refused, over HTTP/2 as well."""
+    async with serve_openai() as server:
+        url = server.url
+    async with open_http(http2=True) as client:
+        with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+: "):
+            await client.endpoint("POST", url, {}).send(b"{}")
+        with pytest.raises(ConfigError, match="is not an http or https URL"):
+            client.endpoint("POST", "ftp://example.org", {})
+        endpoint = client.endpoint("POST", url, {"authorization": "Bearer hidden-key"})
+        assert "hidden" not in repr(endpoint) + repr(client)
+
+
+async def test_a_server_that_wants_another_protocol() -> None:
+    """An upgrade that nobody asked for is an error."""
+
+    async def talk(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nmore")
+
+    async with raw_server(talk) as url, open_http() as client:
+        with pytest.raises(Retryable, match="another protocol"):
+            await client.endpoint("POST", url, {}).send()
+
+
 def test_http2_calls_and_leaving_after_cancelled_ones() -> None:
     """Calls over pyqwest fail and answer like the others, and a run that cancelled some ends cleanly."""
     script = """

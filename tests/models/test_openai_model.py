@@ -171,6 +171,51 @@ async def test_answers_that_are_none(body: Any, error: type[Exception], message:
             await client.chat(ask("hello"))
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{"b64_json": "***"}], "an image that is not base64"),
+        ([{"url": 3}], "without images"),
+        ([{"url": "ftp://example.org/cat.png"}], "without images"),
+        (["cat"], "without images"),
+        (None, "without images"),
+    ],
+)
+async def test_pictures_that_are_none(data: Any, message: str) -> None:
+    """An answer without a usable picture may come better the next time."""
+    async with open_pair(script=lambda _: Reply(body={"data": data})) as (_, client):
+        with pytest.raises(Retryable, match=f"model 'small' .*{message}"):
+            await client.image("a cat", {})
+
+
+@pytest.mark.parametrize("data", [None, [{"index": 0}], [{"embedding": ["x"]}], ["x"]])
+async def test_vectors_that_are_none(data: Any) -> None:
+    """An answer without numbers may come better the next time."""
+    async with open_pair(script=lambda _: Reply(body={"data": data})) as (_, client):
+        with pytest.raises(Retryable, match="model 'small' answered without embeddings"):
+            await client.embed(["x"], {})
+
+
+async def test_a_picture_that_cannot_be_fetched() -> None:
+    """A link that leads nowhere is a failure by its own status."""
+    async with serve_openai() as server:
+        gone = {"data": [{"url": f"{server.url}/gone.png"}]}
+        async with open_pair(script=lambda _: Reply(body=gone)) as (_, client):
+            with pytest.raises(Permanent, match="model 'small' answered 404"):
+                await client.image("a cat", {})
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(b"\xff\xd8..", "jpeg"), (b"GIF89a", "gif"), (b"RIFF....WEBP", "webp"), (b"\x89PNG", "png")],
+)
+async def test_kinds_of_pictures(data: bytes, kind: str) -> None:
+    """The kind of a picture is told by how it begins."""
+    body = {"data": [{"b64_json": base64.b64encode(data).decode()}]}
+    async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
+        assert (await client.image("a cat", {})).images[0].media_type == f"image/{kind}"
+
+
 async def test_an_answer_that_was_cut_off_is_an_answer() -> None:
     """The end "length" is noted and not an error, also where no text came before it."""
     async with open_pair() as (_, client):
@@ -194,6 +239,7 @@ async def test_content_in_parts_is_put_together() -> None:
         ({}, None, None),
         ({"retry-after": "3"}, "3", None),
         ({"retry-after-ms": "250", "retry-after": "1"}, 0.25, None),
+        ({"retry-after-ms": "soon", "retry-after": "1"}, "1", None),
         ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, "Wed, 21 Oct 2026 07:28:00 GMT", None),
         ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, None, "6m0s"),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1s"}, None, "1s"),
