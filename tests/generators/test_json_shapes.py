@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seedbed.errors import BadOutput
 from seedbed.generators.json_shapes import schema_checker, schema_dtype, shaped
 from seedbed.models.answers import fitting_value
 from seedbed.store.dtypes import declared_type
@@ -69,6 +70,30 @@ def test_values_are_shaped_like_their_type() -> None:
     dtype = pl.Struct({"a": pl.Int64, "b": pl.List(pl.Struct({"c": pl.String, "d": pl.String}))})
     assert shaped({"b": [{"c": "x", "e": 1}, None], "z": 1}, dtype) == {"a": None, "b": [{"c": "x", "d": None}, None]}
     assert shaped([{"any": 1}], None) == [{"any": 1}]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "kept"),
+    [
+        (1.0, pl.Int64(), 1),
+        (1, pl.Float64(), 1.0),
+        (2**60 + 1, pl.Float64(), float(2**60)),
+        (2**63, pl.Int64(), None),
+        (1e30, pl.Int64(), None),
+        (10**400, pl.Float64(), None),
+        (True, pl.Boolean(), True),
+        (2**63, None, 2**63),
+    ],
+)
+def test_numbers_have_the_type_of_their_column(value: Any, dtype: Any, kept: Any) -> None:
+    """A number is kept as its type has it, and one that it cannot hold is no good answer."""
+    if kept is None:
+        with pytest.raises(BadOutput, match="is too large a number"):
+            shaped([value], pl.List(dtype))
+    else:
+        (found,) = shaped([value], pl.List(dtype)) if dtype is not None else shaped([value], None)
+        assert found == kept
+        assert type(found) is type(kept)
 
 
 def test_errors_are_told_with_their_places() -> None:

@@ -147,6 +147,15 @@ def test_side_effects_have_types() -> None:
     }
 
 
+async def test_thoughts_that_a_server_left_in_are_taken_out() -> None:
+    """The text is what comes after them, and they are the reasoning; thoughts alone are an empty answer."""
+    cell = await fill(text(prompt="Hello", reasoning=True, trace=True), Script("<think>hm</think>\n\nfine"))
+    assert (cell["answer"], cell["answer__reasoning_content"]) == ("fine", "hm")
+    assert "hm" not in str(cell["answer__trace"])
+    with pytest.raises(Retryable, match="answered with nothing"):
+        await fill(text(prompt="Hello"), Script("<think>and on"))
+
+
 # Structured
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.errors import BadOutput
-from seedbed.generators.parse import blocks, extract_code, extract_json
+from seedbed.generators.parse import blocks, extract_code, extract_json, split_thoughts
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -26,13 +26,11 @@ VALUES = st.recursive(
         'Here it is:\n```\n{"a": 1}\n```\nAnything else?',
         'Sure! {"a": 1} is what you want [1].',
         'Fill {name} in [see above]: {"a": 1}',
-        '<think>maybe {"a": 2}</think>\n{"a": 1}',
-        '<think>```json\n{"a": 2}\n```</think>```json\n{"a": 1}\n```',
         '~~~json\n{"a": 1}\n~~~',
     ],
 )
 def test_json_is_found_wherever_it_stands(text: str) -> None:
-    """The value is the whole answer, a fence, or in the middle of prose; thoughts do not count."""
+    """The value is the whole answer, a fence, or in the middle of prose."""
     assert extract_json(text) == {"a": 1}
 
 
@@ -67,6 +65,21 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     with suppress(BadOutput):
         json.dumps(extract_json(text), allow_nan=False)
     assert "".join(block.code for block in blocks(text)).count("a") <= text.count("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "answer"),
+    [
+        ("fine", None, "fine"),
+        ("<think>hm </think>\nfine", "hm", "\nfine"),
+        ("\n<thinking>\na\nb\n</thinking>fine", "a\nb", "fine"),
+        ("<think>and on and on", "and on and on", ""),
+        ("Say <think>x</think>", None, "Say <think>x</think>"),
+    ],
+)
+def test_thoughts_are_no_part_of_the_answer(text: str, thoughts: str | None, answer: str) -> None:
+    """Only what stands at the beginning is a thought; without an end there is nothing else."""
+    assert split_thoughts(text) == (thoughts, answer)
 
 
 @pytest.mark.parametrize(

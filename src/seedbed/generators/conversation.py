@@ -18,6 +18,7 @@ from ..models.model import Model
 from ..models.scripted import Scripted
 from ..runtime.offload import finish_in_thread
 from .column import Column
+from .parse import split_thoughts
 from .pictures import load_pictures
 
 if TYPE_CHECKING:
@@ -163,17 +164,18 @@ class _Conversation:
         model = bind_model(spec, self.environment, context_, self.dedupe)
         for repairs in range(spec.max_repairs + 1):
             answer = await model.complete(messages, schema=self.schema, **spec.parameters)
-            if not answer.text.strip():
+            thoughts, text = split_thoughts(answer.text)
+            if not text.strip():
                 raise Retryable(f"column {spec.name!r}: model {spec.model!r} answered with nothing")
-            messages.append(Message(role="assistant", text=answer.text))
+            messages.append(Message(role="assistant", text=text))
             try:
-                value = await self._read(answer.text)
+                value = await self._read(text)
             except BadOutput as misfit:
                 problem = str(misfit)
                 if answer.finish_reason == "length":
                     problem = f"it was cut off at its token limit ({problem})"
                 if repairs == spec.max_repairs:
-                    raise BadOutput(self._failure(problem, answer.text)) from None
+                    raise BadOutput(self._failure(problem, text)) from None
                 messages.append(Message(role="user", text=self._correction(problem)))
                 # Only the first question is asked once for all: a cell that waits for another's repair would still
                 # hold the permit of the call that it did not need, and the other may be waiting for that permit.
@@ -187,7 +189,7 @@ class _Conversation:
         if spec.trace:
             cell[spec.trace_name] = [{"role": message.role, "text": message.text} for message in messages]
         if spec.reasoning:
-            cell[spec.reasoning_name] = answer.reasoning
+            cell[spec.reasoning_name] = answer.reasoning or thoughts
         return cell
 
     async def _opening(self, prompt: str, values: Mapping[str, Any]) -> list[Message]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from ..errors import ConfigError
+from ..errors import BadOutput, ConfigError
 from .extras import import_extra
 
 _SIMPLE: dict[object, pl.DataType] = {
@@ -116,9 +116,26 @@ def _dtype_of_values(values: list[Any]) -> pl.DataType | None:
 
 
 def shaped(value: Any, dtype: Any) -> Any:
-    """The value as a column of that type holds it: no property that the type does not have, null for each missing."""
+    """The value as a column of that type holds it: no property that the type does not have, null for each missing.
+
+    Raises `BadOutput` for a number that the type cannot hold: one of them would cost all others their type.
+    """
     if isinstance(dtype, pl.Struct) and isinstance(value, Mapping):
         return {field.name: shaped(value.get(field.name), field.dtype) for field in dtype.fields}
     if isinstance(dtype, pl.List) and isinstance(value, list):
         return [shaped(each, dtype.inner) for each in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value, dtype)
+    return value
+
+
+def _number(value: float, dtype: Any) -> int | float:
+    """The number as the type has it: JSON has but one kind, and 1.0 is a whole number."""
+    try:
+        if dtype == pl.Float64:
+            return float(value)
+        if dtype == pl.Int64 and not -(2**63) <= (value := int(value)) < 2**63:
+            raise OverflowError
+    except OverflowError:
+        raise BadOutput(f"{str(value)[:40]} is too large a number") from None
     return value

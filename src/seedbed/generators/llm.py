@@ -16,7 +16,7 @@ from ..recipe.llm import SCHEMA_FILES, LLMCode, LLMStructured, LLMText, tells_sc
 from ..recipe.validation import Validation
 from .conversation import chat_column
 from .json_shapes import schema_checker, schema_dtype, shaped, told
-from .parse import extract_code, extract_json, without_thoughts
+from .parse import extract_code, extract_json
 from .python_checks import python_checker
 from .registry import Environment, maker
 
@@ -77,7 +77,7 @@ def _code_reader(spec: LLMCode) -> Read:
         code = extract_code(text, spec.language)
         if code is None:
             # Without a fence only a parser can tell code from prose.
-            code = without_thoughts(text).strip()
+            code = text.strip()
             if problem_of is None or problem_of(code) is not None:
                 raise BadOutput(f"it has no code block of {spec.language}")
         elif spec.check and problem_of is not None and (problem := problem_of(code)) is not None:

@@ -19,8 +19,7 @@ _FENCE = re.compile(
     r"(?P<code>.*?)(?:^[ \t]*(?P=mark)[ \t]*$|(?P<open>\Z))",
     re.DOTALL | re.MULTILINE,
 )
-# Models whose server does not take their thoughts out say them first; what they quote there is no answer.
-_THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
+_THOUGHTS = re.compile(r"\s*<think(?:ing)?>(.*?)(?:</think(?:ing)?>|\Z)", re.DOTALL)
 _OPENING = re.compile(r"[{\[]")
 _BEGINS_JSON = re.compile(r"\{\s*\"|\[\s*[\[{\"\d-]")
 _JSON = ("", "json", "jsonc")
@@ -55,18 +54,22 @@ def blocks(text: str) -> list[Block]:
     """The fenced blocks of a text, in order; the last may lack its closing fence."""
     return [
         Block(found["language"].lower(), found["code"].rstrip("\n"), found["open"] is None)
-        for found in _FENCE.finditer(without_thoughts(text))
+        for found in _FENCE.finditer(text)
     ]
 
 
-def without_thoughts(text: str) -> str:
-    """The text after what a model thought aloud before it."""
-    return _THOUGHTS.sub("", text, count=1)
+def split_thoughts(text: str) -> tuple[str | None, str]:
+    """What a model thought aloud before its answer, if its server left that in, and the answer.
+
+    Thoughts that never end are all that there is: the answer is empty.
+    """
+    found = _THOUGHTS.match(text)
+    return (None, text) if found is None else (found.group(1).strip(), text[found.end() :])
 
 
 def extract_json(text: str) -> Any:
     """The JSON value of an answer: the whole of it, in a fence, or in the middle of prose."""
-    text = without_thoughts(text).strip()
+    text = text.strip()
     fenced = [block.code for block in blocks(text) if block.language in _JSON]
     for candidate in (text, *fenced):
         try:
