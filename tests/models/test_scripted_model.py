@@ -133,6 +133,21 @@ async def test_shares_are_kept_and_no_prompt_fails_forever(autojump_clock: Any) 
     assert 60 <= outcomes.count("RateLimited") <= 120
 
 
+async def test_shares_hold_for_one_prompt_too() -> None:
+    """A prompt that comes again and again is refused as often as others, and never three times in a row."""
+    outcomes = ""
+    async with Scripted(rate_limit_share=0.4).open() as client:
+        for _ in range(300):
+            try:
+                await client.chat(ask("hello"))
+                outcomes += "."
+            except RateLimited:
+                outcomes += "x"
+    assert 70 <= outcomes.count("x") <= 140
+    assert "xx" in outcomes
+    assert "xxx" not in outcomes
+
+
 async def test_embeddings_and_images() -> None:
     """Vectors have length 1 and depend on the text; pictures are PNGs."""
     async with Scripted().open() as client:

@@ -92,7 +92,7 @@ class Behaviour:
     reset_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
     malformed_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
     truncated_share: float = attrs.field(default=0.0, validator=_share, metadata=HOW)
-    # One prompt fails by chance at most so often, so that a run with a few retries loses no row.
+    # One prompt fails by chance at most so often in a row, so that a run with a few retries loses no row.
     max_failures: int | None = attrs.field(default=2, validator=_capacity, metadata=HOW)
     seed: int = attrs.field(default=0, metadata=HOW)
 
@@ -133,7 +133,7 @@ class Fates:
         self.behaviour = behaviour
         self.seen: Counter[str] = Counter()
         self._first = deque(behaviour.fates)
-        self._failed: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()  # since the last answer
         self._shares = [(name, share) for name, share in behaviour.shares().items() if share]
         self._is_constant = not is_distribution(behaviour.latency)
 
@@ -162,6 +162,7 @@ class Fates:
                 if name == "error":
                     return Fate(outcome="status", status=behaviour.error_status, latency=self._quick(rng))
                 return Fate(outcome=name, latency=self._slow(rng))
+        self._failed.pop(prompt, None)
         return Fate(latency=self._slow(rng))
 
     def _refusal(self, rng: random.Random | None) -> Fate:
