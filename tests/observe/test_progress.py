@@ -137,6 +137,7 @@ def test_the_end_is_told() -> None:
     assert made.finished
     assert (view.elapsed, view.written, view.dropped, view.error) == (3.0, 5, 2, "enough")
     assert (column(view).running, view.keys[0].in_flight) == (0, 0)
+    assert column(view).eta is None
 
 
 def test_a_skipped_group_is_dropped() -> None:

@@ -61,7 +61,7 @@ def run_watched(
         if report is not None:
             _keep_traces(report, out, watching)
         if isinstance(error, BuildStopped | ProcessorFailed) and is_dataset(out):
-            error.add_note(f"what is complete is kept; to go on: {resume}")
+            error.add_note(f"to go on: {resume}")
         raise
     assert dataset.report is not None  # it has just been built
     _keep_traces(dataset.report, out, watching)

@@ -59,7 +59,7 @@ class Panel:
     def _draw(self, progress: Progress) -> Group:
         height = self._console.size.height
         columns = _chosen(progress.columns, height - _SPARE - len(progress.keys))
-        parts: list[Any] = [self._head(progress), _column_table(columns)]
+        parts: list[Any] = [self._head(progress), _column_table(columns, over=progress.finished)]
         hidden = len(progress.columns) - len(columns)
         if hidden:
             parts.append(Text(f"  … and {hidden} more columns", style="dim"))
@@ -85,7 +85,7 @@ def _chosen(columns: tuple[ColumnView, ...], room: int) -> tuple[ColumnView, ...
     return tuple(columns[at] for at in sorted(by_need[: max(room - 1, 3)]))
 
 
-def _column_table(columns: tuple[ColumnView, ...]) -> Table:
+def _column_table(columns: tuple[ColumnView, ...], *, over: bool) -> Table:
     table = Table.grid(padding=(0, 1), expand=False)
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
     table.add_column(width=24)
@@ -105,7 +105,7 @@ def _column_table(columns: tuple[ColumnView, ...]) -> Table:
             f"{column.done:,}/{column.total:,}",
             f"{column.percent}%",
             per_second(column.rate),
-            Text("done" if finished else f"eta {duration(column.eta)}", style="dim"),
+            Text("done" if finished else "unfinished" if over else f"eta {duration(column.eta)}", style="dim"),
             remarks,
         )
     return table

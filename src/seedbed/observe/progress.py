@@ -233,10 +233,15 @@ class ProgressState:
             total=self._total,
             running=column.running,
             rate=rate,
-            eta=0.0 if not left else left / rate if rate > 0 else None,
+            eta=self._eta(left, rate),
             failed=column.failed,
             retried=column.retried,
         )
+
+    def _eta(self, left: int, rate: float) -> float | None:
+        if not left:
+            return 0.0
+        return left / rate if rate > 0 and self._finished is None else None
 
     def _key(self, key: str) -> KeyCount:
         found = self._keys.get(key)
