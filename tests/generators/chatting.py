@@ -32,6 +32,9 @@ class FakeContext:
     rows: tuple[tuple[int, int], ...] = ()
     calls: int = 0
 
+    def give_back(self) -> None:
+        """There is no permit."""
+
     def report_usage(self, **used: Any) -> None:
         """Nobody pays."""
 

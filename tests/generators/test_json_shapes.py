@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import polars as pl
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.errors import BadOutput
+from seedbed.errors import BadOutput, ConfigError
 from seedbed.generators.json_shapes import schema_checker, schema_dtype, shaped
 from seedbed.models.answers import fitting_value
 from seedbed.store.dtypes import declared_type
@@ -63,6 +64,29 @@ def test_types_that_a_schema_describes(schema: dict[str, Any], dtype: Any) -> No
 def test_free_parts_leave_the_type_open(schema: dict[str, Any]) -> None:
     """A part that may be anything, or holds itself, has no type, so neither has the column."""
     assert schema_dtype(schema) is None
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/missing", "https://example.org/schema"])
+def test_a_reference_that_leads_nowhere_is_found_before_anything_runs(reference: str) -> None:
+    """What no schema could be found for would fail every cell after its call."""
+    with pytest.raises(ConfigError, match=f"column 'x': schema refers to '{re.escape(reference)}', which is not in it"):
+        schema_checker({"type": "array", "items": {"$ref": reference}}, column="x")
+
+
+@pytest.mark.parametrize("reference", ["#", "#/$defs/a", "#here", "https://example.org/own#/$defs/a"])
+def test_references_within_a_schema_are_followed(reference: str) -> None:
+    """The whole, a definition and an anchor can be referred to."""
+    check = schema_checker(
+        {
+            "$id": "https://example.org/own",
+            "type": ["array", "string"],
+            "items": {"$ref": reference},
+            "$defs": {"a": {"type": "string", "$anchor": "here"}},
+        },
+        column="x",
+    )
+    assert check(["a"]) is None
+    assert check([1]) is not None
 
 
 def test_values_are_shaped_like_their_type() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import polars as pl
 
-from ..errors import BadOutput, ConfigError, Retryable
+from ..errors import BadOutput, Retryable
 from ..models.base import Message
 from ..models.dedupe import Dedupe
-from ..models.distributions import check_distribution, is_distribution
-from ..models.model import Model
-from ..models.scripted import Scripted
+from ..models.distributions import is_distribution
 from ..runtime.offload import finish_in_thread
+from .binding import alias_of, bind_model, model_options
 from .column import Column
 from .parse import split_thoughts
 from .pictures import load_pictures
@@ -24,9 +22,8 @@ from .pictures import load_pictures
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..models.base import Image, ModelSpec
+    from ..models.base import Image
     from ..recipe.llm import ChatSpec
-    from ..recipe.spec import ColumnSpec
     from ..recipe.templates import Template
     from .context import CellContext
     from .registry import Environment
@@ -40,54 +37,6 @@ TRACE = pl.List(pl.Struct({"role": pl.String, "text": pl.String}))
 # An answer longer than this is read in a thread: validating one of 100 kB may take the loop 50 ms.
 _LONG = 20_000
 _SHOWN = 1_000
-
-
-def as_text(value: Any) -> str:
-    """A cell's value as a prompt shows it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def alias_of(spec: ColumnSpec, environment: Environment) -> ModelSpec:
-    """The model of a column's alias; the column's inference parameters must be such that they can be drawn."""
-    try:
-        (alias,) = spec.aliases()
-        found = environment.model(alias)
-        for name, value in getattr(spec, "parameters", {}).items():
-            check_distribution(f"parameters.{name}", value)
-    except ConfigError as error:
-        raise ConfigError(f"column {spec.name!r}: {error}") from None
-    return found if _is_read(found) else _UNREAD
-
-
-def _is_read(model: ModelSpec) -> bool:
-    """Whether a model is more than a name: in a recipe file its fields may be wrong, which is told elsewhere."""
-    return callable(getattr(model, "key", None))
-
-
-# With it the other problems of a column are found whose model cannot be read.
-_UNREAD = Scripted()
-
-
-def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> dict[str, Any]:
-    """What the engine must know of a column's calls: the throttle key, and the alias' own cap where others share it."""
-    model = alias_of(spec, environment)
-    (alias,) = spec.aliases()
-    key = model.key(domain)
-    options: dict[str, Any] = {"key": key}
-    others = filter(_is_read, environment.models.values())
-    caps = {other.max_parallel_requests for other in others if other.key(domain) == key}
-    if len(caps) > 1:
-        # The throttle's ceiling is the largest of them.
-        options |= {"lane": f"{alias} {domain}", "lane_limit": model.max_parallel_requests}
-    return options
-
-
-def bind_model(spec: ColumnSpec, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-    """The column's model, for one cell."""
-    (alias,) = spec.aliases()
-    return Model(
-        alias, environment.model(alias), environment.client(alias), context, seed=environment.seed, dedupe=dedupe
-    )
 
 
 def chat_column(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from ..recipe.media import Embedding
+from .binding import as_text, bind_model, model_options
 from .column import Column
-from .conversation import as_text, bind_model, model_options
 from .registry import Environment, maker
 
 if TYPE_CHECKING:

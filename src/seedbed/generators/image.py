@@ -14,8 +14,8 @@ import polars as pl
 from ..recipe.media import Image
 from ..recipe.templates import compile_template
 from ..runtime.offload import finish_in_thread
+from .binding import bind_model, model_options
 from .column import Column
-from .conversation import bind_model, model_options
 from .registry import Environment, maker
 
 if TYPE_CHECKING:

@@ -30,13 +30,36 @@ def schema_checker(schema: Mapping[str, Any], *, column: str) -> Callable[[Any],
     except errors.SchemaError as error:
         problem = f"column {column!r}: schema is no JSON Schema: {error.json_path}: {error.message}"
         raise ConfigError(problem) from error
-    validator = cls(schema)
+    # With a registry of its own it fetches nothing: what is not in the schema is not there.
+    registry: Any = import_extra("jsonschema_specifications", extra="schema", column=column)
+    validator = cls(schema, registry=registry.REGISTRY)
+    _check_references(schema, validator, column)
 
     def check(value: Any) -> str | None:
         found = [errors.best_match([error]) for error in validator.iter_errors(value)]
         return told([(error.json_path, error.message) for error in found])
 
     return check
+
+
+def _check_references(schema: Mapping[str, Any], validator: Any, column: str) -> None:
+    """Refuse a reference that leads nowhere: it would fail every cell, after its call was paid for."""
+    unresolvable: Any = import_extra("referencing.exceptions", extra="schema", column=column).Unresolvable
+    pending: list[Any] = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            if part is not schema and isinstance(part.get("$id"), str):
+                continue  # references below it begin elsewhere
+            if isinstance(part.get("$ref"), str):
+                try:
+                    validator.evolve(schema={"$ref": part["$ref"]}).is_valid(None)
+                except unresolvable:
+                    problem = f"column {column!r}: schema refers to {part['$ref']!r}, which is not in it"
+                    raise ConfigError(problem) from None
+            pending.extend(part.values())
+        elif isinstance(part, list):
+            pending.extend(part)
 
 
 def told(found: list[tuple[str, str]]) -> str | None:
@@ -101,7 +124,7 @@ class _Shapes:
 
     def _resolve(self, reference: str) -> Any:
         found: Any = self._root
-        for part in reference.removeprefix("#").split("/")[1:]:
+        for part in reference.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             found = found.get(name) if isinstance(found, Mapping) else None
         return found if reference.startswith("#") else None

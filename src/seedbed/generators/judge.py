@@ -12,7 +12,8 @@ import polars as pl
 
 from ..errors import BadOutput
 from ..recipe.llm import Judge
-from .conversation import as_text, chat_column
+from .binding import as_text
+from .conversation import chat_column
 from .parse import extract_json
 from .registry import Environment, maker
 
