@@ -45,6 +45,9 @@ class FakeContext:
     keys: list[str] = attrs.field(factory=list)
     usage: list[dict[str, Any]] = attrs.field(factory=list)
 
+    def give_back(self) -> None:
+        """There is no permit."""
+
     def report_usage(self, **usage: Any) -> None:
         self.usage.append(usage)
 

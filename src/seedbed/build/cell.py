@@ -257,10 +257,8 @@ class Context:
             if cell.permit is not None and key == cell.step.key:
                 permit, cell.permit = cell.permit, None
             else:
-                if cell.permit is not None:
-                    # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
-                    cell.permit.unused()
-                    cell.permit = None
+                # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
+                self.give_back()
                 with self._timeout_suspended():
                     permit = await throttle.acquire(tokens or cell.step.tokens)
             if run.spending.limited:
@@ -298,6 +296,11 @@ class Context:
             # Flow control and not a failure: the row is unfinished and not dropped.
             raise RateLimited(str(reserved)) from reserved
         cell.reserved = reserved
+
+    def give_back(self) -> None:
+        permit, self._cell.permit = self._cell.permit, None
+        if permit is not None:
+            permit.unused()
 
     def _timeout_suspended(self) -> _Suspended:
         return _Suspended(self._cell.scope)

@@ -74,5 +74,8 @@ class CellContext(Protocol):
         back to its lane; after an answer it is waited out here, so that no answered call is ever repeated.
         """
 
+    def give_back(self) -> None:
+        """Give the permit that the task was started with back: it makes no call with it, or none for now."""
+
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Await an async function from a synchronous generator, in its worker thread."""

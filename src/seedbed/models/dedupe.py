@@ -49,6 +49,10 @@ class Dedupe:
         # Answers that cost nothing.
         self.hits = 0
 
+    def knows(self, key: bytes) -> bool:
+        """Whether the answer for a key is kept or on its way."""
+        return key in self._answers or key in self._in_flight
+
     async def once(self, key: bytes, call: Callable[[], Awaitable[T]]) -> T:
         """The answer for a key: kept, waited for, or by calling."""
         while True:

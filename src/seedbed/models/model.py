@@ -86,7 +86,11 @@ class Model:
         call = partial(self._call, key, partial(self._client.chat, request))
         if self._dedupe is None:
             return await call()
-        return await self._dedupe.once(request_key(key, request), call)
+        # While another cell asks the same, or if the answer is there already, this one needs no permit.
+        asked = request_key(key, request)
+        if self._dedupe.knows(asked):
+            self._context.give_back()
+        return await self._dedupe.once(asked, call)
 
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
         """A vector for each text."""

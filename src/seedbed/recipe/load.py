@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _KEYS = ("name", "seed", "models", "columns", "processors", "run", "base")
 
 
+# Most endpoints speak this API, so a model that has an address and no type is one of them.
+DEFAULT_MODEL = "openai"
+
+
 @attrs.frozen(kw_only=True)
 class Vocabulary:
     """What a recipe may be written with: spec classes by type name, and the class of the knobs of a run.
@@ -126,6 +130,8 @@ class _Reader:
             return None
         given = {str(name): value for name, value in fields.items()}
         kind = given.pop("type", None)
+        if kind is None and what == "model" and DEFAULT_MODEL in types:
+            kind = DEFAULT_MODEL
         if kind is None:
             self._problem(path, f"the type of the {what} is missing{nearest('', types)}")
             return None
