@@ -80,6 +80,21 @@ def test_a_seed_makes_the_same_rows_again(tmp_path: Path) -> None:
     assert not frames[0].equals(frames[2])
 
 
+def test_models_can_be_replaced_by_a_script(tmp_path: Path) -> None:
+    """A recipe whose endpoint is out of reach runs for nothing with --model-override, for all models or for one."""
+    path = recipe(tmp_path, TEXT)
+    text = path.read_text(encoding="utf-8").replace(
+        "{type: scripted, input_price: 1.0, output_price: 1.0}",
+        "{type: openai, base_url: 'http://127.0.0.1:9/v1', model: small, api_key_env: NOT_IN_THE_ENVIRONMENT}",
+    )
+    path.write_text(text, encoding="utf-8")
+    assert seedbed("preview", path, "-n", "2").code == 2
+    for override in ("scripted", "writer=scripted"):
+        ended = seedbed("preview", path, "-n", "2", "--model-override", override, "--json")
+        assert ended.code == 0, ended.err
+        assert all(record["review"] for record in ended.json["records"])
+
+
 def test_dropped_rows_are_told_and_no_failure(tmp_path: Path) -> None:
     """A run that drops rows ends well, logs the first of them with their place and counts them by reason."""
     path = custom(tmp_path, "failing", FAILING)

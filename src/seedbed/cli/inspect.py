@@ -95,7 +95,7 @@ def _tell(found: dict[str, Any]) -> None:
     print = output.console().print  # noqa: A001
     state = "complete" if found["complete"] else "not complete"
     print(f"{found['path']}: {state}", markup=False, style="bold")
-    print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {found['bytes'] / 1e6:,.1f} MB in parquet")
+    print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {_size(found['bytes'])} of parquet")
     print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
     if not found["complete"]:
         from .running import resume_command
@@ -114,6 +114,10 @@ def _tell(found: dict[str, Any]) -> None:
         rows = [[entry[head] for head in heads] for entry in found["spending"]]
         output.print_table([head.replace("_", " ") for head in heads], rows, title="spending")
     output.print_table(("column", "type"), found["schema"].items(), title="schema")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
 _PARTS = ("queue", "slot", "permit", "call", "parse")
