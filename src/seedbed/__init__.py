@@ -57,6 +57,7 @@ from .recipe.samplers import (
     Timedelta,
     Uniform,
 )
+from .recipe.scores import Score
 from .recipe.seed import Seed
 from .recipe.validation import Validation
 from .runtime.throttle import KeyLimits, open_throttles
@@ -120,6 +121,7 @@ __all__ = [
     "SchemaConflict",
     "SchemaTransform",
     "Scipy",
+    "Score",
     "Scripted",
     "Seed",
     "SeedbedError",

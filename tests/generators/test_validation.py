@@ -292,7 +292,6 @@ def test_wrong_validations_are_refused(fields: dict[str, Any], message: str) -> 
     ("module", "spec", "extra"),
     [
         ("sqlglot", Validation("ok", of="v", kind="sql"), "sql"),
-        ("jsonschema.validators", schema(), "schema"),
     ],
 )
 def test_missing_libraries_are_named(

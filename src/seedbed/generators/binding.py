@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..models.distributions import check_distribution
 from ..models.model import Model
-from ..models.scripted import Scripted
 
 if TYPE_CHECKING:
     from ..models.base import ModelSpec
@@ -32,16 +31,7 @@ def alias_of(spec: ColumnSpec, environment: Environment) -> ModelSpec:
             check_distribution(f"parameters.{name}", value)
     except ConfigError as error:
         raise ConfigError(f"column {spec.name!r}: {error}") from None
-    return found if _is_read(found) else _UNREAD
-
-
-def _is_read(model: ModelSpec) -> bool:
-    """Whether a model is more than a name: in a recipe file its fields may be wrong, which is told elsewhere."""
-    return callable(getattr(model, "key", None))
-
-
-# With it the other problems of a column are found whose model cannot be read.
-_UNREAD = Scripted()
+    return found
 
 
 def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> dict[str, Any]:
@@ -50,8 +40,7 @@ def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> di
     (alias,) = spec.aliases()
     key = model.key(domain)
     options: dict[str, Any] = {"key": key}
-    others = filter(_is_read, environment.models.values())
-    caps = {other.max_parallel_requests for other in others if other.key(domain) == key}
+    caps = {other.max_parallel_requests for other in environment.models.values() if other.key(domain) == key}
     if len(caps) > 1:
         # The throttle's ceiling is the largest of them.
         options |= {"lane": f"{alias} {domain}", "lane_limit": model.max_parallel_requests}

@@ -208,9 +208,7 @@ def _with_models(
 
     def bind(context: CellContext) -> dict[str, Any]:
         bound: dict[str, Any] = {
-            parameter: Model(
-                alias, environment.model(alias), environment.client(alias), context, seed=environment.seed
-            )
+            parameter: Model(alias, environment.model(alias), environment.client(alias), context, seed=environment.seed)
             for parameter, alias in spec.models.items()
         }
         return bound if context_name is None else {**bound, context_name: context}

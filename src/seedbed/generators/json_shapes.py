@@ -8,7 +8,6 @@ from typing import Any
 import polars as pl
 
 from ..errors import BadOutput, ConfigError
-from .extras import import_extra
 
 _SIMPLE: dict[object, pl.DataType] = {
     "boolean": pl.Boolean(),
@@ -22,29 +21,39 @@ _SHOWN = 5
 
 def schema_checker(schema: Mapping[str, Any], *, column: str) -> Callable[[Any], str | None]:
     """What says what is wrong with a value, None if it fits; the schema is checked and compiled here, once."""
-    validators: Any = import_extra("jsonschema.validators", extra="schema", column=column)
-    errors: Any = import_extra("jsonschema.exceptions", extra="schema", column=column)
-    cls = validators.validator_for(schema, default=validators.Draft202012Validator)
-    try:
-        cls.check_schema(schema)
-    except errors.SchemaError as error:
-        problem = f"column {column!r}: schema is no JSON Schema: {error.json_path}: {error.message}"
-        raise ConfigError(problem) from error
-    # With a registry of its own it fetches nothing: what is not in the schema is not there.
-    registry: Any = import_extra("jsonschema_specifications", extra="schema", column=column)
-    validator = cls(schema, registry=registry.REGISTRY)
-    _check_references(schema, validator, column)
+    from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
+
+    validator = schema_validator(schema, column=column)
 
     def check(value: Any) -> str | None:
-        found = [errors.best_match([error]) for error in validator.iter_errors(value)]
-        return told([(error.json_path, error.message) for error in found])
+        found = [best_match([error]) for error in validator.iter_errors(value)]
+        return told([(error.json_path, error.message) for error in found if error is not None])
 
     return check
 
 
+def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
+    """The compiled schema of a column; `ConfigError` if it is none, or refers to what is not in it."""
+    from jsonschema import validators  # noqa: PLC0415
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415
+    from jsonschema_specifications import REGISTRY  # noqa: PLC0415
+
+    cls: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
+    try:
+        cls.check_schema(schema)
+    except SchemaError as error:
+        problem = f"column {column!r}: schema is no JSON Schema: {error.json_path}: {error.message}"
+        raise ConfigError(problem) from error
+    # With a registry of its own it fetches nothing: what is not in the schema is not there.
+    validator = cls(schema, registry=REGISTRY)
+    _check_references(schema, validator, column)
+    return validator
+
+
 def _check_references(schema: Mapping[str, Any], validator: Any, column: str) -> None:
     """Refuse a reference that leads nowhere: it would fail every cell, after its call was paid for."""
-    unresolvable: Any = import_extra("referencing.exceptions", extra="schema", column=column).Unresolvable
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415
+
     pending: list[Any] = [schema]
     while pending:
         part = pending.pop()
@@ -54,7 +63,7 @@ def _check_references(schema: Mapping[str, Any], validator: Any, column: str) ->
             if isinstance(part.get("$ref"), str):
                 try:
                     validator.evolve(schema={"$ref": part["$ref"]}).is_valid(None)
-                except unresolvable:
+                except Unresolvable:
                     problem = f"column {column!r}: schema refers to {part['$ref']!r}, which is not in it"
                     raise ConfigError(problem) from None
             pending.extend(part.values())

@@ -14,6 +14,7 @@ from ..recipe.code import import_object
 from ..recipe.validation import Validation
 from .column import Column
 from .extras import import_extra
+from .json_shapes import schema_validator
 from .python_checks import python_checker
 from .registry import Environment, maker
 from .remote_validation import remote_column
@@ -80,15 +81,8 @@ def _sql_checker(spec: Validation) -> Check:
 
 
 def _schema_checker(spec: Validation) -> Check:
-    validators: Any = import_extra("jsonschema.validators", extra="schema", column=spec.name)
-    errors: Any = import_extra("jsonschema.exceptions", extra="schema", column=spec.name)
-    cls = validators.validator_for(spec.schema, default=validators.Draft202012Validator)
-    try:
-        cls.check_schema(spec.schema)
-    except errors.SchemaError as error:
-        problem = f"column {spec.name!r}: schema is no JSON Schema: {error.json_path}: {error.message}"
-        raise ConfigError(problem) from error
-    validator = cls(spec.schema)
+    assert spec.schema is not None
+    validator = schema_validator(spec.schema, column=spec.name)
 
     def problems(value: Any) -> list[Message]:
         found = sorted(validator.iter_errors(value), key=lambda error: error.json_path)
