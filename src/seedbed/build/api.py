@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow as pa
 import trio
 
 from ..errors import Interrupted, SeedbedError
+from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
 from ..recipe.recipe import Recipe
 from ..runtime.offload import finish_in_thread
@@ -115,20 +116,26 @@ class Build:
             self._failure_seen = True
             raise self._failure
 
+    def _watch(self) -> AbstractContextManager[None]:
+        """Warn of users' async functions that keep everything else waiting."""
+        watched = self._plan.source.watched
+        return watch_blocking(BlockWarning(watched)) if watched else nullcontext()
+
     async def _main(self) -> None:
         """Run the build to its end, whatever that is; only a cancellation leaves this."""
         try:
             if self._plan.out is not None:
                 self._writer = await finish_in_thread(partial(_open_writer, self._plan))
             async with self._plan.source.resources():
-                self._report = await run_build(
-                    self._plan,
-                    writer=self._writer,
-                    emitter=self._events,
-                    deliver=self._send.send_nowait,
-                    throttles=self._throttles,
-                    on_start=self._started,
-                )
+                with self._watch():
+                    self._report = await run_build(
+                        self._plan,
+                        writer=self._writer,
+                        emitter=self._events,
+                        deliver=self._send.send_nowait,
+                        throttles=self._throttles,
+                        on_start=self._started,
+                    )
         except Exception as failure:  # noqa: BLE001  it is raised where the build is waited for
             self._failure = failure
         finally:

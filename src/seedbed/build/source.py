@@ -11,6 +11,7 @@ from ..errors import ConfigError, ManifestError
 from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
 from ..models import MODEL_TYPES, open_http, open_models
+from ..recipe.custom import Custom
 from ..recipe.dump import dump_recipe, fingerprint
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
@@ -44,6 +45,8 @@ class Source:
     # Opens what must be open while the build runs.
     resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     fingerprint: Mapping[str, Any] | None = None
+    # Columns of users' async functions, which are watched for what blocks the loop.
+    watched: frozenset[str] = frozenset()
     recipe: Recipe | None = None
 
     def store(self, directory: Path) -> None:
@@ -163,6 +166,11 @@ def _compile(
         config=config,
         resources=resources,
         fingerprint=fingerprint(recipe),
+        watched=frozenset(
+            column.name
+            for spec, column in zip(recipe.columns, columns, strict=True)
+            if isinstance(spec, Custom) and column.call is not None and column.call.is_async
+        ),
         recipe=recipe,
     )
 
