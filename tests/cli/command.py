@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 import seedbed as library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 REVIEWS = ROOT / "examples" / "quickstart" / "reviews.yaml"
@@ -52,10 +56,15 @@ def seedbed(*arguments: str | Path, cwd: Path | None = None, **environment: str)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
-    """Start `seedbed` and go on beside it."""
+@contextmanager
+def started(*arguments: str | Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start `seedbed` and go on beside it; a test that fails leaves neither the process nor its pipes behind."""
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT, **options}
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], **given)
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], **given) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def recipe(directory: Path, text: str = "", *, name: str = "recipe.yaml") -> Path:

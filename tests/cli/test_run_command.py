@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
-from command import REVIEWS, TEXT, recipe, seedbed, start
+from command import REVIEWS, TEXT, recipe, seedbed, started
 
 import seedbed as library
 
@@ -103,6 +103,16 @@ def test_dropped_rows_are_told_and_no_failure(tmp_path: Path) -> None:
     assert "rows dropped" in ended.out
     assert "× mine: no lamps" in ended.out
     assert "(column=mine, row_group=0)" in ended.err
+
+
+def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
+    """A column whose async code keeps the loop from running is warned about by name, once."""
+    code = "import time\n\nasync def rude(thing: str) -> str:\n    time.sleep(0.15)\n    return thing\n"
+    path = custom(tmp_path, "rude", code)
+    ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out", "--allow-code")
+    assert ended.code == 0, ended.err
+    (warning,) = [line for line in ended.err.splitlines() if "held up everything else" in line]
+    assert "column 'mine'" in warning
 
 
 def test_code_is_not_run_unless_allowed(tmp_path: Path) -> None:
@@ -217,15 +227,15 @@ def test_ctrl_c_says_how_to_resume_and_resume_goes_on(tmp_path: Path) -> None:
     path = recipe(tmp_path, "  - {name: mine, type: custom, function: 'mine:slow'}\n")
     out = tmp_path / "out"
     options = ("--allow-code", "--buffer-size", "1", "--knob", "grace=0", "-v")
-    process = start("run", path, "-n", "12", "-o", out, *options)
-    assert process.stderr is not None
-    seen = []
-    for line in process.stderr:  # until a row group is on disk
-        seen.append(line)
-        if "rows finished" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    seen += process.communicate(timeout=60)[1].splitlines(keepends=True)
+    with started("run", path, "-n", "12", "-o", out, *options) as process:
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:  # until a row group is on disk
+            seen.append(line)
+            if "rows finished" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        seen += process.communicate(timeout=60)[1].splitlines(keepends=True)
     text = "".join(seen)
     assert process.returncode == 130, text
     assert f"to go on: seedbed resume {out} --allow-code" in text
@@ -264,15 +274,14 @@ def test_preview_shows_records_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     """Whoever closes our output ends the command quietly."""
-    process = start("preview", recipe(tmp_path), "-n", "1000")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait(timeout=60) == 141
+    with started("preview", recipe(tmp_path), "-n", "1000") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 141
     assert "Traceback" not in errors
-    process.stderr.close()
 
 
 def test_a_pipe_gets_a_line_every_ten_seconds(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
-from command import ENVIRONMENT, REVIEWS, TEXT, recipe, start
+from command import ENVIRONMENT, REVIEWS, TEXT, recipe, started
 
 import seedbed as library
 
@@ -47,10 +47,12 @@ TERMINAL.pop("COLUMNS")
 def test_a_terminal_gets_the_panel(tmp_path: Path) -> None:
     """The panel is drawn in place, with bars, keys and the end; the cursor is there again afterwards."""
     ours, theirs = open_terminal()
-    process = start("run", REVIEWS, "-n", "60", "-o", tmp_path / "out", stdout=theirs, stderr=theirs, env=TERMINAL)
-    os.close(theirs)
-    text = everything(ours)
-    assert process.wait(timeout=60) == 0, text
+    with started(
+        "run", REVIEWS, "-n", "60", "-o", tmp_path / "out", stdout=theirs, stderr=theirs, env=TERMINAL
+    ) as process:
+        os.close(theirs)
+        text = everything(ours)
+        assert process.wait(timeout=60) == 0, text
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     assert text.count("\x1b[1A") > 20  # drawn over more than once
     assert text.index("\x1b[?25l") < text.index("\x1b[?25h")
@@ -68,12 +70,12 @@ def test_log_lines_stay_above_the_panel(tmp_path: Path) -> None:
     path = recipe(tmp_path, TEXT + "  - {name: mine, type: custom, function: 'mine:mine'}\n")
     ours, theirs = open_terminal()
     options = ("--allow-code", "--shutdown-error-rate", "1")
-    process = start(
+    with started(
         "run", path, "-n", "10", "-o", tmp_path / "out", *options, stdout=theirs, stderr=theirs, env=TERMINAL
-    )
-    os.close(theirs)
-    text = everything(ours)
-    assert process.wait(timeout=60) == 0, text
+    ) as process:
+        os.close(theirs)
+        text = everything(ours)
+        assert process.wait(timeout=60) == 0, text
     # A line that is printed begins where the panel began: after going up and erasing.
     assert re.search(r"\x1b\[2K\r?(?:\x1b\[[0-9;]*m)*WARNING: row \d+ dropped", text) or "\nWARNING: row" in text
     assert "printed by a column" in text
@@ -82,12 +84,12 @@ def test_log_lines_stay_above_the_panel(tmp_path: Path) -> None:
 def test_a_terminal_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     """The run finishes and its dataset is whole though nobody can see the panel any more."""
     ours, theirs = open_terminal()
-    process = start("run", REVIEWS, "-n", "40", "-o", tmp_path / "out", "--json", stderr=theirs, env=TERMINAL)
-    os.close(theirs)
-    while b"in flight" not in os.read(ours, 1 << 16):
-        pass
-    os.close(ours)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
+    with started("run", REVIEWS, "-n", "40", "-o", tmp_path / "out", "--json", stderr=theirs, env=TERMINAL) as process:
+        os.close(theirs)
+        while b"in flight" not in os.read(ours, 1 << 16):
+            pass
+        os.close(ours)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
     assert '"written": 40' in out
     assert library.Dataset.open(tmp_path / "out").rows == 40
