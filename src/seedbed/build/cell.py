@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -18,7 +19,7 @@ from .fill import bind_cell, bind_group, cell_arguments, cell_value, classify, g
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from ..runtime.throttle import Permit
     from .row_group import RowGroup
@@ -96,7 +97,7 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
     if cell.permit is not None or cell.reserved is not None or context is not None or outcome.status is Status.REFUSED:
         outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
     if run.trace:
-        run.ledger.traces.append(_trace(outcome))
+        run.ledger.traces.append(_trace(outcome, context))
     return outcome
 
 
@@ -180,7 +181,7 @@ def _settle(run: Run, cell: Cell[Group], status: Status, error: BaseException | 
     return delay or 0.0
 
 
-def _trace(outcome: Outcome[Group]) -> TaskTrace:
+def _trace(outcome: Outcome[Group], context: Context | None) -> TaskTrace:
     cell = outcome.cell
     task = cell.task
     return TaskTrace(
@@ -196,6 +197,8 @@ def _trace(outcome: Outcome[Group]) -> TaskTrace:
         permit=cell.submitted_at if cell.step.key is not None else None,
         started=outcome.started,
         finished=outcome.finished,
+        called=context.called if context is not None else 0.0,
+        waited=context.waited if context is not None else 0.0,
     )
 
 
@@ -209,6 +212,9 @@ class Context:
         # How long the cell must wait because its first call was refused.
         self.refused_for: float | None = None
         self._answered = False
+        # Seconds in calls, and of waiting for leave to make them.
+        self.called = 0.0
+        self.waited = 0.0
         self._rows: list[tuple[int, int]] = []
 
     def about(self, rows: Sequence[int]) -> None:
@@ -264,8 +270,12 @@ class Context:
             if run.spending.limited:
                 self._reserve(permit, tokens or cell.step.tokens)
             before = self.usage.tokens
+            sent = run.now()
             try:
-                answer = await send()
+                try:
+                    answer = await send()
+                finally:
+                    self.called += run.now() - sent
             except RateLimited as refusal:
                 refusals += 1
                 try:
@@ -302,22 +312,17 @@ class Context:
         if permit is not None:
             permit.unused()
 
-    def _timeout_suspended(self) -> _Suspended:
-        return _Suspended(self._cell.scope)
-
-
-class _Suspended:
-    """Flow control is not the cell's time: its timeout stands still meanwhile."""
-
-    def __init__(self, scope: trio.CancelScope | None) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> None:
-        self._left = math.inf
-        if self._scope is not None:
-            self._left = self._scope.deadline - trio.current_time()
-            self._scope.deadline = math.inf
-
-    def __exit__(self, *_: object) -> None:
-        if self._scope is not None:
-            self._scope.deadline = trio.current_time() + self._left
+    @contextmanager
+    def _timeout_suspended(self) -> Iterator[None]:
+        """Flow control is not the cell's time: its timeout stands still meanwhile."""
+        scope, began = self._cell.scope, self._run.now()
+        left = math.inf
+        if scope is not None:
+            left, scope.deadline = scope.deadline - began, math.inf
+        try:
+            yield
+        finally:
+            ended = self._run.now()
+            self.waited += ended - began
+            if scope is not None:
+                scope.deadline = ended + left
