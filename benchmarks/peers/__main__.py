@@ -2,7 +2,8 @@
 
 All make the same dataset: a column that is drawn, B and C from it, D from both and E from D, each cell of them a call
 with the same prompt, from the same kind of server. Peers are installed by name from the package index, each into an
-environment of its own inside the one that this runs in; one that cannot be installed is named in the table.
+environment of its own inside the one that this runs in; one that cannot be installed, or whose newest version wants
+to be called in another way, is named below the table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..common import Findings, Table, main
+from ..common import Findings, Table, WrongResultError, main
 from .processes import run_peer
 from .work import Work
 
@@ -55,7 +56,7 @@ SHORT = Setting(rows=(50,), at_once=(32,), latency=0.005, rounds=1)
 
 
 def install(peer: Peer) -> tuple[Path | None, str]:
-    """The peer's interpreter and the version of what it is; without an interpreter, why there is none."""
+    """The peer's interpreter and its version; None and the reason if it cannot be installed or does not run."""
     python = ENVIRONMENTS / peer.module / "bin" / "python"
     # Without pip in it: ours installs, so that it works where `ensurepip` is missing.
     commands = [
@@ -69,7 +70,12 @@ def install(peer: Peer) -> tuple[Path | None, str]:
             return None, lines[-1] if lines else f"exit code {done.returncode}"
     tell = f"from importlib.metadata import version; print(version({peer.requirements[0]!r}))"
     done = subprocess.run([str(python), "-c", tell], capture_output=True, text=True, check=True)
-    return python, done.stdout.strip()
+    version = done.stdout.strip()
+    try:
+        run_peer(python, peer.module, rows=1, at_once=SHORT.at_once[0], latency=SHORT.latency)
+    except WrongResultError as wrong:
+        return None, f"{version}: {str(wrong).splitlines()[-1]}"
+    return python, version
 
 
 def figures(taken: list[Taken], work: Work, latency: float) -> dict[str, Any]:
@@ -105,7 +111,7 @@ def measure(short: bool) -> Findings:
                 table.append({"": peer.name, "version": version, "rows": rows, "at once": at_once, **row})
     title = f"The diamond, {setting.latency * 1000:.0f} ms a call, best of {setting.rounds}"
     tables = [Table(title=title, rows=table)]
-    missing = [{"": peer.name, "could not be installed": why} for peer, (python, why) in found.items() if not python]
+    missing = [{"": peer.name, "reason": why} for peer, (python, why) in found.items() if not python]
     if missing:
         tables.append(Table(title="Not measured", rows=missing))
     return Findings(tables=tables, bars=[])
