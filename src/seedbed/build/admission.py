@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -94,6 +95,10 @@ async def run_build(
         finally:
             unwatch()
             run.dispatcher.close()
+        if error is not None and writer is not None and run.ledger.spent:
+            # What was paid for row groups that are not finished counts too.
+            with contextlib.suppress(OSError):
+                await _note_spending(run, writer)
         report = make_report(run)
         if emitter.active:
             emitter.emit(
@@ -137,19 +142,23 @@ async def _admit(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
     plan = run.plan
     places = trio.Semaphore(plan.config.max_concurrent_row_groups)
     async with trio.open_nursery() as nursery:
+        place = 0  # in the order of turns of stateful generators
         for index in range(plan.group_count):
+            if run.is_done(index):
+                continue
             await places.acquire()
             if run.stopping is not None:
                 break
-            nursery.start_soon(_run_row_group, run, index, deliver, places)
+            nursery.start_soon(_run_row_group, run, index, place, deliver, places)
+            place += 1
 
 
 async def _run_row_group(
-    run: Run, index: int, deliver: Callable[[FinishedGroup], None], places: trio.Semaphore
+    run: Run, index: int, place: int, deliver: Callable[[FinishedGroup], None], places: trio.Semaphore
 ) -> None:
     try:
         async with trio.open_nursery() as nursery:
-            group = run.groups[index] = RowGroup(run, index, place=index, nursery=nursery)
+            group = run.groups[index] = RowGroup(run, index, place=place, nursery=nursery)
             try:
                 _emit_admitted(run, group)
                 if await group.drive() and await group.post_process():
@@ -172,6 +181,8 @@ async def _run_row_group(
 async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
     """One row group after the other."""
     for index in range(run.plan.group_count):
+        if run.is_done(index):
+            continue
         try:
             async with trio.open_nursery() as nursery:
                 group = SequentialGroup(run, index, nursery)
@@ -223,6 +234,8 @@ async def _checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGr
             )
         )
     run.group_done(group.index)
+    if run.writer is not None and ledger.spent:
+        await _note_spending(run, run.writer)
     group.rows.buffer.free()
     return FinishedGroup(
         row_group=group.index,
@@ -261,6 +274,12 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
         raise StoreError(f"row group {group.index} could not be written to {writer.path}: {error}") from error
     finally:
         given_up = True
+
+
+async def _note_spending(run: Run, writer: DatasetWriter) -> None:
+    entries = [(column, model, *entry) for (column, model), entry in run.ledger.spent.items()]
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
+        await run.store_thread(lambda: writer.write_spending(entries))
 
 
 async def _finish(run: Run) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -16,10 +17,13 @@ import pyarrow as pa
 import trio
 
 from ..errors import Interrupted, SeedbedError
+from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
+from ..recipe.recipe import Recipe
 from ..runtime.offload import finish_in_thread
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
+from ..store.manifest import read as read_manifest
 from ..store.records import Header
 from ..store.schema import arrow_table
 from ..store.writer import DatasetWriter
@@ -27,6 +31,7 @@ from .admission import FinishedGroup, leaves, make_report, run_build
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
 from .signals import Interrupts, run_in_thread
+from .source import make_source, stored_recipe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -111,19 +116,26 @@ class Build:
             self._failure_seen = True
             raise self._failure
 
+    def _watch(self) -> AbstractContextManager[None]:
+        """Warn of users' async functions that keep everything else waiting."""
+        watched = self._plan.source.watched
+        return watch_blocking(BlockWarning(watched)) if watched else nullcontext()
+
     async def _main(self) -> None:
         """Run the build to its end, whatever that is; only a cancellation leaves this."""
         try:
             if self._plan.out is not None:
-                self._writer = await finish_in_thread(partial(_create_writer, self._plan))
-            self._report = await run_build(
-                self._plan,
-                writer=self._writer,
-                emitter=self._events,
-                deliver=self._send.send_nowait,
-                throttles=self._throttles,
-                on_start=self._started,
-            )
+                self._writer = await finish_in_thread(partial(_open_writer, self._plan))
+            async with self._plan.source.resources():
+                with self._watch():
+                    self._report = await run_build(
+                        self._plan,
+                        writer=self._writer,
+                        emitter=self._events,
+                        deliver=self._send.send_nowait,
+                        throttles=self._throttles,
+                        on_start=self._started,
+                    )
         except Exception as failure:  # noqa: BLE001  it is raised where the build is waited for
             self._failure = failure
         finally:
@@ -135,9 +147,11 @@ class Build:
             self._over.set()
 
 
-def _create_writer(plan: BuildPlan) -> DatasetWriter:
+def _open_writer(plan: BuildPlan) -> DatasetWriter:
     assert plan.out is not None
-    return DatasetWriter.create(
+    if plan.done is not None:
+        return DatasetWriter.open(plan.out)[0]
+    writer = DatasetWriter.create(
         plan.out,
         Header(
             rows=plan.rows,
@@ -149,11 +163,17 @@ def _create_writer(plan: BuildPlan) -> DatasetWriter:
             version=version("seedbed"),
         ),
     )
+    try:
+        plan.source.store(plan.out)
+    except BaseException:
+        writer.close()
+        raise
+    return writer
 
 
 @asynccontextmanager
 async def open_build(
-    columns: Iterable[Column],
+    recipe: Recipe | Iterable[Column],
     *,
     rows: int,
     out: Out | None = None,
@@ -162,13 +182,17 @@ async def open_build(
     processors: Iterable[Processor] = (),
     readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
+    resume: bool = False,
 ) -> AsyncIterator[Build]:
     """Start a build and go on beside it; under trio.
 
     Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
-    is written and each row group is handed out with its rows.
+    is written and each row group is handed out with its rows. With `resume` a directory that was left unfinished is
+    gone on with: what is in it is not made again.
     """
-    plan = plan_build(columns, rows=rows, out=out, config=config or RunConfig(), limits=limits, processors=processors)
+    path = None if out is None else Path(out)
+    source = make_source(recipe, config=config, limits=limits, processors=processors, artifacts=path)
+    plan = plan_build(source, rows=rows, out=path, resume=resume)
     build = Build(plan, Events(readers), throttles)
     raised: BaseException | None = None
     try:
@@ -194,7 +218,7 @@ async def open_build(
 
 
 async def build_async(
-    columns: Iterable[Column],
+    recipe: Recipe | Iterable[Column],
     *,
     rows: int,
     out: Out,
@@ -203,13 +227,14 @@ async def build_async(
     processors: Iterable[Processor] = (),
     readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
+    resume: bool = False,
 ) -> Dataset:
     """Build a dataset under trio.
 
     Signals are the caller's; cancelling it unwinds everything and keeps what is on disk.
     """
     async with open_build(
-        columns,
+        recipe,
         rows=rows,
         out=out,
         config=config,
@@ -217,13 +242,14 @@ async def build_async(
         processors=processors,
         readers=readers,
         throttles=throttles,
+        resume=resume,
     ) as running:
         await running.wait()
         return running.dataset
 
 
 def build(
-    columns: Iterable[Column],
+    recipe: Recipe | Iterable[Column],
     *,
     rows: int,
     out: Out,
@@ -231,6 +257,7 @@ def build(
     limits: Mapping[str, KeyLimits] | None = None,
     processors: Iterable[Processor] = (),
     readers: Iterable[Callable[[Event], None]] = (),
+    resume: bool = False,
 ) -> Dataset:
     """Build a dataset from synchronous code, also inside a running event loop.
 
@@ -240,13 +267,52 @@ def build(
 
     async def main(watch: Callable[[Build], None]) -> Dataset:
         async with open_build(
-            columns, rows=rows, out=out, config=config, limits=limits, processors=processors, readers=readers
+            recipe,
+            rows=rows,
+            out=out,
+            config=config,
+            limits=limits,
+            processors=processors,
+            readers=readers,
+            resume=resume,
         ) as running:
             watch(running)
             await running.wait()
             return running.dataset
 
     return _run_sync(main)
+
+
+def resume(
+    directory: Out,
+    recipe: Recipe | Iterable[Column] | None = None,
+    *,
+    config: RunConfig | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+    readers: Iterable[Callable[[Event], None]] = (),
+    allow_code: bool = False,
+) -> Dataset:
+    """Go on with a directory that a build left unfinished; row groups that are complete are not touched.
+
+    A recipe that came from a file is kept in the directory. One that was written in Python is passed again, or found
+    again by the names of its functions with `allow_code=True`.
+    """
+    path = Path(directory)
+    header = read_manifest(path).manifest.header
+    assert header is not None  # a manifest without one cannot be read
+    if recipe is None:
+        recipe = stored_recipe(path, allow_code=allow_code)
+    return build(
+        recipe,
+        rows=header.rows,
+        out=path,
+        config=config,
+        limits=limits,
+        processors=processors,
+        readers=readers,
+        resume=True,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -265,7 +331,7 @@ class Preview:
 
 
 def preview(
-    columns: Iterable[Column],
+    recipe: Recipe | Iterable[Column],
     *,
     rows: int = 5,
     config: RunConfig | None = None,
@@ -274,13 +340,13 @@ def preview(
     readers: Iterable[Callable[[Event], None]] = (),
 ) -> Preview:
     """Make a few rows as one row group; nothing is written to disk."""
-    config = config or RunConfig()
+    config = config or (RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig())
     if isinstance(rows, int) and rows > config.buffer_size:
         config = attrs.evolve(config, buffer_size=rows)
 
     async def main(watch: Callable[[Build], None]) -> Preview:
         async with open_build(
-            columns, rows=rows, config=config, limits=limits, processors=processors, readers=readers
+            recipe, rows=rows, config=config, limits=limits, processors=processors, readers=readers
         ) as running:
             watch(running)
             frames = [group.to_polars() async for group in running]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -18,7 +19,7 @@ from .fill import bind_cell, bind_group, cell_arguments, cell_value, classify, g
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from ..runtime.throttle import Permit
     from .row_group import RowGroup
@@ -96,7 +97,7 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
     if cell.permit is not None or cell.reserved is not None or context is not None or outcome.status is Status.REFUSED:
         outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
     if run.trace:
-        run.ledger.traces.append(_trace(outcome))
+        run.ledger.traces.append(_trace(outcome, context))
     return outcome
 
 
@@ -127,9 +128,15 @@ async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> A
         make_argument: Callable[[], Any] = lambda: group.rows.source  # noqa: E731
     else:
         rows = group.live_rows()
+        if step.skip is not None or step.skipped_with:
+            rows = [row for row in rows if not group.rows.skips(step, row)]
+            if not rows:
+                return rows, [[] for _ in step.outputs]
         # The lists are taken now, on the loop; the frame is made of them wherever the generator runs.
         columns = group.rows.buffer.take(step.inputs, rows)
         make_argument = lambda: make_frame(columns, len(rows))  # noqa: E731
+    if context is not None:
+        context.about(rows)
     if call.is_async:
         argument = make_argument() if step.kind is TaskKind.FROM_SCRATCH else await run.store_thread(make_argument)
         result = await bind_group(step, argument, context)()
@@ -174,7 +181,7 @@ def _settle(run: Run, cell: Cell[Group], status: Status, error: BaseException | 
     return delay or 0.0
 
 
-def _trace(outcome: Outcome[Group]) -> TaskTrace:
+def _trace(outcome: Outcome[Group], context: Context | None) -> TaskTrace:
     cell = outcome.cell
     task = cell.task
     return TaskTrace(
@@ -190,6 +197,8 @@ def _trace(outcome: Outcome[Group]) -> TaskTrace:
         permit=cell.submitted_at if cell.step.key is not None else None,
         started=outcome.started,
         finished=outcome.finished,
+        called=context.called if context is not None else 0.0,
+        waited=context.waited if context is not None else 0.0,
     )
 
 
@@ -203,6 +212,14 @@ class Context:
         # How long the cell must wait because its first call was refused.
         self.refused_for: float | None = None
         self._answered = False
+        # Seconds in calls, and of waiting for leave to make them.
+        self.called = 0.0
+        self.waited = 0.0
+        self._rows: list[tuple[int, int]] = []
+
+    def about(self, rows: Sequence[int]) -> None:
+        """The task is for these rows of its row group."""
+        self._rows = [self._cell.group.rows.identity(row) for row in rows]
 
     @property
     def column(self) -> str:
@@ -220,12 +237,14 @@ class Context:
     def attempt(self) -> int:
         return self._cell.attempt
 
-    def report_usage(self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -> None:
-        usage = self.usage
-        usage.calls += calls
-        usage.input_tokens += input_tokens
-        usage.output_tokens += output_tokens
-        usage.cost += cost
+    @property
+    def rows(self) -> Sequence[tuple[int, int]]:
+        return self._rows
+
+    def report_usage(
+        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
+    ) -> None:
+        self.usage.add(model, calls, input_tokens, output_tokens, cost)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         portal = current_portal.get()
@@ -244,17 +263,19 @@ class Context:
             if cell.permit is not None and key == cell.step.key:
                 permit, cell.permit = cell.permit, None
             else:
-                if cell.permit is not None:
-                    # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
-                    cell.permit.unused()
-                    cell.permit = None
+                # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
+                self.give_back()
                 with self._timeout_suspended():
                     permit = await throttle.acquire(tokens or cell.step.tokens)
             if run.spending.limited:
                 self._reserve(permit, tokens or cell.step.tokens)
             before = self.usage.tokens
+            sent = run.now()
             try:
-                answer = await send()
+                try:
+                    answer = await send()
+                finally:
+                    self.called += run.now() - sent
             except RateLimited as refusal:
                 refusals += 1
                 try:
@@ -286,22 +307,22 @@ class Context:
             raise RateLimited(str(reserved)) from reserved
         cell.reserved = reserved
 
-    def _timeout_suspended(self) -> _Suspended:
-        return _Suspended(self._cell.scope)
+    def give_back(self) -> None:
+        permit, self._cell.permit = self._cell.permit, None
+        if permit is not None:
+            permit.unused()
 
-
-class _Suspended:
-    """Flow control is not the cell's time: its timeout stands still meanwhile."""
-
-    def __init__(self, scope: trio.CancelScope | None) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> None:
-        self._left = math.inf
-        if self._scope is not None:
-            self._left = self._scope.deadline - trio.current_time()
-            self._scope.deadline = math.inf
-
-    def __exit__(self, *_: object) -> None:
-        if self._scope is not None:
-            self._scope.deadline = trio.current_time() + self._left
+    @contextmanager
+    def _timeout_suspended(self) -> Iterator[None]:
+        """Flow control is not the cell's time: its timeout stands still meanwhile."""
+        scope, began = self._cell.scope, self._run.now()
+        left = math.inf
+        if scope is not None:
+            left, scope.deadline = scope.deadline - began, math.inf
+        try:
+            yield
+        finally:
+            ended = self._run.now()
+            self.waited += ended - began
+            if scope is not None:
+                scope.deadline = ended + left

@@ -7,6 +7,7 @@ key that is throttled holds no budget and no slot.
 from __future__ import annotations
 
 import contextvars
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,7 +19,7 @@ from .cell import run_cell
 from .tasks import Cell, Group, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from ..runtime.throttle import Throttle
     from .row_group import RowGroup
@@ -64,6 +65,9 @@ class Dispatcher:
         # The throttles of the keys that were queued so far; each tells the dispatcher when it may let more through.
         self._throttles: dict[str, Throttle] = {}
         self._unsubscribe: list[Callable[[], None]] = []
+        self._lanes_of: dict[str, set[Hashable]] = {}
+        # Tasks that exist, in lanes that have a limit of their own.
+        self._in_lane: Counter[Hashable] = Counter()
         self._limited = run.spending.limited
         # Tasks are started from wherever something came free, and must not inherit that place's context.
         self._context = contextvars.copy_context()
@@ -103,9 +107,11 @@ class Dispatcher:
 
     def _subscribe(self, key: str) -> None:
         throttle = self._throttles[key] = self._run.throttles.get(key)
+        self._lanes_of[key] = {step.lane for step in self._run.plan.steps if step.key == key}
 
         def free() -> None:
-            self._lanes.unblock(key)
+            for lane in self._lanes_of[key]:
+                self._lanes.unblock(lane)
             self.pump()
 
         self._unsubscribe.append(throttle.subscribe(free))
@@ -170,6 +176,9 @@ class Dispatcher:
         ):
             self._without_slot.add(self._lanes.block().key)
             return False
+        if step.lane_limit is not None and self._in_lane[step.lane] >= step.lane_limit:
+            self._lanes.block()
+            return False
         if step.key is not None:
             if self._limited:
                 spending = self._run.spending
@@ -187,6 +196,8 @@ class Dispatcher:
                 return False
             if self._limited:
                 cell.reserved = self._run.spending.reserve(step)
+        if step.lane_limit is not None:
+            self._in_lane[step.lane] += 1
         if step.needs_slot:
             self._active += 1
             self._active_processes += step.process
@@ -204,11 +215,18 @@ class Dispatcher:
         if self._submitted > self._submitted_peak:
             self._submitted_peak = self._submitted
         cell.submitted_at = self._run.now()
-        self._context.run(group.nursery.start_soon, run_cell, self._run, cell)
+        self._context.run(self._spawn, cell)
+
+    def _spawn(self, cell: Cell[RowGroup]) -> None:
+        cell.group.nursery.start_soon(run_cell, self._run, cell, name=cell.step.name)
 
     def ended(self, cell: Cell[RowGroup]) -> None:
         """A task is over and its permit settled; its slot is free unless a thread took it over."""
         self._submitted -= 1
+        step = cell.step
+        if step.lane_limit is not None:
+            self._in_lane[step.lane] -= 1
+            self._lanes.unblock(step.lane)
         if self._without_budget:
             self._unblock(self._without_budget)
         if cell.has_slot:

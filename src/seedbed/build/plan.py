@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..errors import ConfigError, DatasetGenerationError
-from ..generators import Call, Column
+from ..errors import ConfigError, DatasetGenerationError, ManifestError
+from ..generators import Call, Column, SkipRule
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
 from ..runtime.throttle import KeyLimits
 from ..store.dtypes import declared_type
+from ..store.manifest import Manifest, is_dataset
+from ..store.manifest import read as read_manifest
 from ..store.writer import check_output
 from .config import RunConfig
 from .processor import Processor, Stage
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
+
+    from .source import Source
 
 # Lanes of work that waits for no throttle key.
 ASYNC_LANE = ("local", "async")
@@ -57,6 +61,10 @@ class Step:
     processor: Processor | None = None
     instance: object | None = None  # the generator whose calls must not overlap, if it is stateful
     allow_resize: bool = False
+    skip: SkipRule | None = None
+    # The columns that it needs and that may be skipped, if it is to be skipped with them.
+    skipped_with: tuple[int, ...] = ()
+    lane_limit: int | None = None
     # Of the call, kept here because every cell reads them.
     positional: tuple[str | None, ...] = ()
     wants_context: bool = False
@@ -79,6 +87,8 @@ class BuildPlan:
     declared: Mapping[str, pa.DataType]
     out: Path | None
     fingerprint: Mapping[str, Any]
+    source: Source
+    done: Manifest | None = None  # what earlier runs left, if this one goes on with it
 
     @property
     def default_limits(self) -> KeyLimits:
@@ -110,31 +120,34 @@ class BuildPlan:
         return {instance: tuple(nodes) for instance, nodes in found.items()}
 
 
-def plan_build(
-    columns: Iterable[Column],
-    *,
-    rows: int,
-    config: RunConfig,
-    out: str | os.PathLike[str] | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-) -> BuildPlan:
-    """Check everything and lay out the run, or raise one error that lists all problems."""
+def plan_build(source: Source, *, rows: int, out: Path | None = None, resume: bool = False) -> BuildPlan:
+    """Check everything and lay out the run, or raise one error that lists all problems.
+
+    `resume` goes on with a directory that a build like this one left unfinished, if there is one.
+    """
+    config = source.config
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
         raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
-    columns = [columns] if isinstance(columns, Column) else list(columns)
-    processors = list(processors)
-    limits = dict(limits or {})
+    columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits, config)
+    problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
     if problems:
         raise DatasetGenerationError(problems)
-    path = None if out is None else Path(out)
-    if path is not None:
-        check_output(path)
+    fingerprint = dict(source.fingerprint or _fingerprint(columns, processors))
+    done: Manifest | None = None
+    if out is not None:
+        done = read_manifest(out).manifest if resume and is_dataset(out) else None
+        if done is None:
+            check_output(out)
+        else:
+            config = attrs.evolve(config, buffer_size=_check_resumable(done, fingerprint, rows))
     graph = build_graph(columns, resize=config.engine == "sequential")
     steps = [_step(column, index, config) for index, column in enumerate(columns)]
+    for each in graph.nodes:
+        if columns[each.index].skip_policy == "skip":
+            steps[each.index] = attrs.evolve(steps[each.index], skipped_with=each.upstream)
     made: list[str] = []
     for node in graph.order:
         if steps[node].allow_resize and columns[node].kind is Kind.FULL_COLUMN:
@@ -146,13 +159,15 @@ def plan_build(
         steps=tuple(steps),
         rows=rows,
         config=config,
-        limits=limits,
+        limits={**source.inner_limits, **limits},
         pre_batch=_processor_steps(processors, Stage.PRE_BATCH),
         post_batch=_processor_steps(processors, Stage.POST_BATCH),
         after_generation=tuple(each for each in processors if each.stage is Stage.AFTER_GENERATION),
         declared=declared,
-        out=path,
-        fingerprint=_fingerprint(columns, processors, declared),
+        out=out,
+        fingerprint=fingerprint,
+        source=source,
+        done=done,
     )
 
 
@@ -204,6 +219,12 @@ def _check_column(column: Column) -> list[str]:
         problems.append(f"column {name!r} has timeout={column.timeout!r}; it must be a number of seconds above 0")
     if any(not (isinstance(each, type) and issubclass(each, Exception)) for each in column.retry_on):
         problems.append(f"column {name!r} has something in retry_on that is no exception class")
+    if column.skip_policy not in ("run", "skip"):
+        problems.append(f"column {name!r} has skip_policy={column.skip_policy!r}; it must be 'run' or 'skip'")
+    if column.skip is not None and column.kind is Kind.FROM_SCRATCH:
+        problems.append(f"column {name!r} is made from scratch, before there is anything to skip it for")
+    if column.lane_limit is not None and column.lane_limit < 1:
+        problems.append(f"column {name!r} has lane_limit={column.lane_limit!r}; it must be 1 or more")
     if column.allow_resize and column.kind is Kind.FROM_SCRATCH:
         problems.append(f"column {name!r} is made from scratch, row by row as asked for, and cannot resize")
     if column.process and column.call is not None:
@@ -217,6 +238,14 @@ def _check_column(column: Column) -> list[str]:
         except ConfigError as error:
             problems.append(f"column {name!r}: {error}")
     return problems
+
+
+def _too_few_rows(column: Column, rows: int) -> str | None:
+    """A generator from scratch may say in `available` that it has only so many rows to give."""
+    available = getattr(column.generator, "available", None)
+    if column.kind is not Kind.FROM_SCRATCH or not isinstance(available, int) or available >= rows:
+        return None
+    return f"column {column.name!r} has {available} rows and does not begin again, but {rows} are asked for"
 
 
 def _check_process(column: Column, call: Call) -> list[str]:
@@ -238,7 +267,9 @@ def _check_process(column: Column, call: Call) -> list[str]:
 def _step(column: Column, index: int, config: RunConfig) -> Step:
     assert column.call is not None  # `_check` reported a column without one
     lane: Hashable
-    if column.key is not None:
+    if column.lane_limit is not None:
+        lane = (column.key, column.lane or column.name)
+    elif column.key is not None:
         lane = column.key
     elif column.process:
         lane = PROCESS_LANE
@@ -257,13 +288,15 @@ def _step(column: Column, index: int, config: RunConfig) -> Step:
         needs_slot=not column.call.is_async,
         process=column.process,
         timeout=timeout,
-        inputs=column.requires,
+        inputs=column.inputs,
         outputs=(*column.outputs, *column.side_effects),
         required_outputs=len(column.outputs),
         retry_on=column.retry_on,
         call=column.call,
         instance=column.generator if column.is_stateful else None,
         allow_resize=column.allow_resize,
+        skip=column.skip,
+        lane_limit=column.lane_limit,
         positional=column.call.positional,
         wants_context=column.call.wants_context,
         direct=column.call.function if _is_direct(column, column.call) else None,
@@ -311,20 +344,38 @@ def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Ste
     )
 
 
-def _fingerprint(
-    columns: Sequence[Column], processors: Sequence[Processor], declared: Mapping[str, pa.DataType]
-) -> dict[str, Any]:
+def _fingerprint(columns: Sequence[Column], processors: Sequence[Processor]) -> dict[str, Any]:
     """What must be the same for two runs to make parts of one dataset."""
     return {
-        "columns": [
-            {
-                "name": column.name,
+        "columns": {
+            column.name: {
                 "kind": column.kind.value,
                 "requires": list(column.requires),
                 "outputs": [*column.outputs, *column.side_effects],
+                "dtypes": {name: str(declared_type(dtype)) for name, dtype in column.dtypes().items()},
             }
             for column in columns
-        ],
-        "declared": {name: str(dtype) for name, dtype in declared.items()},
+        },
         "processors": [[processor.stage.value, processor.label] for processor in processors],
     }
+
+
+def _check_resumable(done: Manifest, fingerprint: Mapping[str, Any], rows: int) -> int:
+    """The row-group size of a directory that this build may go on with; `ManifestError` if it may not, and why."""
+    header = done.header
+    assert header is not None  # a manifest without one cannot be read
+    differences = list(_differences("", dict(header.fingerprint), fingerprint))
+    if header.rows != rows:
+        differences.append(f"rows: {header.rows} there, {rows} here")
+    if differences:
+        lines = "\n".join(f"  - {difference}" for difference in differences)
+        raise ManifestError(f"the directory belongs to another build and cannot be resumed by this one:\n{lines}")
+    return header.buffer_size
+
+
+def _differences(path: str, there: Any, here: Any) -> Iterator[str]:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for name in dict.fromkeys((*there, *here)):
+            yield from _differences(f"{path}.{name}" if path else name, there.get(name), here.get(name))
+    elif there != here:
+        yield f"{path}: {there!r} there, {here!r} here"

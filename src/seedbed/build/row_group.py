@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import ProcessorFailed
+from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
@@ -162,7 +162,7 @@ class RowGroup:
             run.emit_finished(outcome)
         usage = outcome.usage
         if usage is not None and usage.calls:
-            run.ledger.spend(step.name, usage.calls, usage.tokens, usage.cost)
+            run.ledger.spend(step.name, usage.by_model)
         if status is Status.REFUSED:
             self._refused(outcome)
             return
@@ -193,8 +193,8 @@ class RowGroup:
         if step.key is None:
             run.note_latency(step, outcome.seconds)
         if row == GROUP:
-            self._write_group(step, *outcome.value)
-            ready = self.frontier.complete_group(step.node)
+            ready = self._write_group(cell, *outcome.value)
+            ready += self.frontier.complete_group(step.node)
         elif self.frontier.dropped[row]:
             self._waste(outcome)
             ready = []
@@ -213,12 +213,24 @@ class RowGroup:
         if ready:
             self._make_ready(ready)
 
-    def _write_group(self, step: Step, rows: Sequence[int], columns: Sequence[Sequence[Any]]) -> None:
+    def _write_group(
+        self, cell: Cell[RowGroup], rows: Sequence[int], columns: Sequence[Sequence[Any]]
+    ) -> list[tuple[int, int]]:
+        """Write what a task for the whole group made; a row whose value is an exception failed, and it alone."""
         dropped, update_cell = self.frontier.dropped, self.rows.buffer.update_cell
-        for name, values in zip(step.outputs, columns, strict=True):
+        ready: list[tuple[int, int]] = []
+        for name, values in zip(cell.step.outputs, columns, strict=True):
             for row, value in zip(rows, values, strict=True):
-                if not dropped[row]:
+                if dropped[row]:
+                    continue
+                if isinstance(value, CellError):
+                    ready += self.frontier.drop_row(row)
+                    self._drop(row, cell, error_text(value))
+                else:
                     update_cell(row, name, value)
+        for gate in self._gate_list if ready else ():
+            gate.advance()
+        return ready
 
     def _refused(self, outcome: Outcome[RowGroup]) -> None:
         cell = outcome.cell
@@ -304,11 +316,32 @@ class RowGroup:
 
     def _make_ready(self, ready: Sequence[tuple[int, int]]) -> None:
         for node, row in ready:
+            step = self.run.plan.steps[node]
+            if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
+                continue
             gate = self._gates.get(node)
             if gate is not None:
                 gate.arrive(node, row)
             else:
-                self._new_cell(self.run.plan.steps[node], row)
+                self._new_cell(step, row)
+
+    def _skip_cell(self, step: Step, row: int) -> bool:
+        """Complete a cell without making it, if it is to be skipped; a rule that fails costs the row."""
+        if self.frontier.dropped[row]:
+            return True
+        try:
+            if not self.rows.skips(step, row):
+                return False
+        except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
+            rows, ready = self.frontier.fail(row)
+            for each in rows:
+                self._drop(each, Cell(step, self, row), f"skip_when: {error_text(error)}")
+        else:
+            ready = self.frontier.complete_cell(step.node, row)
+        for gate in self._gate_list:
+            gate.advance()
+        self._make_ready(ready)
+        return True
 
     def _release_stateful(self, node: int, row: int) -> None:
         self._new_cell(self.run.plan.steps[node], row)

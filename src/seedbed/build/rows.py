@@ -33,6 +33,18 @@ class Rows:
         # What processors made of the rows, as long as it is not back in the buffer.
         self.frame: pl.DataFrame | None = None
         self._identities: list[Identity] | None = None  # None: the rows are the source rows
+        self._skipped_cells: set[tuple[int, int]] = set()  # (node, row)
+
+    def skips(self, step: Step, row: int) -> bool:
+        """Whether a cell is not to be made, by its own rule or because one it needs was not; remembers the answer."""
+        node = step.node
+        skip = any((up, row) in self._skipped_cells for up in step.skipped_with)
+        if not skip and step.skip is not None:
+            values = {name: self.buffer.values(name)[row] for name in step.skip.requires}
+            skip = bool(step.skip.decide(values))
+        if skip:
+            self._skipped_cells.add((node, row))
+        return skip
 
     def identity(self, row: int) -> Identity:
         """Which row that is in the whole dataset."""
@@ -125,3 +137,4 @@ class Rows:
             for row, value in enumerate(values):
                 self.buffer.update_cell(row, name, value)
         self._identities = identities
+        self._skipped_cells.clear()

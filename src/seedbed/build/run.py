@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.offload import Processes
     from ..runtime.throttle import ThrottleManager
     from ..runtime.timers import Timers
+    from ..store.manifest import Manifest
     from ..store.records import Drop
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan, Step
@@ -82,10 +83,30 @@ class Run:
         # Row groups that are over: all below the first, and these.
         self._done_below = 0
         self._done_above: set[int] = set()
+        if plan.done is not None:
+            self._take_over(plan.done)
         self._store_limiter = trio.CapacityLimiter(STORE_THREADS)
         self._latency: dict[str, float] = {}
         # When a column without a key was first refused since it last succeeded.
         self._refusing_since: dict[str, float] = {}
+
+    def _take_over(self, done: Manifest) -> None:
+        """Go on where earlier runs of this dataset ended."""
+        for index, group in sorted(done.groups.items()):
+            self.group_done(index)
+            self.ledger.written += group.rows
+            self.ledger.dropped.extend(group.drops)
+            if group.skipped is not None:
+                self.ledger.skipped.append(index)
+        entries = done.spending.entries if done.spending is not None else ()
+        for column, model, calls, input_tokens, output_tokens, cost in entries:
+            self.ledger.spent[column, model] = (calls, input_tokens, output_tokens, cost)
+            self.spending.tokens += input_tokens + output_tokens
+            self.spending.cost += cost
+
+    def is_done(self, index: int) -> bool:
+        """Whether a row group is checkpointed or skipped, by this run or an earlier one."""
+        return index < self._done_below or index in self._done_above
 
     def instance_of(self, step: Step) -> Instance | None:
         """The stateful generator of a column, if it has one."""

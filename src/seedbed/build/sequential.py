@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ..errors import CellError
 from ..graph import GROUP
 from ..observe import events
 from .cell import attempt
@@ -87,6 +88,8 @@ class SequentialGroup:
         resized: dict[int, list[Any]] = {}
         rows: Iterable[int] = self.live_rows() if step.kind is TaskKind.CELL else [GROUP]
         for row in rows:
+            if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
+                continue
             await self._try(Cell(step, self, row), salvage, resized)
             # A stateful generator must see its rows in order, so one that failed is tried again before the next.
             while step.instance is not None and len(salvage):
@@ -95,6 +98,17 @@ class SequentialGroup:
             await self._salvage(salvage, resized)
         if step.allow_resize and step.kind is TaskKind.CELL:
             self._explode(step, resized)
+
+    def _skip_cell(self, step: Step, row: int) -> bool:
+        try:
+            return self.rows.skips(step, row)
+        except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
+            self._drop(row, step, 1, f"skip_when: {error_text(error)}")
+            return True
+
+    def _drop(self, row: int, step: Step, attempts: int, error: str) -> None:
+        self._dropped.add(row)
+        self.run.emit_drop(self.index, self.rows.drop(row, step, attempts, error))
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
         deferred = sorted(salvage.start_round(self.rows.buffer.rows), key=lambda each: each[1])
@@ -130,8 +144,7 @@ class SequentialGroup:
                 return
         assert outcome.error is not None
         for row in self.live_rows() if cell.row == GROUP else [cell.row]:
-            self._dropped.add(row)
-            run.emit_drop(self.index, self.rows.drop(row, cell.step, cell.attempt, error_text(outcome.error)))
+            self._drop(row, cell.step, cell.attempt, error_text(outcome.error))
 
     async def _attempt(self, cell: Cell[SequentialGroup]) -> Outcome[SequentialGroup]:
         """One attempt, however often it is refused on the way."""
@@ -165,7 +178,7 @@ class SequentialGroup:
                 raise run.stopping
             usage = outcome.usage
             if usage is not None and usage.calls:
-                run.ledger.spend(step.name, usage.calls, usage.tokens, usage.cost)
+                run.ledger.spend(step.name, usage.by_model)
             if outcome.status is Status.REFUSED:
                 cell.refusals += 1
                 eligible_at = outcome.finished + outcome.retry_delay
@@ -187,7 +200,10 @@ class SequentialGroup:
                 return
             for name, values in zip(step.outputs, columns, strict=True):
                 for row, each in zip(rows, values, strict=True):
-                    update_cell(row, name, each)
+                    if not isinstance(each, CellError):
+                        update_cell(row, name, each)
+                    elif row not in self._dropped:
+                        self._drop(row, step, cell.attempt, error_text(each))
         elif step.allow_resize:
             resized[cell.row] = value
         elif len(step.outputs) == 1:

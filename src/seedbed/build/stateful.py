@@ -138,7 +138,10 @@ class Gate:
                     return
                 self._position += 1
                 continue
-            while self._row < frontier.rows and frontier.dropped[self._row]:
+            # Done without having been released: the cell was skipped.
+            while self._row < frontier.rows and (
+                frontier.dropped[self._row] or (self._out is None and frontier.is_done(node, self._row))
+            ):
                 self._arrived.discard((node, self._row))
                 self._row += 1
             if self._row < frontier.rows:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import attrs
 
@@ -30,6 +30,17 @@ def _exceptions(value: type[Exception] | Iterable[type[Exception]]) -> tuple[typ
     return (value,) if isinstance(value, type) else tuple(value)
 
 
+class SkipRule(Protocol):
+    """When a cell is not to be made: it is null, and its generator is not called."""
+
+    @property
+    def requires(self) -> tuple[str, ...]: ...
+    @property
+    def decide(self) -> Callable[[Mapping[str, Any]], bool]:
+        """Whether to skip, from the values of the required columns; it may raise."""
+        ...
+
+
 @attrs.frozen(eq=False)
 class Column:
     """One generator and what it makes.
@@ -42,7 +53,8 @@ class Column:
 
     A generator with several outputs or side effects returns a mapping (or, for whole columns, a frame) by name; a side
     effect may be missing, an output may not. Sync generators run in a worker thread, or in a process with
-    `process=True`. A parameter annotated `CellContext` gets the context.
+    `process=True`. A parameter annotated `CellContext` gets the context. A value that is a `CellError` among those of a
+    whole column fails its row and no other.
     """
 
     name: str
@@ -66,6 +78,14 @@ class Column:
     allow_resize: bool = attrs.field(default=False, kw_only=True)
     # Exceptions of its own code that are worth another attempt.
     retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions, kw_only=True)
+    skip: SkipRule | None = attrs.field(default=None, kw_only=True)
+    # What becomes of a cell one of whose inputs was skipped: `run` it with a null, or `skip` it too.
+    skip_policy: str = attrs.field(default="run", kw_only=True)
+    # At most so many of its calls at once, where that is less than its key allows; columns of one `lane` share it.
+    lane: str | None = attrs.field(default=None, kw_only=True)
+    lane_limit: int | None = attrs.field(default=None, kw_only=True)
+    # The columns whose values its generator gets: `requires` without what only its skip rule reads.
+    inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
     # How the generator is called, and what is wrong with it if it cannot be.
     call: Call | None = attrs.field(init=False, default=None, repr=False)
     problem: str | None = attrs.field(init=False, default=None, repr=False)
@@ -82,10 +102,12 @@ class Column:
             call, requires = bind_call(self.generator, self.kind, given["requires"])
         except UncallableError as error:
             put(self, "problem", f"column {self.name!r} {error}")
-            put(self, "requires", given["requires"] or ())
+            put(self, "inputs", given["requires"] or ())
         else:
             put(self, "call", call)
-            put(self, "requires", requires)
+            put(self, "inputs", requires)
+        rule = self.skip.requires if self.skip is not None else ()
+        put(self, "requires", tuple(dict.fromkeys((*self.inputs, *rule))))
 
     def dtypes(self) -> dict[str, Any]:
         """The declared type of each output that has one."""

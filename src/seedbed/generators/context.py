@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
 T = TypeVar("T")
 
@@ -20,10 +20,26 @@ class Usage:
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    # The same by model, as (calls, input tokens, output tokens, cost).
+    by_model: dict[str, tuple[int, int, int, float]] = attrs.field(factory=dict)
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    def add(self, model: str, calls: int, input_tokens: int, output_tokens: int, cost: float) -> None:
+        """Count a call, or several."""
+        self.calls += calls
+        self.input_tokens += input_tokens
+        self.output_tokens += output_tokens
+        self.cost += cost
+        before = self.by_model.get(model, (0, 0, 0, 0.0))
+        self.by_model[model] = (
+            before[0] + calls,
+            before[1] + input_tokens,
+            before[2] + output_tokens,
+            before[3] + cost,
+        )
 
 
 class CellContext(Protocol):
@@ -41,9 +57,15 @@ class CellContext(Protocol):
     def row(self) -> int | None: ...
     @property
     def attempt(self) -> int: ...
+    @property
+    def rows(self) -> Sequence[tuple[int, int]]:
+        """Of a task for a whole row group: which rows its frame holds, in order: source row and copy (0: itself)."""
+        ...
 
-    def report_usage(self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0) -> None:
-        """Add to what this task used; safe from a worker thread."""
+    def report_usage(
+        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
+    ) -> None:
+        """Add to what this task used, of which model; safe from a worker thread."""
 
     async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
         """Make one model call under a permit of `key` (the column's own if not given).
@@ -51,6 +73,9 @@ class CellContext(Protocol):
         The first call uses the permit that the task was started with. A `RateLimited` before any answer sends the cell
         back to its lane; after an answer it is waited out here, so that no answered call is ever repeated.
         """
+
+    def give_back(self) -> None:
+        """Give the permit that the task was started with back: it makes no call with it, or none for now."""
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Await an async function from a synchronous generator, in its worker thread."""

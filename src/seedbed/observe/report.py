@@ -25,11 +25,16 @@ class Wasted:
 
 @attrs.frozen(kw_only=True)
 class Spent:
-    """What one column reported as used."""
+    """What was reported as used."""
 
     calls: int = 0
-    tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
     cost: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +48,8 @@ class BuildReport:
     skipped_row_groups: tuple[int, ...]
     attempts: Mapping[str, int]
     errors: Mapping[str, int]
-    usage: Mapping[str, Spent]
+    usage: Mapping[str, Spent]  # by column
+    model_usage: Mapping[str, Spent]  # by model, where a call said which
     wasted: Mapping[str, Wasted]
     late_threads: Mapping[str, int]
     running_threads: Mapping[str, int]
@@ -82,15 +88,34 @@ class Ledger:
         self.skipped: list[int] = []
         self.conflicts: list[str] = []
         self.traces: list[TaskTrace] = []
-        self._spent: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        # By column and model: calls, input tokens, output tokens, cost; of earlier runs of this dataset too.
+        self.spent: defaultdict[tuple[str, str], tuple[int, int, int, float]] = defaultdict(lambda: (0, 0, 0, 0.0))
         self._wasted: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
 
-    def spend(self, column: str, calls: int, tokens: int, cost: float) -> None:
-        """A column reported usage."""
-        entry = self._spent[column]
-        entry[0] += calls
-        entry[1] += tokens
-        entry[2] += cost
+    def spend(self, column: str, usage: Mapping[str, tuple[int, int, int, float]]) -> None:
+        """A column reported what it used of each model."""
+        for model, (calls, input_tokens, output_tokens, cost) in usage.items():
+            before = self.spent[column, model]
+            self.spent[column, model] = (
+                before[0] + calls,
+                before[1] + input_tokens,
+                before[2] + output_tokens,
+                before[3] + cost,
+            )
+
+    def _spent_by(self, part: int) -> dict[str, Spent]:
+        """What was spent, by column (part 0 of the key) or by model (part 1)."""
+        names = dict.fromkeys(key[part] for key in self.spent if key[part])
+        entries = {name: [entry for key, entry in self.spent.items() if key[part] == name] for name in names}
+        return {
+            name: Spent(
+                calls=sum(entry[0] for entry in of),
+                input_tokens=sum(entry[1] for entry in of),
+                output_tokens=sum(entry[2] for entry in of),
+                cost=sum(entry[3] for entry in of),
+            )
+            for name, of in entries.items()
+        }
 
     def waste(self, column: str, calls: int, tokens: int, seconds: float) -> None:
         """Work of a column came to nothing."""
@@ -111,10 +136,8 @@ class Ledger:
             skipped_row_groups=tuple(sorted(self.skipped)),
             attempts=dict(self.attempts),
             errors=dict(self.errors),
-            usage={
-                name: Spent(calls=int(calls), tokens=int(tokens), cost=cost)
-                for name, (calls, tokens, cost) in self._spent.items()
-            },
+            usage=self._spent_by(0),
+            model_usage=self._spent_by(1),
             wasted={
                 name: Wasted(calls=int(calls), tokens=int(tokens), seconds=seconds_)
                 for name, (calls, tokens, seconds_) in self._wasted.items()

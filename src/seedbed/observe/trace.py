@@ -25,3 +25,6 @@ class TaskTrace:
     permit: float | None
     started: float
     finished: float
+    # Seconds inside of the model calls that it made through its context, and of waiting for leave to make them.
+    called: float = 0.0
+    waited: float = 0.0

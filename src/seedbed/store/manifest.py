@@ -25,6 +25,7 @@ from .records import (
     Processed,
     Record,
     Rewritten,
+    Spending,
     record_from_dict,
     record_to_dict,
 )
@@ -51,6 +52,7 @@ class Manifest:
     rewritten: dict[int, list[PartRecord]] = attrs.field(factory=dict)
     finished: Finished | None = None
     processed: Processed | None = None
+    spending: Spending | None = None
 
     def apply(self, record: Record) -> None:
         """Take in the next record; of two that say the same thing the last one counts."""
@@ -68,6 +70,8 @@ class Manifest:
                 self.finished = record
             case Processed():
                 self.processed = record
+            case Spending():
+                self.spending = record
 
     @property
     def expected_groups(self) -> int:
@@ -138,6 +142,11 @@ def parse(data: bytes) -> ManifestFile:
         manifest.apply(last)
     torn = 0 if last is not None else len(tail)
     return ManifestFile(manifest=manifest, damaged=tuple(damaged), length=len(data) - torn)
+
+
+def is_dataset(directory: Path) -> bool:
+    """Whether there is a manifest in this directory."""
+    return (directory / MANIFEST_NAME).is_file()
 
 
 def read(directory: Path) -> ManifestFile:

@@ -111,7 +111,14 @@ class Processed:
     conflicts: tuple[Conflict, ...] = ()
 
 
-Record: TypeAlias = Header | GroupRecord | Rewritten | Finished | Processed
+@attrs.frozen(kw_only=True)
+class Spending:
+    """What all runs of this dataset have used up to here: (column, model, calls, input tokens, output tokens, cost)."""
+
+    entries: tuple[tuple[str, str, int, int, int, float], ...]
+
+
+Record: TypeAlias = Header | GroupRecord | Rewritten | Finished | Processed | Spending
 
 _KINDS: dict[str, type[Any]] = {
     "header": Header,
@@ -119,6 +126,7 @@ _KINDS: dict[str, type[Any]] = {
     "rewritten": Rewritten,
     "finished": Finished,
     "processed": Processed,
+    "spending": Spending,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -145,6 +153,8 @@ def record_from_dict(plain: Mapping[str, Any]) -> Record:
         fields["drops"] = tuple(Drop(**drop) for drop in fields["drops"])
     if "conflicts" in fields:
         fields["conflicts"] = tuple(Conflict(**conflict) for conflict in fields["conflicts"])
+    if "entries" in fields:
+        fields["entries"] = tuple(tuple(entry) for entry in fields["entries"])
     if "columns" in fields:
         fields["columns"] = tuple(fields["columns"])
     record: Record = kind(**fields)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..errors import OutputDirectoryError, StoreError
 from .manifest import MANIFEST_NAME, Manifest, append, read
 from .parts import is_temporary, no_step, part_name, present, read_table, sync_directory, write_part, write_table
-from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Rewritten
+from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Rewritten, Spending
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -198,6 +198,11 @@ class DatasetWriter:
             self._parts[index] = part
             self._conflicts.extend(conflicts)
         return group
+
+    def write_spending(self, entries: Iterable[tuple[str, str, int, int, int, float]]) -> None:
+        """Note what all runs of this dataset have used so far."""
+        with self._lock:
+            self._append(Spending(entries=tuple(entries)))
 
     def finish(self, *, abandoned: Callable[[], bool] = lambda: False) -> tuple[Conflict, ...]:
         """Give every part one schema and say that the build finished; return the columns that could not have one.

@@ -1,0 +1,121 @@
+"""One table of peers: DataDesigner, Hamilton with aiohttp, aiohttp by hand, and seedbed.
+
+All make the same dataset: a column that is drawn, B and C from it, D from both and E from D, each cell of them a call
+with the same prompt, from the same kind of server. Peers are installed by name from the package index, each into an
+environment of its own inside the one that this runs in; one that cannot be installed, or whose newest version wants
+to be called in another way, is named below the table.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ..common import Findings, Table, WrongResultError, main
+from .processes import run_peer
+from .work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .work import Taken
+
+ENVIRONMENTS = Path(sys.prefix, "peers")
+
+
+@attrs.frozen
+class Peer:
+    """A program beside this one, and what must be installed for it."""
+
+    name: str
+    module: str
+    requirements: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """How much is measured."""
+
+    rows: tuple[int, ...]
+    at_once: tuple[int, ...]
+    latency: float
+    rounds: int
+
+
+PEERS = (
+    Peer("aiohttp by hand", "with_aiohttp", ("aiohttp",)),
+    Peer("Hamilton + aiohttp", "with_hamilton", ("sf-hamilton", "aiohttp")),
+    Peer("DataDesigner", "with_data_designer", ("data-designer",)),
+)
+FULL = Setting(rows=(500, 2_000), at_once=(32, 128), latency=0.05, rounds=2)
+SHORT = Setting(rows=(50,), at_once=(32,), latency=0.005, rounds=1)
+
+
+def install(peer: Peer) -> tuple[Path | None, str]:
+    """The peer's interpreter and its version; None and the reason if it cannot be installed or does not run."""
+    python = ENVIRONMENTS / peer.module / "bin" / "python"
+    # Without pip in it: ours installs, so that it works where `ensurepip` is missing.
+    commands = [
+        [sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])],
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *peer.requirements],
+    ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            return None, lines[-1] if lines else f"exit code {done.returncode}"
+    tell = f"from importlib.metadata import version; print(version({peer.requirements[0]!r}))"
+    done = subprocess.run([str(python), "-c", tell], capture_output=True, text=True, check=True)
+    version = done.stdout.strip()
+    try:
+        run_peer(python, peer.module, rows=1, at_once=SHORT.at_once[0], latency=SHORT.latency)
+    except WrongResultError as wrong:
+        return None, f"{version}: {str(wrong).splitlines()[-1]}"
+    return python, version
+
+
+def figures(taken: list[Taken], work: Work, latency: float) -> dict[str, Any]:
+    """The least of each figure, whichever round it was in."""
+    return {
+        "wall ÷ ideal": min(each.wall for each in taken) / work.ideal(latency),
+        "CPU per call, ms": min(each.cpu for each in taken) / work.calls * 1000,
+        "peak memory, MB": min(each.memory for each in taken),
+    }
+
+
+def compare(pythons: Mapping[Peer, Path], setting: Setting, rows: int, at_once: int) -> dict[Peer, dict[str, Any]]:
+    """Run all peers in turn, some rounds."""
+    taken: dict[Peer, list[Taken]] = {peer: [] for peer in pythons}
+    for _ in range(setting.rounds):
+        for peer, python in pythons.items():
+            taken[peer].append(run_peer(python, peer.module, rows=rows, at_once=at_once, latency=setting.latency))
+    work = Work(url="", rows=rows, at_once=at_once)
+    return {peer: figures(each, work, setting.latency) for peer, each in taken.items()}
+
+
+def measure(short: bool) -> Findings:
+    """Install the peers and run them all."""
+    setting = SHORT if short else FULL
+    found = {peer: install(peer) for peer in PEERS}
+    pythons = {Peer("seedbed", "with_seedbed", ()): Path(sys.executable)}
+    pythons |= {peer: python for peer, (python, _) in found.items() if python is not None}
+    table: list[dict[str, Any]] = []
+    for rows in setting.rows:
+        for at_once in setting.at_once:
+            for peer, row in compare(pythons, setting, rows, at_once).items():
+                version = found[peer][1] if peer in found else "here"
+                table.append({"": peer.name, "version": version, "rows": rows, "at once": at_once, **row})
+    title = f"The diamond, {setting.latency * 1000:.0f} ms a call, best of {setting.rounds}"
+    tables = [Table(title=title, rows=table)]
+    missing = [{"": peer.name, "reason": why} for peer, (python, why) in found.items() if not python]
+    if missing:
+        tables.append(Table(title="Not measured", rows=missing))
+    return Findings(tables=tables, bars=[])
+
+
+if __name__ == "__main__":
+    sys.exit(main("peers", measure))

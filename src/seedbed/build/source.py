@@ -1,0 +1,195 @@
+"""From a recipe to what the engine runs: its columns, its processors, the limits of its models and their clients."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ..errors import ConfigError, ManifestError
+from ..generators.custom import used_models
+from ..generators.registry import Environment, make_column, make_processor, vocabulary
+from ..models import MODEL_TYPES, open_http, open_models
+from ..recipe.custom import Custom
+from ..recipe.dump import dump_recipe, fingerprint
+from ..recipe.load import load_recipe as load_with
+from ..recipe.recipe import Recipe
+from ..runtime.throttle import KeyLimits
+from .config import RunConfig
+from .processor import Processor
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from ..generators import Column
+    from ..models.base import ModelClient, ModelSpec
+    from ..models.http import HttpClient
+
+RECIPE_NAME = "recipe.yaml"
+DOMAINS = ("chat", "embedding", "image")
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """What a build is made from, whether it was written as a recipe or as the engine's own columns."""
+
+    columns: tuple[Column, ...]
+    processors: tuple[Processor, ...] = ()
+    limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
+    # Limits of keys that columns use inside, which no column names as its own.
+    inner_limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
+    config: RunConfig
+    # Opens what must be open while the build runs.
+    resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    fingerprint: Mapping[str, Any] | None = None
+    # Columns of users' async functions, which are watched for what blocks the loop.
+    watched: frozenset[str] = frozenset()
+    recipe: Recipe | None = None
+
+    def store(self, directory: Path) -> None:
+        """Keep the recipe with the dataset, so that `resume` needs nothing but the directory."""
+        if self.recipe is not None:
+            dump_recipe(self.recipe, directory / RECIPE_NAME)
+
+
+def load_recipe(path: str | os.PathLike[str], *, allow_code: bool = False) -> Recipe:
+    """Read a recipe file (YAML, TOML or JSON); raises one error that lists everything that is wrong with it.
+
+    Functions of the user's are imported only with `allow_code=True`.
+    """
+    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=allow_code)
+    return load_with(path, known, allow_code=allow_code)
+
+
+def stored_recipe(directory: Path, *, allow_code: bool = False) -> Recipe:
+    """The recipe that is kept with a dataset."""
+    path = directory / RECIPE_NAME
+    if not path.exists():
+        raise ManifestError(f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from")
+    return load_recipe(path, allow_code=allow_code)
+
+
+def make_source(
+    given: Recipe | Iterable[Column],
+    *,
+    config: RunConfig | None = None,
+    limits: Mapping[str, KeyLimits] | None = None,
+    processors: Iterable[Processor] = (),
+    artifacts: Path | None = None,
+    allow_code: bool = True,
+) -> Source:
+    """Whatever a user hands in, as what the engine runs; a recipe's problems are raised all at once."""
+    if not isinstance(given, Recipe):
+        columns: Any = given
+        return Source(
+            columns=tuple(_iterable(columns)),
+            processors=tuple(processors),
+            limits=dict(limits or {}),
+            config=config or RunConfig(),
+        )
+    return _compile(
+        given,
+        config=config or RunConfig.from_mapping(given.run),
+        limits=limits or {},
+        processors=processors,
+        artifacts=artifacts,
+        allow_code=allow_code,
+    )
+
+
+def _iterable(columns: Any) -> Iterable[Column]:
+    try:
+        return tuple(columns)
+    except TypeError:
+        # One column, or something that the plan will say is none.
+        return (columns,)
+
+
+def _compile(
+    recipe: Recipe,
+    *,
+    config: RunConfig,
+    limits: Mapping[str, KeyLimits],
+    processors: Iterable[Processor],
+    artifacts: Path | None,
+    allow_code: bool,
+) -> Source:
+    specs: Any = recipe.models  # the recipe checked that they are specs
+    clients: dict[str, ModelClient] = {}
+
+    def client(alias: str) -> ModelClient:
+        if alias not in clients:
+            raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
+        return clients[alias]
+
+    connections: list[HttpClient] = []
+
+    def http() -> HttpClient:
+        if not connections:
+            raise ConfigError("there are connections only while a build runs")
+        return connections[0]
+
+    environment = Environment(
+        seed=recipe.seed,
+        models=specs,
+        client=client,
+        http=http,
+        base=recipe.base,
+        artifacts=artifacts,
+        allow_code=allow_code,
+    )
+    columns = recipe.resolve(lambda spec: make_column(spec, environment))
+    used = used_models(recipe.columns, environment)
+    known = {**_model_limits(used), **limits}
+    keys = {column.key for column in columns if column.key is not None}
+
+    @asynccontextmanager
+    async def resources() -> AsyncIterator[None]:
+        async with open_models(used) as opened, open_http() as connected:
+            clients.update(opened)
+            connections.append(connected)
+            try:
+                yield
+            finally:
+                clients.clear()
+                connections.clear()
+
+    made = (make_processor(spec, environment) for spec in recipe.processors)
+    return Source(
+        columns=columns,
+        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in made), *processors),
+        limits={key: each for key, each in known.items() if key in keys},
+        inner_limits={key: each for key, each in known.items() if key not in keys},
+        config=config,
+        resources=resources,
+        fingerprint=fingerprint(recipe),
+        watched=frozenset(
+            column.name
+            for spec, column in zip(recipe.columns, columns, strict=True)
+            if isinstance(spec, Custom) and column.call is not None and column.call.is_async
+        ),
+        recipe=recipe,
+    )
+
+
+def _model_limits(specs: Mapping[str, ModelSpec]) -> dict[str, KeyLimits]:
+    """The limits of every key; aliases that share one have the largest of their caps and the lowest of their rates."""
+    found: dict[str, KeyLimits] = {}
+    for spec in specs.values():
+        for domain in DOMAINS:
+            key, own = spec.key(domain), spec.limits()
+            other = found.get(key, own)
+            found[key] = KeyLimits(
+                max_parallel_requests=max(own.max_parallel_requests, other.max_parallel_requests),
+                requests_per_minute=_lowest(own.requests_per_minute, other.requests_per_minute),
+                tokens_per_minute=_lowest(own.tokens_per_minute, other.tokens_per_minute),
+                latency_congestion=own.latency_congestion or other.latency_congestion,
+            )
+    return found
+
+
+def _lowest(one: float | None, other: float | None) -> float | None:
+    return min((each for each in (one, other) if each is not None), default=None)

@@ -1,0 +1,145 @@
+"""`seedbed inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003  cyclopts reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from .options import Machine  # noqa: TC001  cyclopts reads the annotations
+
+if TYPE_CHECKING:
+    from ..observe.profile import ColumnProfile
+    from ..store.dataset import Dataset
+    from ..store.manifest import Manifest
+
+
+def inspect(
+    directory: Path,
+    /,
+    *,
+    sample: Annotated[int, Parameter(name=["--sample", "-n"])] = 3,
+    profile: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    verify: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    machine: Machine | None = None,
+) -> int:
+    """Say what a dataset directory holds: rows, drops by reason, cost, schema, and a sample.
+
+    Parameters
+    ----------
+    directory
+        The directory of a dataset, finished or not.
+    sample
+        How many rows to show.
+    profile
+        Show where the time went, for runs with --trace or --profile.
+    verify
+        Read every file and compare it with its checksum.
+
+    """
+    from ..observe.profile import load_profile
+    from ..store.dataset import Dataset
+    from ..store.manifest import read
+    from . import output
+
+    dataset = Dataset.open(directory)
+    if verify:
+        dataset.verify()
+    found = _facts(dataset, read(directory).manifest)
+    usable = [name for name in dataset.columns if name not in {conflict.column for conflict in dataset.conflicts}]
+    rows = dataset.scan(usable).head(max(0, sample)).collect().to_dicts()
+    profiles = load_profile(directory) if profile else []
+    if machine is not None and machine.json:
+        more = {"profile": [_profile_data(each) for each in profiles]} if profile else {}
+        output.print_json({**found, "sample": output.finite(rows), **more})
+        return 0
+    _tell(found)
+    output.print_records(rows)
+    if profile and not profiles:
+        output.console(error=True).print("no traces are kept in this directory: run with --profile or --trace FILE")
+    elif profile:
+        _tell_profile(profiles)
+    return 0
+
+
+def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
+    from collections import Counter
+
+    header, spending = manifest.header, manifest.spending
+    reasons = Counter(drop.reason for drop in dataset.drops)
+    heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
+    entries = [dict(zip(heads, entry, strict=True)) for entry in (spending.entries if spending else ())]
+    return {
+        "path": str(dataset.path),
+        "complete": dataset.complete,
+        "rows": dataset.rows,
+        "rows_wanted": header.rows if header else None,
+        "row_groups": len(manifest.groups),
+        "row_groups_wanted": manifest.expected_groups,
+        "bytes": sum(part.size for part in dataset.parts),
+        "dropped": len(dataset.drops),
+        "drops_by_reason": dict(reasons.most_common()),
+        "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},
+        "spending": entries,
+        "cost": sum(entry["cost"] for entry in entries),
+        "schema": {name: str(dtype) for name, dtype in dataset.schema.items()},
+        "conflicts": [str(conflict) for conflict in dataset.conflicts],
+        "damaged_manifest_lines": list(dataset.damaged_lines),
+    }
+
+
+def _tell(found: dict[str, Any]) -> None:
+    from . import output
+
+    print = output.console().print  # noqa: A001
+    state = "complete" if found["complete"] else "not complete"
+    print(f"{found['path']}: {state}", markup=False, style="bold")
+    print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {_size(found['bytes'])} of parquet")
+    print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
+    if not found["complete"]:
+        from .running import resume_command
+
+        print(f"to go on: {resume_command(found['path'])}", markup=False)
+    for index, reason in found["skipped_row_groups"].items():
+        print(f"row group {index} was skipped: {reason}", markup=False)
+    if found["drops_by_reason"]:
+        output.print_drops(found["drops_by_reason"])
+    for conflict in found["conflicts"]:
+        print(f"conflict: {conflict}", markup=False, style="yellow")
+    if found["damaged_manifest_lines"]:
+        print(f"lines of the manifest that cannot be read: {found['damaged_manifest_lines']}", style="red")
+    if found["spending"]:
+        heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
+        rows = [[entry[head] for head in heads] for entry in found["spending"]]
+        output.print_table([head.replace("_", " ") for head in heads], rows, title="spending")
+    output.print_table(("column", "type"), found["schema"].items(), title="schema")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+_PARTS = ("queue", "slot", "permit", "call", "parse")
+
+
+def _profile_data(found: ColumnProfile) -> dict[str, Any]:
+    counts = {name: getattr(found, name) for name in ("column", "tasks", "failed")}
+    return {**counts, **{name: getattr(found, name) for name in (*_PARTS, "longest")}}
+
+
+def _tell_profile(profiles: list[ColumnProfile]) -> None:
+    from . import output
+
+    rows = [
+        (
+            found.column,
+            found.tasks,
+            found.failed,
+            *(f"{getattr(found, part):,.3f} ({getattr(found, part) / (found.total or 1):.0%})" for part in _PARTS),
+            found.longest,
+        )
+        for found in profiles
+    ]
+    heads = ("column", "tasks", "failed", *_PARTS, "longest task")
+    output.print_table(heads, rows, title="where time went, in seconds of all tasks together")

@@ -1,0 +1,92 @@
+"""Where the command begins and ends: parses, runs one command, and turns whatever is raised into a message."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from .exit_codes import ExitCode, exit_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cyclopts import App
+
+# The module of each command and the sentence that the overview shows; a command is imported when it is used.
+_COMMANDS = (
+    ("run", "run:run", "Build a dataset from a recipe."),
+    ("preview", "preview:preview", "Make a few rows and show them; nothing is written."),
+    ("check", "check:check", "Tell everything that is wrong with a recipe; nothing is run."),
+    ("graph", "graph:graph", "Show which column needs which, as mermaid text or an SVG drawing."),
+    ("resume", "resume:resume", "Go on with a build that ended early."),
+    ("inspect", "inspect:inspect", "Say what a dataset directory holds: rows, drops, cost, schema, a sample."),
+    ("models", "models:models", "Look after the models of a recipe."),
+    ("init", "init:init", "Write a commented starter recipe."),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.CLOSED_OUTPUT
+    return status
+
+
+def _run(given: list[str]) -> int:
+    from cyclopts import CycloptsError
+
+    try:
+        result = _app()(given, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return _fail(str(error).strip(), ExitCode.BAD_INPUT, "usage", given)
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  whatever it is, it is told in a sentence
+        if "--debug" in given:
+            traceback.print_exc()
+        return _fail(_message(error), exit_code(error), type(error).__name__, given)
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _app() -> App:
+    from cyclopts import App
+
+    app = App(name="seedbed", help="Grow synthetic datasets from recipes.", version=_version, help_format="plaintext")
+    for name, place, sentence in _COMMANDS:
+        app.command(f"seedbed.cli.{place}", name=name, help=sentence)
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"seedbed {version('seedbed')}"
+
+
+def _message(error: BaseException) -> str:
+    from ..errors import SeedbedError
+
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    notes = getattr(error, "__notes__", ())
+    if isinstance(error, SeedbedError):
+        return "\n".join([str(error), *notes])
+    kind = type(error).__name__
+    return "\n".join([f"{kind}: {error}" if str(error) else kind, *notes, "(--debug shows where)"])
+
+
+def _fail(message: str, code: ExitCode, kind: str, given: list[str]) -> int:
+    if "--json" in given:
+        import json
+
+        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": int(code)}}))  # noqa: T201
+    print(f"seedbed: {message}", file=sys.stderr)  # noqa: T201
+    return code

@@ -1,0 +1,195 @@
+"""The rows that a seed means, as SQL, with everything checked that can be before a build runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from ..errors import ConfigError
+from ..graph import nearest
+from .extras import import_extra
+
+if TYPE_CHECKING:
+    from ..recipe.seed import Seed
+
+_READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "csv": ("read_csv", {"header": True}),
+    "jsonl": ("read_json", {"format": "auto"}),
+    "parquet": ("read_parquet", {}),
+}
+_FRAME = "seedbed_frame"
+
+
+class SeedSource:
+    """A seed's file or frame: its columns, their types, and queries for its rows.
+
+    The file is opened and its first rows are looked at when this is made; its rows are counted only where the answer is
+    needed, because of a text file that reads all of it.
+    """
+
+    def __init__(self, spec: Seed, base: Path) -> None:
+        self.spec = spec
+        self.label = "the frame" if spec.path is None else repr(spec.path)
+        # One database for each seed; DuckDB fetches nothing for it, and URLs are fsspec's.
+        self._database = duckdb.connect(
+            config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
+        )
+        self._frame = None if spec.frame is None else spec.frame.to_arrow()
+        self._table = _FRAME if spec.path is None else self._open_file(spec.path, base)
+        self._rows: range | None = None
+        schema = self._schema(f"SELECT * FROM {self._table}")
+        chosen = self._chosen(schema.names)
+        self._select = ", ".join(
+            f"{_expression(old, schema.field(old).type)} AS {_name(new)}" for new, old in chosen.items()
+        )
+        made = self._schema(f"SELECT {self._select} FROM {self._table}")
+        self.outputs: tuple[str, ...] = tuple(made.names)
+        self.dtypes = {field.name: _declared(field.type) for field in made if not pa.types.is_null(field.type)}
+        if spec.partition is not None or not spec.cycle:
+            _ = self.rows
+        elif not self._fetch(f"SELECT 1 FROM {self._table} OFFSET {spec.start} LIMIT 1"):
+            raise self._no_rows(self._count())
+
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """A connection to the same database: each holds one open result at most."""
+        connection = self._database.cursor()
+        if self._frame is not None:
+            connection.register(_FRAME, self._frame)
+        return connection
+
+    def query(self, start: int) -> str:
+        """SQL for the rows that are used, in the order of the file, beginning with this one of them."""
+        if self._rows is not None:
+            rows = self._rows[start:]
+            limit = f" LIMIT {len(rows)}"
+        else:
+            rows = range(self.spec.start + start, self.spec.start + start)
+            limit = "" if self.spec.stop is None else f" LIMIT {max(0, self.spec.stop - rows.start)}"
+        return f"SELECT {self._select} FROM {self._table} OFFSET {rows.start}{limit}"
+
+    @property
+    def rows(self) -> range:
+        """The rows that are used, by their numbers in the file; the first look at this counts them."""
+        if self._rows is None:
+            count = self._count()
+            rows = used_rows(self.spec, count)
+            if not rows:
+                raise self._no_rows(count)
+            self._rows = rows
+        return self._rows
+
+    def _count(self) -> int:
+        return int(self._fetch(f"SELECT count(*) FROM {self._table}")[0][0])
+
+    def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
+        try:
+            with self.connect() as connection:
+                return connection.sql(sql).fetchall()
+        except duckdb.Error as error:
+            raise self._unreadable(error) from error
+
+    def _schema(self, sql: str) -> pa.Schema:
+        try:
+            with self.connect() as connection:
+                schema: pa.Schema = connection.sql(f"{sql} LIMIT 0").to_arrow_table().schema
+                return schema
+        except duckdb.Error as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: duckdb.Error) -> ConfigError:
+        found = first_lines(error)
+        if "No files found" in found:
+            return ConfigError(f"column {self.spec.name!r}: there is no file {self.spec.path!r}")
+        return ConfigError(f"column {self.spec.name!r}: {self.label} cannot be read: {found}")
+
+    def _no_rows(self, count: int) -> ConfigError:
+        spec = self.spec
+        if not count:
+            return ConfigError(f"column {spec.name!r}: {self.label} is empty")
+        narrowed = {"start": spec.start or None, "stop": spec.stop, "partition": spec.partition}
+        by = ", ".join(f"{name}={value}" for name, value in narrowed.items() if value is not None)
+        return ConfigError(f"column {spec.name!r}: {self.label} has {count} rows, and {by} leaves none of them")
+
+    def _open_file(self, path: str, base: Path) -> str:
+        protocol, is_url, _ = path.partition("://")
+        if is_url:
+            fsspec: Any = import_extra("fsspec", extra="remote", column=self.spec.name)
+            try:
+                self._database.register_filesystem(fsspec.filesystem(protocol))
+            except (ImportError, ValueError, TypeError, OSError, duckdb.Error) as error:
+                problem = f"column {self.spec.name!r}: {path!r} cannot be opened: {first_lines(error)}"
+                raise ConfigError(problem) from error
+        else:
+            path = str(base / Path(path).expanduser())
+            if not any(sign in path for sign in "*?[") and not Path(path).is_file():
+                raise ConfigError(f"column {self.spec.name!r}: there is no file {path!r}")
+        kind = self.spec.file_format
+        assert kind is not None
+        function, defaults = _READERS[kind]
+        given = "".join(f", {name} = {literal(value)}" for name, value in {**defaults, **self.spec.options}.items())
+        return f"{function}({literal(path)}{given})"
+
+    def _chosen(self, known: list[str]) -> dict[str, str]:
+        """The names of the columns here and in the file."""
+        chosen = self.spec.columns
+        wanted = chosen if isinstance(chosen, dict) else {name: name for name in (known if chosen is None else chosen)}
+        for name in wanted.values():
+            if name not in known:
+                hint = nearest(name, known)
+                raise ConfigError(f"column {self.spec.name!r}: {self.label} has no column {name!r}{hint}")
+        return wanted
+
+
+def used_rows(spec: Seed, count: int) -> range:
+    """The rows of a file of so many that the slice and the partition leave."""
+    rows = range(count)[spec.start : spec.stop]
+    if spec.partition is None:
+        return rows
+    part, parts = spec.partition
+    return rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]
+
+
+def first_lines(error: Exception) -> str:
+    """What a reader says is wrong, without the advice on its own options that follows."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:3])[:400]
+    if "onver" in said and "sample_size" not in said:  # conversion, converting, convert
+        said += ' (options={"sample_size": -1} looks at every row before it decides on types)'
+    return said
+
+
+def _expression(name: str, dtype: Any) -> str:
+    # A dataset has no maps, no intervals of months and no dictionaries: these come as text.
+    return _name(name) if _is_storable(dtype) else f"CAST({_name(name)} AS VARCHAR)"
+
+
+def _is_storable(dtype: Any) -> bool:
+    is_ = pa.types
+    if is_.is_map(dtype) or is_.is_dictionary(dtype) or is_.is_interval(dtype) or is_.is_union(dtype):
+        return False
+    return all(_is_storable(dtype.field(index).type) for index in range(dtype.num_fields))
+
+
+def _declared(dtype: Any) -> Any:
+    # The zone that DuckDB says is that of the machine; the instants are the same in UTC.
+    return pa.timestamp(dtype.unit, "UTC") if pa.types.is_timestamp(dtype) and dtype.tz is not None else dtype
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: Any) -> str:
+    """A reader option as SQL."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "NULL"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(str(key))}: {literal(each)}" for key, each in value.items()) + "}"
+    return "'" + str(value).replace("'", "''") + "'"

@@ -1,0 +1,220 @@
+"""What every model behind HTTP has in common: where it is, whose key it takes, what it may be asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+import attrs
+
+from ..errors import CellError, ConfigError
+from ..runtime.throttle import KeyLimits
+from .base import HOW
+from .distributions import check_distribution
+from .http import check_headers
+from .mapping import name_model
+
+if TYPE_CHECKING:
+    from .http import Endpoint, HttpClient, HttpResponse
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+# A recipe is kept beside its dataset, so what these headers carry must not be written in it.
+_SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|[-_&])key(?:$|=)", re.IGNORECASE)
+
+
+def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is not a plain http or https URL; a password in it would end up in messages."""
+    parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError(f"{attribute.name} must be an http or https URL, not {value!r}")
+    if _SECRET_HEADER.search(parts.query):
+        raise ConfigError(f"{attribute.name} must not contain a key; use api_key_env or headers")
+    if parts.username or parts.password:
+        raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
+
+
+def check_text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is not a text of at least one character."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{attribute.name} must be a text, not {value!r}")
+
+
+def check_price(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is no price."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{attribute.name} must be money per million tokens, 0 or more, not {value!r}")
+
+
+def check_timeout(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what is no time to wait."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{attribute.name} must be seconds, above 0, not {value!r}")
+
+
+def check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse parameters that nothing can be drawn from."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{attribute.name} must be a mapping of names to values, not {value!r}")
+    for name, given in value.items():
+        check_distribution(f"{attribute.name}.{name}", given)
+
+
+def check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Refuse what cannot be the name of an environment variable."""
+    # The message shows the value only if it can be a name: somebody may have put the key itself there.
+    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
+        raise ConfigError(f"{attribute.name} must be the name of an environment variable (it is not one)")
+
+
+def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise ConfigError(f"{attribute.name} must be a mapping of texts to texts")
+    check_headers(value)
+    for name, text in value.items():
+        if _SECRET_HEADER.search(name) and not _VARIABLE.search(text):
+            raise ConfigError(
+                f"{attribute.name}: {name!r} looks like a secret; take it from the environment: ${{NAME}}"
+            )
+
+
+def strip_slash(value: object) -> object:
+    """A base URL is followed by a path that begins with a slash."""
+    return value.rstrip("/") if isinstance(value, str) else value
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """The part of a spec that says what a model may be asked for and what it costs."""
+
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_parameters)
+    max_parallel_requests: int = 32
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    # Rising latency counts as congestion: for a server that queues where others refuse.
+    latency_congestion: bool = attrs.field(default=False, metadata=HOW)
+    # Money per million tokens.
+    input_price: float = attrs.field(default=0.0, validator=check_price)
+    output_price: float = attrs.field(default=0.0, validator=check_price)
+
+    def __attrs_post_init__(self) -> None:
+        """Limits are checked where they are defined."""
+        self.limits()
+
+    def limits(self) -> KeyLimits:
+        """What its keys may be asked for."""
+        return KeyLimits(
+            max_parallel_requests=self.max_parallel_requests,
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            latency_congestion=self.latency_congestion,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class HttpModel(Limits):
+    """Fields of a model behind HTTP.
+
+    `api_key_env` names the environment variable that holds the key. `headers` are sent with each call; `${NAME}` in one
+    stands for the environment variable, so that no key needs to be in a recipe.
+    """
+
+    type: ClassVar[str]
+
+    base_url: str = attrs.field(validator=check_url, converter=strip_slash)
+    model: str = attrs.field(validator=check_text)
+    api_key_env: str | None = attrs.field(default=None, validator=check_env)
+    headers: Mapping[str, str] = attrs.field(factory=dict, validator=_check_header_map, repr=False, metadata=HOW)
+    # Seconds for a whole call, and for connecting.
+    timeout: float = attrs.field(default=120.0, validator=check_timeout)
+    connect_timeout: float = attrs.field(default=10.0, validator=check_timeout, metadata=HOW)
+    http2: bool = attrs.field(default=False, metadata=HOW)
+
+    def key(self, domain: str) -> str:
+        """The throttle key: where it is, whose quota it uses, the model and the domain."""
+        quota = f" ({self.api_key_env})" if self.api_key_env else ""
+        return f"{self.base_url}{quota} {self.model} {domain}"
+
+    @property
+    def provider_id(self) -> str:
+        """The same for specs that can share a client."""
+        headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
+        options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout, self.http2)
+        return " ".join(map(str, options))
+
+    def problems(self) -> list[str]:
+        """Environment variables that are missing."""
+        names = [self.api_key_env] if self.api_key_env else []
+        names += [name for value in self.headers.values() for name in _VARIABLE.findall(value)]
+        return [
+            f"model {self.model!r} at {self.base_url} needs the environment variable {name}, which is not set"
+            for name in dict.fromkeys(names)
+            if not os.environ.get(name)
+        ]
+
+    def credentials(self) -> Credentials:
+        """The key and the headers, from the environment as it is now."""
+        missing = self.problems()
+        if missing:
+            raise ConfigError("; ".join(missing))
+        secrets: list[str] = []
+
+        def fill(found: re.Match[str]) -> str:
+            secrets.append(os.environ[found.group(1)].strip())
+            return secrets[-1]
+
+        headers = {name.lower(): _VARIABLE.sub(fill, value) for name, value in self.headers.items()}
+        key = os.environ[self.api_key_env].strip() if self.api_key_env else None
+        if key:
+            secrets.append(key)
+        # Literal headers may be keys as well, whatever the documentation says.
+        secrets += [value for value in headers.values() if len(value) >= 8]
+        return Credentials(key, headers, tuple(secrets))
+
+
+@attrs.frozen(repr=False)
+class Credentials:
+    """What nobody may see; it has no repr."""
+
+    key: str | None
+    headers: Mapping[str, str]
+    secrets: tuple[str, ...]
+
+
+class Caller:
+    """Calls of one model: the endpoints of its provider, and failures that carry its name."""
+
+    def __init__(self, http: HttpClient, spec: HttpModel, headers: Mapping[str, str], secrets: tuple[str, ...]) -> None:
+        self.model = spec.model
+        self.secrets = secrets
+        self.http = http
+        self._base_url, _, query = spec.base_url.partition("?")
+        self._query = f"?{query}" if query else ""
+        self._headers = headers
+        # Made at the first call of each path; shared by the models of a provider.
+        self._endpoints: dict[str, Endpoint] = {}
+
+    def for_model(self, model: str) -> Caller:
+        """The same provider, another model of it."""
+        other = object.__new__(Caller)
+        other.__dict__.update(self.__dict__, model=model)
+        return other
+
+    async def post(self, path: str, body: bytes) -> HttpResponse:
+        """One call; a failure of the connection names the model."""
+        endpoint = self._endpoints.get(path)
+        if endpoint is None:
+            endpoint = self._endpoints[path] = self.http.endpoint(
+                "POST", f"{self._base_url}{path}{self._query}", self._headers
+            )
+        return await self.send(endpoint, body)
+
+    async def send(self, endpoint: Endpoint, body: bytes = b"") -> HttpResponse:
+        try:
+            return await endpoint.send(body)
+        except CellError as error:
+            raise name_model(self.model, error, self.secrets) from error

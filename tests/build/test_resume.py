@@ -1,0 +1,130 @@
+"""Going on with a directory that a build left unfinished, row group by row group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+import seedbed as sb
+from seedbed import Column, Dataset, ManifestError, OutputDirectoryError, RunConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = RunConfig(buffer_size=10, max_concurrent_row_groups=1, grace=0)
+
+
+def numbers(rows: range) -> list[int]:
+    """Row numbers."""
+    return list(rows)
+
+
+class Calls:
+    """Doubles numbers, counts its calls, and stops the build at one of them."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.seen: list[int] = []
+        self.answered = 0
+        self.stop_at = stop_at
+        self.build: sb.Build | None = None
+
+    async def agenerate(self, n: int, context: sb.CellContext) -> int:
+        self.seen.append(n)
+        if n == self.stop_at:
+            assert self.build is not None
+            self.build.stop()
+            await trio.sleep_forever()
+        self.answered += 1
+        context.report_usage(input_tokens=3, output_tokens=4, cost=0.5, model="m")
+        return n * 2
+
+
+def columns(calls: Calls) -> list[Column]:
+    """Numbers and their doubles."""
+    return [Column("n", numbers, kind="from_scratch"), Column("v", calls, key="k")]
+
+
+async def stopped(out: Path, at: int = 25) -> Calls:
+    """A build of 50 rows that was stopped in its third row group."""
+    calls = Calls(at)
+    with pytest.raises(sb.Interrupted):
+        async with sb.open_build(columns(calls), rows=50, out=out, config=CONFIG) as calls.build:
+            await calls.build.wait()
+    return calls
+
+
+async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> None:
+    """The dataset is that of a run without a stop, complete row groups are not made again, usage goes on counting."""
+    out = tmp_path / "d"
+    before = await stopped(out)
+    assert Dataset.open(out).rows == 20
+    again = Calls()
+    dataset = await sb.build_async(columns(again), rows=50, out=out, config=CONFIG, resume=True)
+    assert dataset.complete
+    assert dataset.to_polars().rows() == [(n, n * 2) for n in range(50)]
+    assert sorted(again.seen) == list(range(20, 50))
+    report = dataset.report
+    assert report is not None
+    assert (report.written, report.rows, report.unfinished) == (50, 50, ())
+    usage = report.usage["v"]
+    assert usage.calls == before.answered + again.answered
+    assert before.answered > 20
+    assert usage.cost == usage.calls * 0.5
+    assert report.model_usage["m"] == usage
+
+
+async def test_a_finished_directory_is_left_as_it_is(tmp_path: Path) -> None:
+    """Resuming what is complete calls nothing."""
+    out = tmp_path / "d"
+    await sb.build_async(columns(Calls()), rows=20, out=out, config=CONFIG)
+    again = Calls()
+    dataset = await sb.build_async(columns(again), rows=20, out=out, config=CONFIG, resume=True)
+    assert again.seen == []
+    assert dataset.rows == 20
+
+
+async def test_resume_begins_where_there_is_nothing_yet(tmp_path: Path) -> None:
+    """With `resume` a directory that is not there is made."""
+    dataset = await sb.build_async(columns(Calls()), rows=5, out=tmp_path / "new", config=CONFIG, resume=True)
+    assert dataset.rows == 5
+
+
+async def test_another_build_is_refused_and_told_what_differs(tmp_path: Path) -> None:
+    """Other columns, other requirements and another number of rows are all named."""
+    out = tmp_path / "d"
+    await stopped(out)
+    other = [Column("n", numbers, kind="from_scratch"), Column("v", Calls()), Column("w", Calls())]
+    with pytest.raises(ManifestError) as raised:
+        await sb.build_async(other, rows=60, out=out, config=CONFIG, resume=True)
+    assert "columns.w" in str(raised.value)
+    assert "rows: 50 there, 60 here" in str(raised.value)
+
+
+async def test_a_used_directory_needs_resume(tmp_path: Path) -> None:
+    """Without it nothing is overwritten."""
+    out = tmp_path / "d"
+    await stopped(out)
+    with pytest.raises(OutputDirectoryError, match="not empty"):
+        await sb.build_async(columns(Calls()), rows=50, out=out, config=CONFIG)
+
+
+async def test_the_row_group_size_is_the_directory_s(tmp_path: Path) -> None:
+    """A buffer_size that changed meanwhile does not tear row groups apart."""
+    out = tmp_path / "d"
+    await stopped(out)
+    config = RunConfig(buffer_size=7)
+    dataset = await sb.build_async(columns(Calls()), rows=50, out=out, config=config, resume=True)
+    assert dataset.to_polars()["v"].to_list() == [n * 2 for n in range(50)]
+    assert len(dataset.parts) == 5
+
+
+def test_resume_takes_the_rows_from_the_directory(tmp_path: Path) -> None:
+    """`seedbed.resume` needs the directory and, for columns written in Python, the columns."""
+    out = tmp_path / "d"
+    trio.run(stopped, out)
+    dataset = sb.resume(out, columns(Calls()), config=CONFIG)
+    assert dataset.complete
+    with pytest.raises(ManifestError, match="holds no recipe"):
+        sb.resume(out)

@@ -1,0 +1,300 @@
+"""`run`, `resume` and `preview`, and how they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+from command import REVIEWS, TEXT, recipe, seedbed, started
+
+import seedbed as library
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOW = """\
+import trio
+
+async def slow(thing: str) -> str:
+    await trio.sleep(30)
+    return thing
+"""
+FAILING = """\
+import seedbed
+
+def failing(thing: str) -> str:
+    if thing == "lamp":
+        raise seedbed.Permanent("no lamps")
+    return thing
+
+def broken(thing: str) -> str:
+    raise seedbed.Permanent("nothing works")
+
+def filtered(frame):
+    raise ValueError("no such frame")
+"""
+
+
+def custom(directory: Path, function: str, code: str) -> Path:
+    """Write a recipe with a column that a function of `code` fills."""
+    (directory / "mine.py").write_text(code, encoding="utf-8")
+    return recipe(directory, f"  - {{name: mine, type: custom, function: 'mine:{function}'}}\n")
+
+
+def test_the_quickstart_builds(tmp_path: Path) -> None:
+    """The recipe of the quickstart makes the rows asked for, and shows the first of them."""
+    ended = seedbed("run", REVIEWS, "-n", "20", "-o", tmp_path / "reviews", "--head", "1")
+    assert ended.code == 0, ended.err
+    assert "20 of 20 rows in" in ended.out
+    assert "row 0" in ended.out
+    assert "row 1" not in ended.out
+    assert "review 20/20 100%" in ended.err
+    frame = library.Dataset.open(tmp_path / "reviews").to_polars()
+    assert frame.height == 20
+    assert frame["facts_check"].struct.field("is_valid").all()
+    assert frame["keep"].dtype == pl.Boolean
+
+
+def test_json_is_one_value(tmp_path: Path) -> None:
+    """With --json standard output is one JSON value with the report."""
+    ended = seedbed("run", recipe(tmp_path, TEXT), "-n", "10", "-o", tmp_path / "out", "--json")
+    assert ended.code == 0
+    found = ended.json
+    assert (found["rows"], found["written"], found["dropped"]) == (10, 10, 0)
+    assert found["usage"]["review"]["calls"] == 10
+    assert found["path"] == str(tmp_path / "out")
+
+
+def test_a_seed_makes_the_same_rows_again(tmp_path: Path) -> None:
+    """The same --seed makes the same rows, another one does not."""
+    path = recipe(tmp_path)
+    frames = []
+    for number, seed in enumerate((8, 8, 9)):
+        out = tmp_path / str(number)
+        assert seedbed("run", path, "-n", "50", "-o", out, "--seed", str(seed)).code == 0
+        frames.append(library.Dataset.open(out).to_polars())
+    assert frames[0].equals(frames[1])
+    assert not frames[0].equals(frames[2])
+
+
+def test_models_can_be_replaced_by_a_script(tmp_path: Path) -> None:
+    """A recipe whose endpoint is out of reach runs for nothing with --model-override, for all models or for one."""
+    path = recipe(tmp_path, TEXT)
+    text = path.read_text(encoding="utf-8").replace(
+        "{type: scripted, input_price: 1.0, output_price: 1.0}",
+        "{type: openai, base_url: 'http://127.0.0.1:9/v1', model: small, api_key_env: NOT_IN_THE_ENVIRONMENT}",
+    )
+    path.write_text(text, encoding="utf-8")
+    assert seedbed("preview", path, "-n", "2").code == 2
+    for override in ("scripted", "writer=scripted"):
+        ended = seedbed("preview", path, "-n", "2", "--model-override", override, "--json")
+        assert ended.code == 0, ended.err
+        assert all(record["review"] for record in ended.json["records"])
+
+
+def test_dropped_rows_are_told_and_no_failure(tmp_path: Path) -> None:
+    """A run that drops rows ends well, logs the first of them with their place and counts them by reason."""
+    path = custom(tmp_path, "failing", FAILING)
+    ended = seedbed("run", path, "-n", "40", "-o", tmp_path / "out", "--allow-code", "--shutdown-error-rate", "1")
+    assert ended.code == 0, ended.err
+    assert "rows dropped" in ended.out
+    assert "× mine: no lamps" in ended.out
+    assert "(column=mine, row_group=0)" in ended.err
+
+
+def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
+    """A column whose async code keeps the loop from running is warned about by name, once."""
+    code = "import time\n\nasync def rude(thing: str) -> str:\n    time.sleep(0.15)\n    return thing\n"
+    path = custom(tmp_path, "rude", code)
+    ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out", "--allow-code")
+    assert ended.code == 0, ended.err
+    (warning,) = [line for line in ended.err.splitlines() if "held up everything else" in line]
+    assert "column 'mine'" in warning
+
+
+def test_code_is_not_run_unless_allowed(tmp_path: Path) -> None:
+    """A recipe that names code is refused without --allow-code, and its module is not imported."""
+    path = custom(tmp_path, "slow", "raise SystemExit('imported')")
+    ended = seedbed("run", path, "-n", "1", "-o", tmp_path / "out")
+    assert ended.code == 2
+    assert "--allow-code" in ended.err
+    assert "imported" not in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_is_written_and_a_profile_kept(tmp_path: Path) -> None:
+    """--trace writes a timeline, and keeps what inspect --profile shows."""
+    path = recipe(tmp_path, TEXT)
+    ended = seedbed("run", path, "-n", "10", "-o", tmp_path / "out", "--trace", tmp_path / "trace.json")
+    assert ended.code == 0, ended.err
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert sum(event["ph"] == "X" and event["args"]["column"] == "review" for event in events) >= 10
+    shown = seedbed("inspect", tmp_path / "out", "--profile")
+    assert shown.code == 0
+    for part in ("queue", "slot", "permit", "call", "parse", "review"):
+        assert part in shown.out
+    profile = seedbed("inspect", tmp_path / "out", "--profile", "--json").json["profile"]
+    assert {each["column"]: each["tasks"] for each in profile}["review"] == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--max-tokens", "1", "--buffer-size", "5"), 7, "max_tokens"),
+        (("--max-cost", "0"), 7, "max_cost"),
+        (("--buffer-size", "0"), 2, "buffer_size must be at least 1, not 0"),
+        (("--knob", "bufer_size=3"), 2, "there is no knob 'bufer_size'; did you mean 'buffer_size'?"),
+        (("--knob", "buffer_size"), 2, "--knob takes NAME=VALUE, not 'buffer_size'"),
+        (("--knob", "engine=parallel"), 2, "engine must be"),
+        (("--model-override", "wrter=scripted"), 2, "did you mean 'writer'?"),
+        (("--model-override", "gpt"), 2, "--model-override takes scripted or local"),
+        (("--rows", "many"), 2, "many"),
+        (("--nonsense",), 2, "--nonsense"),
+    ],
+)
+def test_what_goes_wrong_has_its_code(options: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+    """Each way to end early has its exit code and one message without a traceback."""
+    rows = () if "--rows" in options else ("-n", "20")
+    ended = seedbed("run", recipe(tmp_path, TEXT), *rows, "-o", tmp_path / "out", *options)
+    assert ended.code == code, ended.err
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_too_many_errors_have_a_code(tmp_path: Path) -> None:
+    """A run that fails all over stops with its own code, and says how to go on."""
+    path = custom(tmp_path, "broken", FAILING)
+    ended = seedbed("run", path, "-n", "100", "-o", tmp_path / "out", "--allow-code")
+    assert ended.code == 4, ended.err
+    assert "shutdown_error_rate" in ended.err
+    assert f"to go on: seedbed resume {tmp_path / 'out'} --allow-code" in ended.err
+
+
+def test_a_deadline_has_a_code(tmp_path: Path) -> None:
+    """A run that passes its deadline stops with its own code, as JSON too."""
+    path = custom(tmp_path, "slow", SLOW)
+    ended = seedbed("run", path, "-n", "2", "-o", tmp_path / "out", "--allow-code", "--deadline", "0.1", "--json")
+    assert ended.code == 5
+    error = ended.json["error"]
+    assert (error["kind"], error["exit_code"]) == ("DeadlineExceeded", 5)
+
+
+def test_an_endpoint_that_refuses_everything_has_a_code(tmp_path: Path) -> None:
+    """When patience with an endpoint ends, so does the run, with the key in its message."""
+    path = recipe(tmp_path, TEXT)
+    path.write_text(path.read_text().replace("type: scripted,", "type: scripted, capacity: 0,"))
+    ended = seedbed("run", path, "-n", "2", "-o", tmp_path / "out", "--throttle-patience", "0.1")
+    assert ended.code == 6, ended.err
+    assert "scripted" in ended.err
+
+
+def test_a_processor_that_fails_has_a_code(tmp_path: Path) -> None:
+    """A processor after the batch that fails stops the run with its own code."""
+    path = recipe(tmp_path, "processors:\n  - {type: schema_transform, cast: {thing: int}}\n")
+    ended = seedbed("run", path, "-n", "5", "-o", tmp_path / "out")
+    assert ended.code == 9, ended.err
+
+
+def test_a_used_directory_is_refused(tmp_path: Path) -> None:
+    """A directory that is not empty is not touched."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    ended = seedbed("run", recipe(tmp_path), "-n", "5", "-o", tmp_path / "out")
+    assert ended.code == 2
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    """--debug shows where an error came from."""
+    ended = seedbed("run", tmp_path / "none.yaml", "-n", "1", "-o", tmp_path / "out", "--debug")
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+    assert "none.yaml" in ended.err
+
+
+def test_ctrl_c_says_how_to_resume_and_resume_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C ends a run with 130 and the command to go on with; that command finishes it."""
+    (tmp_path / "mine.py").write_text(
+        "import trio\n\nasync def slow(thing: str, stars: int) -> str:\n"
+        "    import pathlib\n"
+        f"    if not pathlib.Path({str(tmp_path / 'go')!r}).exists() and stars >= 4:\n"
+        "        await trio.sleep(60)\n"
+        "    return thing\n"
+    )
+    path = recipe(tmp_path, "  - {name: mine, type: custom, function: 'mine:slow'}\n")
+    out = tmp_path / "out"
+    options = ("--allow-code", "--buffer-size", "1", "--knob", "grace=0", "-v")
+    with started("run", path, "-n", "12", "-o", out, *options) as process:
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:  # until a row group is on disk
+            seen.append(line)
+            if "rows finished" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        seen += process.communicate(timeout=60)[1].splitlines(keepends=True)
+    text = "".join(seen)
+    assert process.returncode == 130, text
+    assert f"to go on: seedbed resume {out} --allow-code" in text
+    assert "Traceback" not in text
+    before = library.Dataset.open(out)
+    assert not before.complete
+    assert 0 < before.rows < 12
+    assert "to go on: seedbed resume" in seedbed("inspect", out).out
+    (tmp_path / "go").touch()
+    ended = seedbed("resume", out, "--allow-code")
+    assert ended.code == 0, ended.err
+    assert f"rows {12}/12 written" in ended.err
+    assert library.Dataset.open(out).complete
+    assert library.Dataset.open(out).rows == 12
+
+
+def test_resume_needs_a_dataset(tmp_path: Path) -> None:
+    """A directory without a dataset cannot be resumed."""
+    ended = seedbed("resume", tmp_path)
+    assert ended.code == 3
+    assert str(tmp_path) in ended.err
+
+
+def test_preview_shows_records_and_writes_nothing(tmp_path: Path) -> None:
+    """A preview prints its rows as records, or as JSON, and leaves no file behind."""
+    path = recipe(tmp_path, TEXT)
+    before = sorted(tmp_path.iterdir())
+    ended = seedbed("preview", path, "-n", "2", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    for part in ("row 0", "row 1", "thing", "review"):
+        assert part in ended.out
+    records = seedbed("preview", path, "-n", "2", "--json").json["records"]
+    assert [set(record) for record in records] == [{"thing", "stars", "good", "review"}] * 2
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    """Whoever closes our output ends the command quietly."""
+    with started("preview", recipe(tmp_path), "-n", "1000") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 141
+    assert "Traceback" not in errors
+
+
+def test_a_pipe_gets_a_line_every_ten_seconds(tmp_path: Path) -> None:
+    """Where standard error is no terminal, progress is a line with every column, and no escape sequence."""
+    ended = seedbed("run", recipe(tmp_path, TEXT), "-n", "10", "-o", tmp_path / "out")
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("[")]
+    assert "rows 10/10 written | thing 10/10 100%" in line
+    assert "scripted scripted chat: 0/" in line
+    assert "\x1b" not in ended.err + ended.out
+
+
+def test_progress_can_be_switched_off(tmp_path: Path) -> None:
+    """With --progress none a good run says nothing on standard error."""
+    ended = seedbed("run", recipe(tmp_path), "-n", "10", "-o", tmp_path / "out", "--progress", "none", "--head", "0")
+    assert ended.err == ""
+    assert ended.out.startswith("10 of 10 rows in")

@@ -1,0 +1,424 @@
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+import textwrap
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+from seedbed.errors import ConfigError, Permanent, Retryable
+from seedbed.models import http as http_module
+from seedbed.models import open_http
+from seedbed.testing import Reply, serve_openai
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+CERTIFICATE = Path(__file__).with_name("loopback.pem")
+BODY = b'{"messages": [{"role": "user", "content": "hello"}]}'
+
+
+def chat(client: Any, server: Any) -> Any:
+    """The endpoint for chats of a server."""
+    return client.endpoint("POST", f"{server.url}/chat/completions", {"content-type": "application/json"})
+
+
+@asynccontextmanager
+async def raw_server(talk: Callable[[trio.SocketStream], Awaitable[None]]) -> AsyncIterator[str]:
+    """A server that says what a test wants, byte for byte, on each connection."""
+
+    async def handle(stream: trio.SocketStream) -> None:
+        async with stream:
+            await talk(stream)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, handle, [listener])
+        yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+        nursery.cancel_scope.cancel()
+
+
+async def test_connections_are_kept_alive() -> None:
+    """Calls one after the other use one connection."""
+    async with serve_openai() as server, open_http() as client:
+        endpoint = chat(client, server)
+        for _ in range(5):
+            assert (await endpoint.send(BODY)).status == 200
+        assert server.statistics.connections == 1
+
+
+async def test_calls_at_once_have_a_connection_each_and_no_more_than_allowed() -> None:
+    """The pool opens as many connections as there are calls, up to its limit; the others wait."""
+    async with serve_openai(latency=0.02) as server, open_http(max_connections=3) as client:
+        endpoint = chat(client, server)
+        async with trio.open_nursery() as nursery:
+            for _ in range(9):
+                nursery.start_soon(endpoint.send, BODY)
+        assert server.statistics.requests == 9
+        assert server.statistics.max_in_flight == 3
+        assert server.statistics.connections == 3
+
+
+async def test_cancelling_closes_the_connection() -> None:
+    """The server sees a cancelled call go away, and the next call gets a new connection."""
+    async with serve_openai() as server, open_http() as client:
+        endpoint = chat(client, server)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(endpoint.send, b'{"messages": [{"role": "user", "content": "[[hang]]"}]}')
+            await server.wait_until(requests=1)
+            nursery.cancel_scope.cancel()
+        await server.wait_until(disconnects=1)
+        assert (await endpoint.send(BODY)).status == 200
+        assert server.statistics.connections == 2
+
+
+async def test_a_permit_of_the_pool_comes_back_from_a_cancelled_call() -> None:
+    """A pool of one connection goes on after a call was cancelled while it waited, and one while it was served."""
+    async with serve_openai() as server, open_http(max_connections=1) as client:
+        endpoint = chat(client, server)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(endpoint.send, b'{"messages": [{"role": "user", "content": "[[hang]]"}]}')
+            await server.wait_until(requests=1)
+            nursery.start_soon(endpoint.send, BODY)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+        assert (await endpoint.send(BODY)).status == 200
+
+
+async def test_a_call_in_a_cancelled_scope_is_not_sent() -> None:
+    """What is cancelled before it begins does not reach the server."""
+    async with serve_openai() as server, open_http() as client:
+        endpoint = chat(client, server)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await endpoint.send(BODY)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert server.statistics.requests == 0
+        await endpoint.send(BODY)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await endpoint.send(BODY)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert server.statistics.requests == 1
+
+
+async def test_an_idle_connection_that_was_closed_is_replaced() -> None:
+    """A server that closes after each answer is asked again on a new connection, without an error."""
+    asked = 0
+
+    async def talk(stream: trio.SocketStream) -> None:
+        nonlocal asked
+        asked += 1
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async with raw_server(talk) as url, open_http() as client:
+        endpoint = client.endpoint("POST", url, {})
+        for _ in range(3):
+            assert (await endpoint.send(BODY)).body == b"ok"
+        assert asked == 3
+
+
+async def test_a_stale_connection_is_retried_once_and_a_new_one_is_not() -> None:
+    """A close without a byte is retried on a reused connection only; on a new one it is an error."""
+    heard: list[bytes] = []
+
+    async def talk(stream: trio.SocketStream) -> None:
+        # Answers its first call and closes at the second, after having taken it: what a race with a timeout looks like.
+        heard.append(bytes(await stream.receive_some()))
+        if len(heard) == 4:
+            return
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        heard.append(bytes(await stream.receive_some()))
+
+    async with raw_server(talk) as url, open_http() as client:
+        endpoint = client.endpoint("POST", url, {})
+        assert (await endpoint.send(b"1")).body == b"ok"
+        assert (await endpoint.send(b"2")).body == b"ok"
+        assert [message[-1:] for message in heard] == [b"1", b"2", b"2"]
+        with pytest.raises(Retryable, match="closed the connection without an answer"):
+            await client.endpoint("POST", url.replace("127.0.0.1", "localhost"), {}).send(b"3")
+
+
+async def test_an_answer_that_began_is_never_asked_for_again() -> None:
+    """A reused connection that breaks after the first byte is an error: the call was worked on."""
+    calls = 0
+
+    async def talk(stream: trio.SocketStream) -> None:
+        nonlocal calls
+        while await stream.receive_some():
+            calls += 1
+            if calls == 2:
+                await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\nhalf")
+                return
+            await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async with raw_server(talk) as url, open_http() as client:
+        endpoint = client.endpoint("POST", url, {})
+        await endpoint.send(b"1")
+        with pytest.raises(Retryable, match=r"in the middle of its answer \(4 bytes of body came\)"):
+            await endpoint.send(b"2")
+        assert calls == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "body"),
+    [
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n"], b"abcde"),
+        ([b"HTTP/1.1 200 OK\r\ncontent-le", b"ngth: 5\r\n\r\nab", b"cde"], b"abcde"),
+        ([b"HTTP/1.0 200 OK\r\n\r\nabcde"], b"abcde"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabcde"], b"abcde"),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], b""),
+    ],
+)
+async def test_every_kind_of_body_is_read(pieces: list[bytes], body: bytes) -> None:
+    """Bodies with a length, in chunks, until the end of the connection, after a 100 and empty ones come whole."""
+
+    async def talk(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        for piece in pieces:
+            await stream.send_all(piece)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+
+    async with raw_server(talk) as url, open_http() as client:
+        assert (await client.endpoint("POST", url, {}).send()).body == body
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"garbage\r\n\r\n", "is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nab", "in the middle of its answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2000, "more than 1000 bytes of body"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 2000 + b"\r\n\r\n", "more than 1000 bytes of headers"),
+        (2 * b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", "more than one answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5", "in the middle of its answer"),
+        (b"", "without an answer"),
+    ],
+)
+async def test_bad_answers_are_retryable(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cut short, too large or not HTTP at all is an error that says so, with the server's name."""
+    monkeypatch.setattr(http_module, "MAX_BODY", 1000)
+    monkeypatch.setattr(http_module, "MAX_HEADERS", 1000)
+
+    async def talk(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(answer)
+
+    async with raw_server(talk) as url, open_http() as client:
+        with pytest.raises(Retryable, match=rf"127\.0\.0\.1:\d+ .*{message}"):
+            await client.endpoint("POST", url, {}).send()
+
+
+async def test_a_reset_is_retryable() -> None:
+    """A connection that is reset is an error that may go away."""
+    async with serve_openai() as server, open_http() as client:
+        with pytest.raises(Retryable, match="reset"):
+            await chat(client, server).send(b'{"messages": [{"role": "user", "content": "[[reset]]"}]}')
+
+
+async def test_a_port_where_nobody_listens_is_retryable() -> None:
+    """A connection that is refused is an error that may go away and says where to."""
+    async with serve_openai() as server:
+        url = server.url
+    async with open_http() as client:
+        with pytest.raises(Retryable, match=r"no connection to 127\.0\.0\.1:\d+"):
+            await client.endpoint("POST", url, {}).send()
+
+
+def test_timeouts_are_retryable() -> None:
+    """A server that hangs, and one that cannot be reached in time, are given up after the time that was set."""
+
+    async def main() -> None:
+        async with serve_openai() as server, open_http(timeout=7) as client:
+            begun = trio.current_time()
+            with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+ within 7 s"):
+                await chat(client, server).send(b'{"messages": [{"role": "user", "content": "[[hang]]"}]}')
+            assert trio.current_time() - begun == pytest.approx(7, abs=0.1)
+            await server.wait_until(disconnects=1)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+
+
+async def test_a_connection_that_takes_too_long_is_retryable(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    """Connecting has a time limit of its own."""
+
+    async def never(*_: object) -> Any:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(http_module, "connect", never)
+    async with open_http(connect_timeout=3) as client:
+        with pytest.raises(Retryable, match=r"no connection to example\.org:443 within 3 s"):
+            await client.endpoint("POST", "https://example.org/", {}).send()
+    assert trio.current_time() == pytest.approx(3)
+
+
+async def test_tls_with_a_certificate_that_verifies() -> None:
+    """Calls over TLS work and keep their connection."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    trusting = ssl.create_default_context(cafile=CERTIFICATE)
+    async with serve_openai(ssl_context=context) as server, open_http(ssl_context=trusting) as client:
+        assert server.url.startswith("https://")
+        endpoint = chat(client, server)
+        for _ in range(3):
+            assert (await endpoint.send(BODY)).status == 200
+        assert server.statistics.connections == 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(endpoint.send, b'{"messages": [{"role": "user", "content": "[[hang]]"}]}')
+            await server.wait_until(requests=4)
+            nursery.cancel_scope.cancel()
+        await server.wait_until(disconnects=1)
+
+
+async def test_a_certificate_that_does_not_verify_is_permanent() -> None:
+    """Nobody's certificate is refused, and trying again would not help."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    async with serve_openai(ssl_context=context) as server, open_http() as client:
+        with pytest.raises(Permanent, match=r"certificate of 127\.0\.0\.1:\d+ does not verify: self-signed"):
+            await chat(client, server).send(BODY)
+        assert server.statistics.requests == 0
+
+
+async def test_large_bodies_go_both_ways() -> None:
+    """Megabytes are sent and received whole."""
+    echo = 3_000_000 * b"x"
+    async with serve_openai(script=lambda request: Reply(body=request.body["text"])) as server, open_http() as client:
+        body = b'{"messages": [{"content": "m"}], "text": "' + echo + b'"}'
+        assert (await chat(client, server).send(body)).body == b'"' + echo + b'"'
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org", "example.org", "http://"])
+async def test_urls_are_checked(url: str) -> None:
+    """What is not an http URL is refused at once."""
+    async with open_http() as client:
+        with pytest.raises(ConfigError, match="is not an http or https URL"):
+            client.endpoint("POST", url, {})
+
+
+async def test_headers_cannot_be_broken_out_of() -> None:
+    """A line break in a header is refused without its value being shown."""
+    async with open_http() as client:
+        with pytest.raises(ConfigError) as caught:
+            client.endpoint("POST", "http://127.0.0.1/", {"x-thing": "hidden\r\nx-other: 1"})
+    assert "x-thing" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+async def test_nothing_shows_the_head_of_a_call() -> None:
+    """Neither a client nor an endpoint has a repr with the key in it."""
+    async with open_http() as client:
+        endpoint = client.endpoint("POST", "http://127.0.0.1/", {"authorization": "Bearer hidden-key"})
+        assert "hidden" not in repr(endpoint) + repr(client)
+
+
+async def test_closing_a_client_closes_what_is_idle() -> None:
+    """A client that is left keeps no connection."""
+    async with serve_openai() as server:
+        async with open_http() as client:
+            await chat(client, server).send(BODY)
+            (pool,) = client._pools.values()  # type: ignore[attr-defined]
+            (connection,) = pool._idle
+        assert not connection.wire.is_quiet()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+async def test_http2_when_asked_for() -> None:
+    """With http2=True a call is made over HTTP/2."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+    async def talk(stream: trio.SocketStream) -> None:
+        """As much of HTTP/2 as one call needs: settings, and an answer to whatever stream has ended."""
+        data = b""
+        await stream.send_all(frame(4, 0, 0))
+        while more := await stream.receive_some():
+            data += more
+            data = data.removeprefix(preface)
+            while len(data) >= 9 and len(data) >= 9 + int.from_bytes(data[:3], "big"):
+                size, kind, flags = int.from_bytes(data[:3], "big"), data[3], data[4]
+                number, data = int.from_bytes(data[5:9], "big"), data[9 + size :]
+                if kind == 4 and not flags & 1:
+                    await stream.send_all(frame(4, 1, 0))
+                if kind in {0, 1} and flags & 1:
+                    await stream.send_all(frame(1, 4, number, b"\x88") + frame(0, 1, number, b"over two"))
+
+    async with raw_server(talk) as url, open_http(http2=True) as client:
+        answer = await client.endpoint("POST", url, {"x-thing": "1"}).send(b"{}")
+    assert (answer.status, answer.body) == (200, b"over two")
+
+
+async def test_http2_failures_are_of_the_same_classes() -> None:
+    """A server that is not there is retryable, and what is no URL is refused, over HTTP/2 as well."""
+    async with serve_openai() as server:
+        url = server.url
+    async with open_http(http2=True) as client:
+        with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+: "):
+            await client.endpoint("POST", url, {}).send(b"{}")
+        with pytest.raises(ConfigError, match="is not an http or https URL"):
+            client.endpoint("POST", "ftp://example.org", {})
+        endpoint = client.endpoint("POST", url, {"authorization": "Bearer hidden-key"})
+        assert "hidden" not in repr(endpoint) + repr(client)
+
+
+async def test_a_server_that_wants_another_protocol() -> None:
+    """An upgrade that nobody asked for is an error."""
+
+    async def talk(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nmore")
+
+    async with raw_server(talk) as url, open_http() as client:
+        with pytest.raises(Retryable, match="another protocol"):
+            await client.endpoint("POST", url, {}).send()
+
+
+def test_http2_calls_and_leaving_after_cancelled_ones() -> None:
+    """Calls over pyqwest fail and answer like the others, and a run that cancelled some ends cleanly."""
+    script = """
+        import trio
+        from seedbed.errors import Retryable
+        from seedbed.models import open_http
+
+        async def talk(stream):  # an HTTP/2 server needs more than this; its absence is what is tested
+            async with stream:
+                await stream.receive_some()
+                await trio.sleep_forever()
+
+        async def main():
+            async with trio.open_nursery() as nursery:
+                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                nursery.start_soon(trio.serve_listeners, talk, [listener])
+                url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+                async with open_http(http2=True, timeout=0.2) as client:
+                    endpoint = client.endpoint("POST", url, {"x-thing": "1"})
+                    try:
+                        await endpoint.send(b"{}")
+                    except Retryable as error:
+                        print(error)
+                    async with trio.open_nursery() as calls:
+                        for _ in range(8):
+                            calls.start_soon(endpoint.send, b"{}")
+                        await trio.testing.wait_all_tasks_blocked(0.02)
+                        calls.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
+
+        import trio.testing
+        trio.run(main)
+        print("left")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "within 0.2 s" in done.stdout
+    assert done.stdout.endswith("left\n")

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from model_helpers import ask
+
+from seedbed.errors import ConfigError, Permanent, RateLimited, Retryable
+from seedbed.models import ChatAnswer, Scripted, open_models
+from seedbed.models.answers import fitting_value, plausible_text
+
+if TYPE_CHECKING:
+    from seedbed.models import ChatRequest
+
+
+async def say(spec: Scripted, prompt: str, **options: Any) -> ChatAnswer:
+    """The answer of a script to one prompt."""
+    async with spec.open() as client:
+        return await client.chat(ask(prompt, **options))
+
+
+async def test_the_same_prompt_has_the_same_answer() -> None:
+    """Answers depend on the prompt alone, look like what was asked for, and count tokens."""
+    prompt = "Write a review of the Copper Kettle by a customer."
+    first, second = [await say(Scripted(), prompt) for _ in range(2)]
+    assert first == second
+    assert "Copper Kettle" in first.text
+    assert first.tokens.input > 0
+    assert first.tokens.output > 0
+    many = {plausible_text(f"Write a review of the Copper Kettle, number {number}.") for number in range(50)}
+    assert len(many) > 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "prompt", "text"),
+    [
+        ("You said {prompt}.", "hello", "You said hello."),
+        ("{choice:yes}", "hello", "yes"),
+        (["only"], "hello", "only"),
+        ({"tea": "hot", "*": "other"}, "A cup of Tea?", "hot"),
+        ({"tea": ["hot"], "*": "other"}, "rain", "other"),
+        (lambda request: request.messages[-1].text.upper(), "hello", "HELLO"),
+        (lambda _: ChatAnswer(text="whole", reasoning="why"), "hello", "whole"),
+    ],
+)
+async def test_ways_to_say_what_is_answered(answers: Any, prompt: str, text: str) -> None:
+    """A template, a list, a mapping by words and a function all make the answer."""
+    assert (await say(Scripted(answers=answers), prompt)).text == text
+
+
+async def test_a_function_sees_the_whole_request() -> None:
+    """A function gets messages, parameters, schema and the seed of the call."""
+    seen: list[ChatRequest] = []
+
+    def answer(request: ChatRequest) -> str:
+        seen.append(request)
+        return str(request.seed)
+
+    assert (await say(Scripted(answers=answer), "x", seed=17, parameters={"temperature": 1})).text == "17"
+    assert seen[0].parameters == {"temperature": 1}
+
+
+async def test_latency_passes_in_virtual_time(autojump_clock: Any) -> None:
+    """Latency is waited for by trio's clock, constant or drawn by prompt."""
+    await say(Scripted(latency=3600), "hello")
+    assert trio.current_time() == pytest.approx(3600)
+    begun = trio.current_time()
+    await say(Scripted(latency={"uniform": [10, 20]}), "hello")
+    assert 10 <= trio.current_time() - begun <= 20
+
+
+@pytest.mark.parametrize(
+    ("fate", "error", "message"),
+    [
+        ("429 retry-after=2", RateLimited, "model 'scripted' answered 429"),
+        ("500", Retryable, "model 'scripted' answered 500"),
+        ("404", Permanent, "model 'scripted' answered 404"),
+        ("hang", Retryable, "no answer within 120 s"),
+        ("reset", Retryable, "reset"),
+        ("malformed", Retryable, "malformed"),
+        ("truncated", Retryable, "in the middle"),
+        ("empty", Retryable, "without choices"),
+        ("refusal", Permanent, "refused"),
+    ],
+)
+async def test_scripts_of_failures(autojump_clock: Any, fate: str, error: type[Exception], message: str) -> None:
+    """The first calls meet the fates of the script, one by one; then all is well."""
+    async with Scripted(fates=[fate, "answer"]).open() as client:
+        with pytest.raises(error, match=message) as caught:
+            await client.chat(ask("hello"))
+        assert (await client.chat(ask("hello"))).finish_reason == "stop"
+        assert (await client.chat(ask("hello"))).finish_reason == "stop"
+    assert not isinstance(caught.value, RateLimited) or caught.value.retry_after == "2"
+
+
+async def test_capacity_refuses_what_comes_above(autojump_clock: Any) -> None:
+    """More calls at once than the capacity are refused at once, and carry the reset."""
+    refusals: list[RateLimited] = []
+
+    async def call(client: Any, number: int) -> None:
+        try:
+            await client.chat(ask(f"hello {number}"))
+        except RateLimited as error:
+            refusals.append(error)
+
+    async with Scripted(latency=1, capacity=3, reset_after="5s").open() as client, trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(call, client, number)
+    assert [refusal.reset for refusal in refusals] == ["5s", "5s"]
+    assert trio.current_time() == pytest.approx(1)
+
+
+async def test_shares_are_kept_and_no_prompt_fails_forever(autojump_clock: Any) -> None:
+    """About the share that was asked for fails, each prompt at most twice."""
+    outcomes: list[str] = []
+    async with Scripted(error_share=0.2, rate_limit_share=0.3).open() as client:
+        for number in range(300):
+            for attempt in range(3):
+                try:
+                    await client.chat(ask(f"hello {number}"))
+                except (RateLimited, Retryable) as error:
+                    assert attempt < 2, f"prompt {number} failed three times"
+                    if attempt == 0:
+                        outcomes.append(type(error).__name__)
+                else:
+                    break
+    assert 35 <= outcomes.count("Retryable") <= 85
+    assert 60 <= outcomes.count("RateLimited") <= 120
+
+
+async def test_shares_hold_for_one_prompt_too() -> None:
+    """A prompt that comes again and again is refused as often as others, and never three times in a row."""
+    outcomes = ""
+    async with Scripted(rate_limit_share=0.4).open() as client:
+        for _ in range(300):
+            try:
+                await client.chat(ask("hello"))
+                outcomes += "."
+            except RateLimited:
+                outcomes += "x"
+    assert 70 <= outcomes.count("x") <= 140
+    assert "xx" in outcomes
+    assert "xxx" not in outcomes
+
+
+async def test_embeddings_and_images() -> None:
+    """Vectors have length 1 and depend on the text; pictures are PNGs."""
+    async with Scripted().open() as client:
+        answer = await client.embed(["a", "b", "a"], {"dimensions": 8})
+        assert answer.vectors[0] == answer.vectors[2] != answer.vectors[1]
+        assert sum(number * number for number in answer.vectors[0]) == pytest.approx(1, abs=1e-5)
+        (image,) = (await client.image("a cat", {})).images
+    assert image.data.startswith(b"\x89PNG\r\n")
+    assert image.data.endswith(b"IEND\xaeB`\x82")
+
+
+SCHEMAS = st.recursive(
+    st.one_of(
+        st.just({"type": "string"}),
+        st.just({"type": "string", "minLength": 30, "maxLength": 40}),
+        st.just({"type": "boolean"}),
+        st.just({"type": ["null", "integer"], "exclusiveMinimum": 2, "maximum": 3}),
+        st.just({"type": "integer", "minimum": 3, "multipleOf": 5}),
+        st.just({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1.0}),
+        st.just({"enum": ["red", 7, None]}),
+        st.just({"const": {"a": 1}}),
+        st.just({"$ref": "#/$defs/word"}),
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda items, low: {"type": "array", "items": items, "minItems": low}, inner, st.integers(0, 3)),
+        st.dictionaries(st.sampled_from(["name", "summary", "score"]), inner, max_size=3).map(
+            lambda fields: {
+                "type": "object",
+                "properties": fields,
+                "required": [*fields],
+                "additionalProperties": False,
+            }
+        ),
+        st.builds(lambda one: {"anyOf": [{"type": "null"}, one]}, inner),
+        st.builds(lambda one: {"allOf": [one]}, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(SCHEMAS, st.text())
+def test_json_fits_its_schema(schema: dict[str, Any], prompt: str) -> None:
+    """Whatever the schema, the value fits it and is the same the next time."""
+    schema = {**schema, "$defs": {"word": {"type": "string", "format": "email"}}}
+    value = fitting_value(schema, prompt)
+    jsonschema.validate(value, schema)
+    assert value == fitting_value(schema, prompt)
+
+
+async def test_a_schema_is_answered_with_json() -> None:
+    """A request with a schema gets JSON, also one that contains itself."""
+    tree = {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+                "required": ["children"],
+            }
+        },
+        "$ref": "#/$defs/node",
+    }
+    answer = await say(Scripted(), "Draw a tree.", schema=tree)
+    jsonschema.validate(json.loads(answer.text), tree)
+
+
+@pytest.mark.parametrize(
+    ("review", "sentiment", "again"),
+    [
+        ("Mine broke on the second day.", "negative", False),
+        ("It is not perfect.", "mixed", False),
+        ("The best thing this year.", "positive", True),
+    ],
+)
+async def test_structured_answers_feel_like_their_prompt(review: str, sentiment: str, again: bool) -> None:
+    """A sentiment follows the words of the prompt."""
+    schema = {
+        "type": "object",
+        "properties": {"mood": {"enum": ["negative", "mixed", "positive"]}, "would_buy_again": {"type": "boolean"}},
+    }
+    answer = json.loads((await say(Scripted(), f"What does it say? {review}", schema=schema)).text)
+    assert answer == {"mood": sentiment, "would_buy_again": again}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"answers": []}, "answers must be a template"),
+        ({"answers": {"a": 3}}, "answers: 3 is not a template"),
+        ({"latency": -1}, "latency must be seconds"),
+        ({"latency": {"uniform": [3, 1]}}, "lower bound first"),
+        ({"latency": {"exponential": 0}}, "exponential needs its mean"),
+        ({"error_share": 2}, "error_share must be between 0 and 1"),
+        ({"error_share": 0.7, "hang_share": 0.7}, "add up to more than 1"),
+        ({"fates": ["explode"]}, "'explode' in 'explode' is not a fate"),
+        ({"fates": "500"}, "fates must be a list"),
+        ({"capacity": -1}, "capacity must be a whole number"),
+        ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number"),
+    ],
+)
+def test_its_fields_are_checked(fields: dict[str, Any], message: str) -> None:
+    """A wrong field is told with what is allowed."""
+    with pytest.raises(ConfigError, match=message):
+        Scripted(**fields)
+
+
+async def test_equal_scripts_share_their_state() -> None:
+    """Two aliases with equal scripts are one model; different ones are two."""
+    specs = {"a": Scripted(fates=["500"]), "b": Scripted(fates=["500"]), "c": Scripted(fates=["500"], seed=1)}
+    async with open_models(specs) as clients:
+        assert clients["a"] is clients["b"] is not clients["c"]
+        with pytest.raises(Retryable):
+            await clients["a"].chat(ask("x"))
+        await clients["b"].chat(ask("x"))

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import io
+import os
+
+import attrs
+import pytest
+import trio
+
+import seedbed
+from seedbed.observe.lines import Lines, progress_line
+from seedbed.observe.panel import Panel
+from seedbed.observe.progress import Progress, ProgressState
+from seedbed.observe.show import Show, duration, money, per_second, would_wait
+
+
+class Looks:
+    """A view that remembers, and breaks when told to."""
+
+    def __init__(self, interval: float = 1.0) -> None:
+        self.interval = interval
+        self.seen: list[float] = []
+        self.closed: list[Progress] = []
+        self.broken: Exception | None = None
+
+    def show(self, progress: Progress) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.seen.append(progress.elapsed)
+
+    def close(self, progress: Progress) -> None:
+        self.closed.append(progress)
+        if self.broken is not None:
+            raise self.broken
+
+
+async def build(show: Show, seconds: float = 4.5) -> None:
+    """Run a build of one slow cell."""
+
+    async def slow() -> int:
+        await trio.sleep(seconds)
+        return 1
+
+    async with seedbed.open_build([seedbed.Column("x", slow)], rows=1, readers=[show]) as running:
+        await running.wait()
+
+
+async def test_it_looks_while_nothing_happens(autojump_clock: object) -> None:
+    """A run is looked at in steady intervals though no event comes, and once more at its end."""
+    view = Looks()
+    await build(Show(ProgressState(), view))
+    assert [round(each) for each in view.seen] == [0, 1, 2, 3, 4]
+    assert [each.written for each in view.closed] == [1]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "gone"), ValueError("closed file")])
+async def test_a_view_that_breaks_ends_alone(error: Exception, autojump_clock: object) -> None:
+    """What a view raises ends the showing; the run goes on to its end."""
+    view = Looks()
+    view.broken = error
+    show = Show(ProgressState(), view)
+    await build(show)
+    show.close()
+    assert not view.seen
+
+
+async def test_closing_twice_shows_the_end_once(autojump_clock: object) -> None:
+    """Whoever started the run may close what the run itself has closed."""
+    view = Looks()
+    show = Show(ProgressState(), view)
+    await build(show)
+    show.close()
+    assert len(view.closed) == 1
+
+
+async def test_lines_come_every_ten_seconds_and_at_the_end(autojump_clock: object) -> None:
+    """A pipe gets one line every ten seconds that says everything about each column, and one at the end."""
+    stream = io.StringIO()
+    await build(Show(ProgressState({"x": "key"}), Lines(stream)), seconds=25)
+    lines = stream.getvalue().splitlines()
+    assert [line.partition(" |")[0] for line in lines] == [
+        "[10s] rows 0/1 written",
+        "[20s] rows 0/1 written",
+        "[25s] rows 1/1 written",
+    ]
+    assert "| x 0/1 0% 0.0/s eta – 0 failed | key: 1/– in flight, 0 × 429, 0 tokens/s" in lines[0]
+    assert "x 1/1 100%" in lines[-1]
+
+
+async def test_a_full_pipe_holds_nobody_up(autojump_clock: object) -> None:
+    """As long as nobody reads the pipe, lines are left out instead of waited for."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+        assert not would_wait(stream)
+        while not would_wait(stream):
+            os.write(writing, b"x" * 4096)
+        lines = Lines(stream)
+        view = ProgressState().view(0.0)
+        lines.show(view)
+        lines.show(view)
+        assert b"rows" not in reader.read1(1 << 20)
+
+
+async def test_the_panel_has_bars_and_keys(autojump_clock: object) -> None:
+    """A terminal gets a bar for each column and a line for each key, drawn in place."""
+    stream = io.StringIO()
+    panel = Panel(stream, title="reviews", force_terminal=True, width=100, height=30)
+    await build(Show(ProgressState({"x": "key"}, ceilings={"key": 4}), panel))
+    text = stream.getvalue()
+    for part in (
+        "reviews",
+        "0/1",
+        "━",
+        "1/4 in flight",
+        "0 × 429",
+        "0 tokens/s",
+        "cost",
+        "1 of 1 rows written",
+        "done",
+    ):
+        assert part in text
+    assert "\x1b[1A" in text  # it goes up again to draw over itself
+    assert text.endswith("\x1b[?25h")  # and leaves the cursor as it was
+
+
+async def test_a_low_terminal_shows_what_is_under_way(autojump_clock: object) -> None:
+    """Where there are more columns than lines, those under way are shown and the rest is counted."""
+    stream = io.StringIO()
+    panel = Panel(stream, force_terminal=True, width=100, height=12)
+    await build(Show(ProgressState({**{f"c{number}": None for number in range(20)}, "x": "key"}), panel))
+    assert "more columns" in stream.getvalue()
+    assert "  x " in stream.getvalue()
+
+
+def test_a_line_is_a_line() -> None:
+    """Line breaks in a reason do not break the line."""
+    state = ProgressState()
+    view = state.view(0.0)
+    assert "\n" not in progress_line(view)
+    assert "a b" in progress_line(attrs.evolve(view, stopping="a\nb"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (0, "0s"), (0.2, "1s"), (59, "59s"), (65, "1m05s"), (7380, "2h03m"), (float("inf"), "–")],
+)
+def test_times_are_for_people(seconds: float | None, text: str) -> None:
+    """Durations have two units at most."""
+    assert duration(seconds) == text
+
+
+def test_rates_and_costs_are_for_people() -> None:
+    """Small numbers keep their digits, large ones do not."""
+    assert [per_second(1.25), per_second(1234.5)] == ["1.2/s", "1,234/s"]
+    assert [money(0), money(0.00312), money(1234.5)] == ["0.00", "0.0031", "1,234.50"]
