@@ -29,7 +29,20 @@ FUSIONS: Final[tuple[str, ...]] = get_args(Fusion)
 class Step:
     """One node: where it stands in the plan, which results it needs and how it runs."""
 
-    __slots__ = ("cost", "inputs", "is_core", "node_id", "op", "params", "policy", "position", "refs", "upstream")
+    __slots__ = (
+        "cost",
+        "inputs",
+        "is_core",
+        "may_degrade",
+        "node_id",
+        "op",
+        "params",
+        "policy",
+        "position",
+        "refs",
+        "upstream",
+        "writes",
+    )
 
     def __init__(self, node: PlanNode, op: OpSpec, positions: Mapping[str, int]) -> None:
         self.node_id = node.node_id
@@ -44,6 +57,8 @@ class Step:
         )
         self.upstream = tuple(dict.fromkeys([*self.inputs, *(position for _, position in self.refs)]))
         self.policy: str = node.extensions.get(ON_ERROR, {}).get("policy", "fail")
+        self.may_degrade = self.policy != "fail"
+        self.writes = op.written_keys(node.params)
         # Our own ops keep their contracts; those of others are checked each time.
         self.is_core = any(op is core for core in CORE_OPS)
         self.cost = 0.0, 0.0  # seconds: fixed, per row; set by CompiledPlan
@@ -57,6 +72,7 @@ class Unit:
         "fixed",
         "index",
         "is_async",
+        "may_degrade",
         "needs",
         "outside",
         "pairs",
@@ -69,6 +85,7 @@ class Unit:
         self.index = index
         self.steps = tuple(steps)
         self.is_async = steps[0].op.run_async is not None
+        self.may_degrade = any(step.may_degrade for step in steps)
         self.always_inline = all(step.op.run_inline for step in steps)
         # The estimate of a run is fixed + per_row × rows. Only `auto` asks whether that is less than a hop.
         self.fixed = sum(step.cost[0] for step in steps) if fusion == "auto" else math.inf
@@ -77,7 +94,7 @@ class Unit:
         self.pairs = frozenset(
             place
             for place in range(len(steps) - 1)
-            if steps[place].op is SORT and steps[place + 1].op is TAKE and steps[place].policy == "fail"
+            if steps[place].op is SORT and steps[place + 1].op is TAKE and not steps[place].may_degrade
         )
         # The results of other units that it reads.
         own = {step.position for step in steps}

@@ -41,6 +41,7 @@ class Execution:
         "_schedule",
         "_shared",
         "_waiting",
+        "_watching",
         "deadline",
         "late",
         "results",
@@ -72,9 +73,11 @@ class Execution:
         self.results: list[RowSet | None] = [None] * len(compiled.steps)  # by position
         self._waiting = schedule.needs.copy()  # by unit: how many that it needs are not done
         self._left = len(schedule.units)
-        # The units that run, the first to start standing first, and where those that are segments are.
-        self._active: dict[int, Unit] = {}
+        # The units that run and since when, the first to start standing first; and where those that are segments are.
+        self._active: dict[Unit, float] = {}
         self._runs: dict[int, SegmentRun] = {}
+        # The scope of the task that sees to node timeouts.
+        self._watching = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         self._error: PlanError | None = None
         self._degraded: list[Degraded] = []
@@ -89,6 +92,8 @@ class Execution:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.cancel_scope.deadline = self.deadline
+                if self._node_timeout < self.deadline - self._clock():
+                    nursery.start_soon(self._watch_nodes)
                 for unit in roots[1:]:
                     nursery.start_soon(self._walk, unit)
                 if roots:
@@ -107,17 +112,22 @@ class Execution:
         if others is not None:
             raise others
         if self._error is None and failures is not None and self._clock() < self.deadline:
-            self._error = NodeFailed(str(failures), node=next(iter(self._active.values())).steps[0].node_id)
+            self._error = NodeFailed(str(failures), node=self._at(next(iter(self._active))).node_id)
 
     def deadline_error(self) -> RequestDeadlineExceeded:
         """What to say when the deadline passed: the node that has run longest, or the first that could not start."""
         if isinstance(self._error, RequestDeadlineExceeded):
             return self._error
-        for index, unit in self._active.items():
-            run = self._runs.get(index)
-            step = unit.steps[0 if run is None else min(run.place, len(unit.steps) - 1)]
-            return RequestDeadlineExceeded("the request's deadline passed while it ran", node=step.node_id)
+        for unit in self._active:
+            return RequestDeadlineExceeded("the request's deadline passed while it ran", node=self._at(unit).node_id)
         return _not_started(self._schedule.roots[0])
+
+    def _at(self, unit: Unit) -> Step:
+        """The step that a unit is at."""
+        run = self._runs.get(unit.index)
+        if run is None:
+            return unit.steps[0]
+        return unit.steps[min(run.place, len(unit.steps) - 1) if run.overran is None else run.overran]
 
     def coverage(self) -> Coverage:
         """What was degraded, and what has not ended."""
@@ -143,15 +153,17 @@ class Execution:
             now = clock()
             if now >= self.deadline:
                 return self.abort(_not_started(unit))
-            self._active[unit.index] = unit
+            self._active[unit] = now
             try:
                 rows = await (self._on_loop(unit.steps[0], now) if unit.is_async else self._segment(unit))
             except PlanError as error:
                 return self.abort(error)
-            del self._active[unit.index]
+            del self._active[unit]
             self.results[unit.steps[-1].position] = rows
             self._left -= 1
-            unit = self._release(unit)
+            unit = self._release(unit) if unit.successors else None
+        if not self._left:
+            self._watching.cancel()
         return None
 
     def _release(self, unit: Unit) -> Unit | None:
@@ -180,11 +192,13 @@ class Execution:
         assert run is not None
         try:
             rows: RowSet | None = None
-            if ends < self.deadline:
-                if ends > now:
-                    with trio.CancelScope(deadline=ends):
-                        rows = await run(inputs, step.params, ctx)
+            if ends <= now:
+                pass  # there is no time at all
+            elif step.may_degrade and ends < self.deadline:
+                with trio.CancelScope(deadline=ends):
+                    rows = await run(inputs, step.params, ctx)
             else:
+                # If it takes too long the whole request ends, so it needs no scope of its own.
                 rows = await run(inputs, step.params, ctx)
             end = self._clock()
             if end >= effective:
@@ -243,16 +257,12 @@ class Execution:
                 return run.outputs[-1]
 
     async def _hop_once(self, run: SegmentRun) -> int | None:
-        """Run the steps that are left in a thread; gives the place of a step that took too long, if one did."""
+        """Run the steps that are left in a thread; gives the place of one that took too long but may degrade."""
         watching: trio.CancelScope | None = None
         with trio.CancelScope() as scope:
-            if run.ends < self.deadline:
-                if run.place == len(run.unit.steps) - 1:
-                    scope.deadline = run.ends
-                else:
-                    watching = trio.CancelScope()
-                    assert self._nursery is not None
-                    self._nursery.start_soon(self._watch, run, scope, watching)
+            if run.unit.may_degrade and run.ends < self.deadline and self._nursery is not None:
+                watching = trio.CancelScope()
+                self._nursery.start_soon(self._watch, run, scope, watching)
             try:
                 await self._pool.run(run.run)
             except Overloaded as refusal:
@@ -261,9 +271,26 @@ class Execution:
                 run.abandoned = True
                 if watching is not None:
                     watching.cancel()
-        if not scope.cancelled_caught:
-            return None
-        return run.place_at_timeout()
+        return run.overran if scope.cancelled_caught else None
+
+    async def _watch_nodes(self) -> None:
+        """End the request when a node has taken too long.
+
+        One task for all nodes: they have the same timeout, so while it sleeps for the first of them, no other that
+        starts can be due before.
+        """
+        with self._watching:
+            while True:
+                now = self._clock()
+                wake = now + self._node_timeout
+                for unit, since in self._active.items():
+                    run = self._runs.get(unit.index)
+                    if unit.may_degrade or (run is not None and run.done):
+                        continue  # it has a scope of its own, or its result is on the way
+                    if run.overdue(now) if run is not None else now >= since + self._node_timeout:
+                        return self.abort(overdue(self._at(unit).node_id, now, self.deadline, self._node_timeout))
+                    wake = min(wake, (since if run is None else run.since) + self._node_timeout)
+                await trio.sleep_until(wake)
 
     async def _watch(self, run: SegmentRun, scope: trio.CancelScope, watching: trio.CancelScope) -> None:
         """Cancel `scope` when the step that the thread is at has taken too long, whichever that is by then."""

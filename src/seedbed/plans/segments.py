@@ -14,7 +14,7 @@ from ..errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, Re
 from .context import OpContext
 from .ops import sort_and_take
 from .opspec import Rows
-from .rowset import NO_ROWS, RowSet, make_column
+from .rowset import ID, NO_ROWS, RowSet, make_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,12 +31,12 @@ class SegmentRun:
         "_deadline",
         "_known",
         "_node_timeout",
-        "_overran",
         "_shared",
         "abandoned",
         "degraded",
         "late",
         "outputs",
+        "overran",
         "place",
         "since",
         "size",
@@ -71,7 +71,7 @@ class SegmentRun:
         self.late = 0  # results that came after their time and were dropped
         # Below: written by the task that waits.
         self.abandoned = False  # nobody waits any more
-        self._overran: int | None = None  # the step that was found to have taken too long
+        self.overran: int | None = None  # the step that was found to have taken too long
 
     @property
     def ends(self) -> float:
@@ -126,17 +126,19 @@ class SegmentRun:
         self.since = now
         self.place += 1
 
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done, though perhaps nobody has seen it yet."""
+        return self.place == len(self.unit.steps)
+
     def overdue(self, now: float) -> bool:
         """Whether the step that runs now has taken too long; remembers which one it was."""
         place = self.place
+        # In this order: a step that begins in between has all its time before it.
         if now < self.ends or place == len(self.unit.steps):
             return False
-        self._overran = place
+        self.overran = place
         return True
-
-    def place_at_timeout(self) -> int:
-        """The step whose timeout ended the wait."""
-        return len(self.unit.steps) - 1 if self._overran is None else self._overran
 
     def resumed(self, place: int, failure: PlanError) -> SegmentRun:
         """A run that goes on behind the step at `place`, with what stands in for it; this one keeps its thread."""
@@ -202,7 +204,7 @@ def failure_of(node_id: str, error: Exception) -> PlanError:
 
 def may_degrade(step: Step, failure: PlanError) -> bool:
     """Whether the node's policy lets the request go on."""
-    return step.policy != "fail" and isinstance(failure, NodeFailed | NodeTimeout | EndpointUnavailable)
+    return step.may_degrade and isinstance(failure, NodeFailed | NodeTimeout | EndpointUnavailable)
 
 
 def stand_in(step: Step, inputs: tuple[RowSet, ...], ctx: OpContext) -> RowSet:
@@ -213,7 +215,7 @@ def stand_in(step: Step, inputs: tuple[RowSet, ...], ctx: OpContext) -> RowSet:
     try:
         if step.op.gives is Rows.NEW:
             return NO_ROWS if step.op.fallback is None else step.op.fallback(inputs, step.params, ctx)
-        for key_id in step.op.written_keys(step.params):
+        for key_id in step.writes:
             key = ctx.keys[key_id]
             column = make_column(key, [None if key.nullable else key.default] * len(first))
             first = first.with_column(key_id, column.values, column.nulls)
@@ -227,10 +229,9 @@ def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:
     op = step.op
     if not isinstance(rows, RowSet):
         raise TypeError(f"op {op.name!r} gave {type(rows).__name__}, not a RowSet")
-    known = op.written_keys(step.params).union({1}, *(one.columns for one in inputs))
-    if not known.issuperset(rows.columns):
-        extra = sorted(set(rows.columns) - known)
-        raise ValueError(f"op {op.name!r} wrote the keys {extra}, which it does not declare")
+    extra = rows.columns.keys() - step.writes - {ID}
+    if extra and (extra := extra.difference(*(one.columns for one in inputs))):
+        raise ValueError(f"op {op.name!r} wrote the keys {sorted(extra)}, which it does not declare")
     if not inputs or op.gives is Rows.NEW:
         return
     first = inputs[0]

@@ -1,0 +1,180 @@
+"""A plan run row by row in plain Python: slow, obvious, and sharing nothing with the engine but the parsed plan."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cmp_to_key
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from seedbed.plans.model import Plan, PlanNode
+
+# A row is what each key that was written holds; the id is key 1.
+Row = dict[int, Any]
+
+
+class NaiveFailure(Exception):
+    """Nodes failed, all that they need being there; which ones."""
+
+    def __init__(self, *nodes: str) -> None:
+        super().__init__(*nodes)
+        self.nodes = frozenset(nodes)
+
+
+def run_naively(plan: Plan, params: Mapping[int, Any], rows_of: Mapping[str, list[Row]]) -> list[Row]:
+    """The rows of the plan's outputs; `rows_of` gives the rows of its sources by node id."""
+    nodes = {node.node_id: node for node in plan.nodes}
+    done: dict[str, tuple[list[int], list[Row]]] = {}
+
+    def result(name: str) -> tuple[list[int], list[Row]]:
+        if name not in done:
+            done[name] = _Node(plan, params, nodes[name], rows_of).run(result)
+        return done[name]
+
+    failed: set[str] = set()
+    for name in nodes:
+        try:
+            result(name)
+        except NaiveFailure as failure:
+            failed |= failure.nodes
+    if failed:
+        raise NaiveFailure(*failed)
+    return _append(plan, [result(name) for name in plan.outputs])[1]
+
+
+def _read(plan: Plan, row: Row, key_id: int) -> Any:
+    if key_id in row:
+        return row[key_id]
+    key = plan.registries.keys[key_id]
+    return None if key.nullable else key.default
+
+
+def _append(plan: Plan, parts: list[tuple[list[int], list[Row]]]) -> tuple[list[int], list[Row]]:
+    keys: list[int] = []
+    for columns, _ in parts:
+        keys += [key for key in columns if key not in keys]
+    return keys, [{key: _read(plan, row, key) for key in keys} for _, rows in parts for row in rows]
+
+
+class _Node:
+    def __init__(
+        self, plan: Plan, params: Mapping[int, Any], node: PlanNode, rows_of: Mapping[str, list[Row]]
+    ) -> None:
+        self.plan, self.params, self.node, self.rows_of = plan, params, node, rows_of
+
+    def run(self, result: Any) -> tuple[list[int], list[Row]]:
+        node, given = self.node, self.node.params
+        if node.node_id in self.rows_of:
+            rows = self.rows_of[node.node_id]
+            return (list(rows[0]) if rows else [1]), rows
+        columns, rows = result(node.inputs[0])
+        if node.op == "core::vm":
+            return self.vm(columns, rows)
+        if node.op == "core::filter":
+            tree = self.plan.predicates[given["pred_id"]]
+            return columns, [row for row in rows if self.holds(tree, row)]
+        if node.op == "core::sort":
+            return columns, self.sorted(rows)
+        if node.op == "core::take":
+            return columns, rows[: given["count"]]
+        if node.op == "core::concat":
+            return _append(self.plan, [(columns, rows), result(given["rhs"])])
+        raise AssertionError(node.op)
+
+    def vm(self, columns: list[int], rows: list[Row]) -> tuple[list[int], list[Row]]:
+        out = self.node.params["out_key"]
+        key = self.plan.registries.keys[out]
+        made = []
+        for row in rows:
+            value = self.value(self.plan.expressions[self.node.params["expr_id"]], row)
+            if value is None and not key.nullable:
+                raise NaiveFailure(self.node.node_id)
+            if value is not None:
+                value = float(value)
+                if not math.isfinite(value):
+                    raise NaiveFailure(self.node.node_id)
+            made.append({**row, out: value})
+        return [*columns, *([out] if out not in columns else [])], made
+
+    def sorted(self, rows: list[Row]) -> list[Row]:
+        by = self.node.params["by"]
+        sign = -1 if self.node.params["order"] == "desc" else 1
+
+        def compare(a: Row, b: Row) -> int:
+            x, y = _read(self.plan, a, by), _read(self.plan, b, by)
+            if x is None or y is None:
+                return (x is None) - (y is None)
+            return sign * ((x > y) - (x < y))
+
+        return sorted(rows, key=cmp_to_key(compare))
+
+    def value(self, tree: Mapping[str, Any], row: Row) -> Any:
+        op = tree["op"]
+        if op == "const_number":
+            return tree["value"]
+        if op == "const_null":
+            return None
+        if op == "key_ref":
+            return _read(self.plan, row, tree["key_id"])
+        if op == "param_ref":
+            return self.params.get(tree["param_id"])
+        if op == "coalesce":
+            first = self.value(tree["a"], row)
+            return self.value(tree["b"], row) if first is None else first
+        operands = [self.value(tree[name], row) for name in (("x",) if op == "neg" else ("a", "b"))]
+        if None in operands:
+            return None
+        numbers = [float(operand) for operand in operands]
+        if op == "neg":
+            return -numbers[0]
+        a, b = numbers
+        return {"add": a + b, "sub": a - b, "mul": a * b}[op]
+
+    def holds(self, tree: Mapping[str, Any], row: Row) -> bool:
+        op = tree["op"]
+        if op == "const_bool":
+            return bool(tree["value"])
+        if op == "and":
+            return self.holds(tree["a"], row) and self.holds(tree["b"], row)
+        if op == "or":
+            return self.holds(tree["a"], row) or self.holds(tree["b"], row)
+        if op == "not":
+            return not self.holds(tree["x"], row)
+        if op == "is_null":
+            return self.value(tree["x"], row) is None
+        if op == "not_null":
+            return self.value(tree["x"], row) is not None
+        if op == "in":
+            value = self.value(tree["lhs"], row)
+            return value is not None and any(value == item for item in tree["list"])
+        if op == "regex":
+            return self.matches(tree, row)
+        return self.compares(tree, row)
+
+    def matches(self, tree: Mapping[str, Any], row: Row) -> bool:
+        pattern = tree["pattern"]
+        wanted = pattern["value"] if pattern["kind"] == "literal" else self.params.get(pattern["param_id"])
+        text = _read(self.plan, row, tree["key_id"])
+        if wanted is None or text is None:
+            return False
+        return re.search(wanted, text, re.IGNORECASE if tree.get("flags") == "i" else 0) is not None
+
+    def compares(self, tree: Mapping[str, Any], row: Row) -> bool:
+        a, b = self.value(tree["a"], row), self.value(tree["b"], row)
+        cmp = tree["cmp"]
+        literal_null = "const_null" in (tree["a"]["op"], tree["b"]["op"])
+        if literal_null and cmp in ("==", "!="):
+            return (a is None and b is None) if cmp == "==" else (a is not None or b is not None)
+        if a is None or b is None:
+            return False
+        return {
+            "==": lambda: a == b,
+            "!=": lambda: a != b,
+            "<": lambda: a < b,
+            "<=": lambda: a <= b,
+            ">": lambda: a > b,
+            ">=": lambda: a >= b,
+        }[cmp]()
