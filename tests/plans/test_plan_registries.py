@@ -178,22 +178,11 @@ def test_endpoints_of_two_kinds_may_share_a_name() -> None:
         parse_registries(registries)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=10,
-)
-ENTRIES = st.lists(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            name: JSON | st.sampled_from(["int", "float", "string", "redis", "http", "memory", "id", "ep_1", 1, True])
-            for name in ("id", "name", "type", "kind", "host", "port", "policy", "default", "nullable", "seed_file")
-        },
-    )
-    | JSON,
-    max_size=4,
-)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS, max_size=3)
+LIKELY = st.sampled_from(["int", "float", "string", "redis", "http", "memory", "id", "ep_1", 1, 3001, True])
+FIELDS = ["id", "name", "type", "kind", "host", "port", "policy", "default", "nullable", "seed_file"]
+ENTRIES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, LIKELY | JSON)) | JSON, max_size=3)
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("keys", "params", "endpoints"), ENTRIES | JSON)) | JSON)

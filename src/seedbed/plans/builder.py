@@ -266,14 +266,16 @@ class _Draft:
     predicates: _Table[Mapping[str, Any]]
 
     def param(self, value: Any, path: str, kind: ParamKind | None) -> Any:
-        """A param as JSON; expressions and predicates go to their tables."""
+        """A param as JSON; expressions and predicates go to their tables, unless something is wrong already."""
         registries = self.context._registries  # noqa: SLF001  a draft is a part of its context
         lookup = Lookup(registries=registries, problems=self.problems, path=path)
         trees = TreeChecker(registries, self.problems)
         if kind is ParamKind.EXPRESSION:
-            return self.expressions.add(as_expr(value).resolve(lookup), trees.expression, "expr_table")
+            tree = as_expr(value).resolve(lookup)
+            return "" if self.problems.found else self.expressions.add(tree, trees.expression, "expr_table")
         if kind is ParamKind.PREDICATE:
-            return self.predicates.add(as_pred(value).resolve(lookup), trees.predicate, "pred_table")
+            tree = as_pred(value).resolve(lookup)
+            return "" if self.problems.found else self.predicates.add(tree, trees.predicate, "pred_table")
         if isinstance(value, KeyRef):
             return value.key_id(lookup)
         if isinstance(value, EndpointRef):

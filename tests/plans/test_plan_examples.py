@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seedbed.plans.builder import AuthoredPlan
+from seedbed.plans.format import parse_plan
+
+PLANS = Path(__file__).parents[2] / "examples" / "plans"
+NODES = {
+    "complex_dag": 10,
+    "diamond": 4,
+    "mixed_pipeline": 6,
+    "parallel_fanout": 3,
+    "simple_viewer": 1,
+    "viewer_filter": 2,
+}
+
+
+def test_every_example_is_there_as_python_and_as_json() -> None:
+    """No plan has lost its other half."""
+    assert sorted(path.stem for path in PLANS.glob("*.py")) == sorted(NODES)
+    assert sorted(path.stem for path in PLANS.glob("*.json")) == sorted(NODES)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_python_and_json_are_in_step(name: str) -> None:
+    """The JSON file is what the Python file compiles to, to the letter, and it validates."""
+    authored = runpy.run_path(str(PLANS / f"{name}.py"))[name]
+    assert isinstance(authored, AuthoredPlan)
+    assert authored.text() == (PLANS / f"{name}.json").read_text(encoding="utf-8")
+    plan = parse_plan(PLANS / f"{name}.json")
+    assert plan == authored.plan()
+    assert (plan.name, len(plan.nodes)) == (name, NODES[name])
+
+
+def test_running_an_example_prints_its_json() -> None:
+    """As a user would make the file anew."""
+    command = [sys.executable, str(PLANS / "diamond.py")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown == (PLANS / "diamond.json").read_text(encoding="utf-8")
+
+
+def test_the_listing_has_every_example() -> None:
+    """The table of the folder's README says how many nodes each plan has."""
+    page = (PLANS / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` | {count} |" in page for name, count in NODES.items())

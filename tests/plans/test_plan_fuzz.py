@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+from sample_plans import full_plan
+
+from seedbed.errors import InvalidPlan, InvalidRequest
+from seedbed.plans.expressions import compile_expression
+from seedbed.plans.format import parse_plan, plan_text
+from seedbed.plans.predicates import compile_predicate
+from seedbed.plans.problems import Code
+from seedbed.plans.registries import default_registries
+from seedbed.plans.request import parse_request
+
+if TYPE_CHECKING:
+    from seedbed.plans.model import Plan
+
+REGISTRIES = default_registries()
+CODES = {code.value for code in Code}
+EXAMPLES = Path(__file__).parents[2] / "examples" / "plans"
+SEEDS = [full_plan(), *(json.loads(path.read_text(encoding="utf-8")) for path in sorted(EXAMPLES.glob("*.json")))]
+
+# Names and numbers of the format make mutants that get past the first check.
+WORDS = [
+    *["op", "a", "b", "x", "lhs", "list", "cmp", "value", "key_id", "param_id", "kind", "pattern", "flags", "policy"],
+    *["nodes", "outputs", "params", "inputs", "node_id", "extensions", "expr_table", "trace", "rhs", "by", "endpoint"],
+    *[
+        "add",
+        "mul",
+        "neg",
+        "coalesce",
+        "key_ref",
+        "param_ref",
+        "const_number",
+        "const_null",
+        "and",
+        "not",
+        "in",
+        "regex",
+    ],
+    *[
+        "n0",
+        "n1",
+        "v",
+        "f",
+        "c",
+        "e0",
+        "p0",
+        "score",
+        "keep",
+        "ep_0001",
+        "core::vm",
+        "core::concat",
+        "sleep",
+        "==",
+        "i",
+        "",
+    ],
+    *["literal", "param", "seedbed.on_error.v1", "empty", "(?i)[a", "\ud800", "\x00"],
+]
+NUMBERS = [0, 1, -1, 2, 3, 1001, 2001, 3001, 2**31, 2**63, -(2**63), 10**400, 1e308, 0.5, -0.0]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.sampled_from(NUMBERS)
+    | st.sampled_from(WORDS)
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=8)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=4), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every path into a document."""
+    found = [path]
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in entries:
+        found += places(inner, (*path, step))
+    return found
+
+
+PLACES = [places(seed) for seed in SEEDS]
+
+
+@st.composite
+def mutants(draw: st.DrawFn) -> Any:
+    """Change a valid plan at random places: put in, take out, repeat, rename, or move a part elsewhere."""
+    chosen = draw(st.integers(0, len(SEEDS) - 1))
+    document = copy.deepcopy(SEEDS[chosen])
+    for _ in range(draw(st.integers(1, 4))):
+        path = draw(st.sampled_from(PLACES[chosen][1:]))
+        try:
+            place = document
+            for step in path[:-1]:
+                place = place[step]
+            here = place[path[-1]]
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change took it away
+        if not isinstance(place, dict | list):
+            continue
+        match draw(st.sampled_from(["set", "set", "delete", "repeat", "rename", "graft"])):
+            case "set":
+                place[path[-1]] = draw(VALUES)
+            case "delete":
+                del place[path[-1]]
+            case "repeat" if isinstance(place, list):
+                place.insert(path[-1], here)
+            case "rename" if isinstance(place, dict):
+                place[draw(st.sampled_from(WORDS) | st.text(max_size=4))] = place.pop(path[-1])
+            case "graft":
+                other = draw(st.sampled_from(SEEDS))
+                place[path[-1]] = copy.deepcopy(other)
+                for step in draw(st.sampled_from(places(other)[1:])):
+                    place[path[-1]] = place[path[-1]][step]
+            case _:
+                pass
+    return document
+
+
+def check(source: Any) -> Plan | None:
+    """Read a plan; an error is ours, and has what an error must have."""
+    try:
+        plan = parse_plan(source)
+    except InvalidPlan as error:
+        assert error.problems  # noqa: PT017  most mutants are wrong, not all
+        for code, path, message in error.problems:
+            assert code in CODES
+            assert path.startswith("$")
+            assert message
+        str(error).encode()  # it can be printed
+        event("refused")
+        return None
+    event("valid")
+    return plan
+
+
+def judged(source: Any) -> Plan | tuple[tuple[str, str, str], ...]:
+    """The plan, or what is wrong with it."""
+    try:
+        return parse_plan(source)
+    except InvalidPlan as error:
+        return error.problems
+
+
+@given(mutants())
+def test_a_mutant_is_a_plan_or_an_invalid_plan(document: Any) -> None:
+    """A plan changed at random is refused with our error or read; what is read can be compiled."""
+    plan = check(document)
+    if plan is None:
+        return
+    for tree in plan.expressions.values():
+        compile_expression(tree, plan.registries)
+    for tree in plan.predicates.values():
+        compile_predicate(tree, plan.registries)
+    known = {node.node_id for node in plan.nodes}
+    assert len(known) == len(plan.nodes)
+    assert known.issuperset(plan.outputs)
+    assert all(known.issuperset(node.upstream) for node in plan.nodes)
+    json.dumps([[dict(node.params) for node in plan.nodes], plan.expressions, plan.predicates]).encode()
+
+
+@given(mutants())
+def test_text_is_judged_as_its_values_are(document: Any) -> None:
+    """A document that JSON can write gives the same plan or the same problems as text."""
+    try:
+        text = plan_text(document) if isinstance(document, dict) else json.dumps(document, allow_nan=False)
+        same = json.loads(text)
+    except (ValueError, TypeError, AttributeError):
+        return  # NaN, or tables that are not objects
+    assert judged(text) == judged(same)
+
+
+@given(VALUES)
+def test_any_json_is_refused_with_our_error(document: Any) -> None:
+    """Values that have nothing of a plan are no trouble, for plans and for requests."""
+    assert check(document) is None
+    try:
+        parse_request(document, REGISTRIES)
+    except InvalidRequest as error:
+        str(error).encode()
+
+
+@given(
+    st.text()
+    | st.binary()
+    | st.sampled_from(SEEDS).map(json.dumps).flatmap(lambda text: st.integers(0, len(text)).map(lambda end: text[:end]))
+)
+def test_any_text_is_refused_with_our_error(source: str | bytes) -> None:
+    """Text and bytes that are not JSON, or only the beginning of a plan, are no trouble either."""
+    plan = check(source)
+    assert plan is None or plan.name in {seed["plan_name"] for seed in SEEDS}
+
+
+OVERRIDES = st.dictionaries(st.sampled_from([param.name for param in REGISTRIES.params.values()]), SCALARS, max_size=3)
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional={"user_id": SCALARS, "request_id": SCALARS, "param_overrides": OVERRIDES | VALUES, "x": SCALARS}
+    )
+)
+def test_any_request_is_read_or_refused_with_our_error(document: Any) -> None:
+    """A request is valid, with its numbers in range, or an InvalidRequest."""
+    try:
+        request = parse_request(document, REGISTRIES)
+    except InvalidRequest as error:
+        str(error).encode()
+        return
+    assert 0 <= request.user_id < 2**32
