@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -90,11 +91,12 @@ class Unit:
         # The estimate of a run is fixed + per_row × rows. Only `auto` asks whether that is less than a hop.
         self.fixed = sum(step.cost[0] for step in steps) if fusion == "auto" else math.inf
         self.per_row = sum(step.cost[1] for step in steps)
-        # The steps that are a sort whose rows only the next step sees, which takes the first of them.
+        # The steps that are a sort whose rows only the next step sees, which takes the first of them. Not if rows of
+        # one of them may have to be replaced: that needs the rows between them.
         self.pairs = frozenset(
             place
-            for place in range(len(steps) - 1)
-            if steps[place].op is SORT and steps[place + 1].op is TAKE and not steps[place].may_degrade
+            for place, (step, after) in enumerate(itertools.pairwise(steps))
+            if step.op is SORT and after.op is TAKE and not step.may_degrade and not after.may_degrade
         )
         # The results of other units that it reads.
         own = {step.position for step in steps}

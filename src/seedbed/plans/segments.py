@@ -88,6 +88,7 @@ class SegmentRun:
             before = len(inputs[0]) if inputs else 0
             try:
                 if taken is not None:
+                    before = self.times[-1][3]  # as many as the sort would have given
                     rows, count = taken, len(taken)
                     taken = None
                 elif self.place in pairs:

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from plan_helpers import FakeEndpoint, ids, node, open_engine, plan_of, with_ops
+
+from seedbed.errors import ConfigError, EndpointUnavailable, NodeFailed
+from seedbed.plans import opspec
+from seedbed.plans.model import KeyType
+from seedbed.plans.opspec import OpRegistry, OpSpec, Rows, default_ops, op
+from seedbed.plans.ops import CORE_OPS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from seedbed.plans.context import OpContext
+    from seedbed.plans.rowset import RowSet
+
+EP = "ep_0001"
+
+
+def social() -> FakeEndpoint:
+    """A few users who follow each other."""
+    return FakeEndpoint(
+        {"user:1": {"country": "US", "name": "x"}, "user:2": {"country": "DE"}, "user:3": {"name": "y"}},
+        {
+            "follow:1": ["2", "3", "x", "4", "", "+5", "99999999999999999999", "6"],
+            "recommendation:1": ["3", "2"],
+            "media:2": ["20", "21", "22"],
+            "media:3": ["30"],
+        },
+    )
+
+
+async def test_viewer_gives_the_user_of_the_request() -> None:
+    """One row with the user's id and country; a user without a hash has no country."""
+    async with open_engine(endpoints=social()) as engine:
+        plan = plan_of(node("v", "viewer", endpoint=EP))
+        found = await engine.execute(plan, {"user_id": 1, "request_id": "r7"})
+        assert found.candidates == [{"id": 1, "fields": {"country": "US"}}]
+        assert found.request_id == "r7"
+        unknown = await engine.execute(plan, {"user_id": "9"})
+        assert unknown.candidates == [{"id": 9, "fields": {"country": None}}]
+        assert unknown.engine_request_id != found.engine_request_id
+
+
+async def test_follow_gives_the_listed_users_and_skips_what_is_no_id() -> None:
+    """Ids in list order up to fanout, each with its country; entries that are no integers of 64 bits are left out."""
+    async with open_engine(endpoints=social()) as engine:
+        plan = plan_of(node("v", "viewer", endpoint=EP), node("f", "follow", "v", endpoint=EP, fanout=7))
+        found = await engine.execute(plan, {"user_id": 1})
+        assert [(one["id"], one["fields"]["country"]) for one in found.candidates] == [
+            (2, "DE"),
+            (3, None),
+            (4, None),
+            (5, None),
+        ]
+
+
+async def test_media_gives_ids_for_each_input_row_in_turn() -> None:
+    """The lists of all input rows, one after the other, each up to fanout, with no column but the id."""
+    async with open_engine(endpoints=social()) as engine:
+        plan = plan_of(
+            node("v", "viewer", endpoint=EP),
+            node("r", "recommendation", "v", endpoint=EP, fanout=5),
+            node("m", "media", "r", endpoint=EP, fanout=2),
+        )
+        found = await engine.execute(plan, {"user_id": 1})
+        assert found.candidates == [{"id": number, "fields": {}} for number in (30, 20, 21)]
+
+
+async def test_identical_reads_of_a_request_happen_once(autojump_clock: trio.testing.MockClock) -> None:
+    """Two branches that read the same keys at the same time ask once; the next request asks anew."""
+    endpoint = social()
+    endpoint.delay = 0.01
+    plan = plan_of(
+        node("v", "viewer", endpoint=EP),
+        node("a", "follow", "v", endpoint=EP, fanout=5),
+        node("b", "follow", "v", endpoint=EP, fanout=5),
+        node("r", "recommendation", "v", endpoint=EP, fanout=5),
+        outputs=["a", "b", "r"],
+    )
+    async with open_engine(endpoints=endpoint) as engine:
+        found = await engine.execute(plan, {"user_id": 1})
+        assert ids(found) == [2, 3, 4, 2, 3, 4, 3, 2]
+        assert sorted(endpoint.asked) == sorted(set(endpoint.asked))
+        asked = len(endpoint.asked)
+        await engine.execute(plan, {"user_id": 1})
+        assert len(endpoint.asked) == 2 * asked
+
+
+async def test_a_shared_read_survives_the_reader_who_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
+    """When the node that reads for two is given up, the other reads for itself."""
+    endpoint = social()
+    endpoint.delay = 0.01
+
+    async def first(inputs: tuple[RowSet, ...], params: Mapping[str, Any], ctx: OpContext) -> RowSet:
+        with trio.move_on_after(0.005):
+            await ctx.endpoint(EP).hgetall("user:2")
+        return ctx.new_rows([])
+
+    async def second(inputs: tuple[RowSet, ...], params: Mapping[str, Any], ctx: OpContext) -> RowSet:
+        await trio.sleep(0.001)
+        fields = await ctx.endpoint(EP).hgetall("user:2")
+        assert fields == {"country": "DE"}
+        assert await ctx.endpoint(EP).lrange("media:2", 0, 1) == ["20", "21"]
+        return ctx.new_rows([1])
+
+    ops = with_ops(
+        OpSpec(name="t::first", inputs=(0, 0), gives=Rows.NEW, run_async=first),
+        OpSpec(name="t::second", inputs=(0, 0), gives=Rows.NEW, run_async=second),
+    )
+    async with open_engine(endpoints=endpoint, ops=ops) as engine:
+        plan = plan_of(node("a", "t::first"), node("b", "t::second"), outputs=["a", "b"], ops=ops)
+        assert ids(await engine.execute(plan, {"user_id": 1})) == [1]
+        assert endpoint.asked == ["user:2", "user:2", "media:2"]
+
+
+async def test_an_endpoint_that_is_down_names_the_node(autojump_clock: trio.testing.MockClock) -> None:
+    """The node that asked is named, also when it shared the question."""
+    endpoint = social()
+    endpoint.error = EndpointUnavailable("connection refused")
+    async with open_engine(endpoints=endpoint) as engine:
+        plan = plan_of(node("v", "viewer", endpoint=EP), node("w", "viewer", endpoint=EP), outputs=["v", "w"])
+        with pytest.raises(EndpointUnavailable, match="connection refused") as caught:
+            await engine.execute(plan, {"user_id": 1})
+        assert caught.value.node in ("v", "w")
+
+
+ONE = {"op": "const_number", "value": 1}
+HUGE = {"op": "const_number", "value": 1e308}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"op": "mul", "a": HUGE, "b": {"op": "key_ref", "key_id": 1}}, "'final_score' is inf for id 2"),
+        ({"op": "add", "a": ONE, "b": {"op": "param_ref", "param_id": 1}}, "'final_score' is null for id 1"),
+    ],
+)
+async def test_vm_refuses_what_is_not_a_number(tree: dict[str, Any], message: str) -> None:
+    """A result that is not finite, or null for a key that is not nullable, fails the node and names the row."""
+    plan = plan_of(
+        node("s", "fixed_source", row_count=3),
+        node("x", "vm", "s", out_key=2001, expr_id="e"),
+        expressions={"e": tree},
+    )
+    async with open_engine() as engine:
+        with pytest.raises(NodeFailed, match=message) as caught:
+            await engine.execute(plan, {"user_id": 1})
+        assert caught.value.node == "x"
+
+
+async def test_an_op_of_ones_own_is_given_all_it_needs() -> None:
+    """A registered op gets inputs, validated params, expressions, request, deadline and referred rows."""
+    seen: dict[str, Any] = {}
+
+    @op(
+        "my::boost",
+        gives=Rows.SAME,
+        params={
+            "factor": opspec.number(0, 10, default=2.0),
+            "expr_id": opspec.expression(),
+            "other": opspec.node(),
+            "out_key": opspec.key(KeyType.FLOAT, writes=True),
+        },
+    )
+    def boost(inputs: tuple[RowSet, ...], params: Mapping[str, Any], ctx: OpContext) -> RowSet:
+        seen.update(user=ctx.request.user_id, other=len(ctx.refs["other"]), deadline=ctx.deadline)
+        values, _ = ctx.expression(params["expr_id"]).evaluate(inputs[0], ctx.param_values)
+        return ctx.with_values(inputs[0], params["out_key"], [params["factor"] * value for value in values.tolist()])
+
+    ops = with_ops(boost)
+    plan = plan_of(
+        node("s", "fixed_source", row_count=2),
+        node("o", "fixed_source", row_count=5),
+        node("b", "my::boost", "s", expr_id="e", other="o", out_key=1001),
+        expressions={"e": {"op": "key_ref", "key_id": 1}},
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        found = await engine.execute(plan, {"user_id": 4}, deadline=60, node_timeout=30)
+        assert [one["fields"] for one in found.candidates] == [{"model_score_1": 2.0}, {"model_score_1": 4.0}]
+        assert (seen["user"], seen["other"]) == (4, 5)
+        assert 0 < seen["deadline"] - trio.current_time() < 30
+
+
+@pytest.mark.parametrize(
+    ("gives", "result", "message"),
+    [
+        (Rows.SAME, lambda rows, ctx: rows.head(1), "declares 'same' rows, but gave 1 of 2"),
+        (Rows.REORDERED, lambda rows, ctx: rows.none(), "declares 'reordered' rows"),
+        (Rows.SUBSET, lambda rows, ctx: ctx.new_rows([1, 2, 3]), "declares 'subset' rows"),
+        (Rows.PREFIX, lambda rows, ctx: ctx.new_rows([2]), "declares 'prefix' rows"),
+        (Rows.APPENDED, lambda rows, ctx: rows.head(1), "declares 'appended' rows"),
+        (Rows.SAME, lambda rows, ctx: ctx.with_values(rows, 1001, [1, 2]), r"wrote the keys \[1001\]"),
+        (Rows.SAME, lambda rows, ctx: [1], "gave list, not a RowSet"),
+    ],
+)
+async def test_an_op_that_breaks_its_contract_fails(gives: Rows, result: Any, message: str) -> None:
+    """What an own op declares about its rows and keys is checked when it runs."""
+    ops = with_ops(OpSpec(name="my::op", gives=gives, run=lambda inputs, params, ctx: result(inputs[0], ctx)))
+    plan = plan_of(node("s", "fixed_source", row_count=2), node("x", "my::op", "s"), ops=ops)
+    async with open_engine(ops=ops) as engine:
+        with pytest.raises(NodeFailed, match=message):
+            await engine.execute(plan, {"user_id": 1})
+
+
+def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops come from the format, from entry points and from registration; a name is taken once."""
+    entry = EntryPoint(name="mine", value="plugin_of_a_test:op", group="seedbed.ops")
+    brought = OpSpec(name="plug::in", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0], aliases=("plug",))
+    monkeypatch.setattr(EntryPoint, "load", lambda self: [brought])
+    monkeypatch.setattr(opspec, "entry_points", lambda group: [entry] if group == "seedbed.ops" else [])
+    monkeypatch.setattr(opspec, "_default", None)
+    registry = default_ops()
+    assert set(registry.names()) == {"plug::in", *(core.name for core in CORE_OPS)}
+    assert registry.get("plug") is registry.get("plug::in") is brought
+    mine = opspec.register_op(OpSpec(name="my::op", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0]))
+    assert default_ops().get("my::op") is mine
+    with pytest.raises(ConfigError, match="the name 'vm' is taken by op 'core::vm'"):
+        registry.add(OpSpec(name="x", aliases=("vm",), gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0]))
+    monkeypatch.setattr(EntryPoint, "load", lambda self: [3])
+    monkeypatch.setattr(opspec, "_default", None)
+    with pytest.raises(ConfigError, match="entry point 'mine' of seedbed.ops gives 3"):
+        default_ops()
+
+
+def test_an_op_needs_something_to_run() -> None:
+    """Declaring an op without a function, or inline without a sync one, is refused."""
+    with pytest.raises(ConfigError, match="neither run nor run_async"):
+        OpSpec(name="x", gives=Rows.NEW)
+
+    async def wait(inputs: Any, params: Any, ctx: Any) -> Any: ...
+
+    with pytest.raises(ConfigError, match="run_inline but has no run"):
+        OpSpec(name="x", gives=Rows.NEW, run_async=wait, run_inline=True)
+    assert len(OpRegistry()) == 0

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from seedbed.plans.model import Key, KeyType
+from seedbed.plans.registries import default_registries
+from seedbed.plans.rowset import (
+    COUNTRY,
+    ID,
+    NO_ROWS,
+    Column,
+    RowSet,
+    concat,
+    first_in_order,
+    make_column,
+    new_rows,
+    order_of,
+    string_column,
+)
+
+KEYS = default_registries().keys
+SCORE = KEYS[2001]
+NAME = KEYS[COUNTRY]
+
+
+def scored(*scores: float) -> RowSet:
+    """Rows 1, 2, 3, … with these scores."""
+    return new_rows(range(1, len(scores) + 1)).with_column(SCORE.id, np.array(scores, dtype=float))
+
+
+def test_what_an_op_does_not_change_is_shared() -> None:
+    """Filtering, ordering, taking and adding a column keep the very columns that there were."""
+    rows = scored(3, 1, 2)
+    changed = rows.where(np.array([True, False, True])).at(np.array([1, 0])).head(1).with_column(1001, np.array([9.0]))
+    assert changed.columns[ID] is rows.columns[ID]
+    assert changed.columns[SCORE.id] is rows.columns[SCORE.id]
+    assert changed.ids().tolist() == [3]
+    assert changed.to_list(KEYS[1001]) == [9.0]
+    assert 1001 not in rows.columns
+
+
+def test_columns_cannot_be_changed() -> None:
+    """Writing into a column or a mask of nulls is refused."""
+    rows = scored(1, 2)
+    with pytest.raises(ValueError, match="read-only"):
+        rows.columns[SCORE.id].values[0] = 5
+    names = string_column(["a", None])
+    assert names.nulls is not None
+    with pytest.raises(ValueError, match="read-only"):
+        names.nulls[0] = True
+
+
+def test_a_key_that_nothing_wrote_reads_as_its_default_or_null() -> None:
+    """A key that is not nullable reads as its default, a nullable one as null."""
+    rows = new_rows([1, 2])
+    assert rows.to_list(SCORE) == [0.0, 0.0]
+    assert rows.to_list(NAME) == [None, None]
+
+
+def test_a_column_added_to_some_rows_is_theirs() -> None:
+    """Values given to a selection reach its rows in its order, nulls too."""
+    rows = scored(1, 2, 3, 4).at(np.array([3, 0, 2]))
+    key = Key(id=9, name="x", type=KeyType.FLOAT, nullable=True)
+    added = rows.with_column(9, np.array([40.0, 10.0, 0.0]), np.array([False, False, True]))
+    assert added.ids().tolist() == [4, 1, 3]
+    assert added.to_list(key) == [40.0, 10.0, None]
+    with pytest.raises(ValueError, match="2 values does not fit 3 rows"):
+        rows.with_column(9, np.array([1.0, 2.0]))
+
+
+def test_concat_has_the_columns_of_all_and_fills_what_is_missing() -> None:
+    """A missing column is filled with its default or null, whichever side lacks it."""
+    left = scored(5, 6)
+    right = RowSet({ID: Column(np.array([7, 8])), COUNTRY: string_column(["US", None])}).head(2)
+    both = concat([left, right, NO_ROWS], KEYS)
+    assert both.ids().tolist() == [1, 2, 7, 8]
+    assert both.to_list(SCORE) == [5.0, 6.0, 0.0, 0.0]
+    assert both.to_list(NAME) == [None, None, "US", None]
+    assert both.columns[SCORE.id].nulls is None
+
+
+@pytest.mark.parametrize(("descending", "expected"), [(False, [2, 5, 1, 4, 3, 6]), (True, [1, 4, 2, 5, 3, 6])])
+def test_sorting_is_stable_and_puts_nulls_last(expected: list[int], *, descending: bool) -> None:
+    """Equal values stay in their order and nulls come last, in both orders."""
+    rows = new_rows([1, 2, 3, 4, 5, 6], {COUNTRY: string_column(["b", "a", None, "b", "a", None])})
+    order = order_of(rows, NAME, descending=descending)
+    assert order is not None
+    assert rows.at(order).ids().tolist() == expected
+
+
+def test_sorting_by_what_is_equal_for_all_changes_nothing() -> None:
+    """A key that nothing wrote gives no order."""
+    assert order_of(new_rows([2, 1]), SCORE, descending=True) is None
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("distinct", [2, 50, 10_000])
+@pytest.mark.parametrize("by", [ID, SCORE.id])
+def test_the_first_in_order_are_the_first_of_the_order(distinct: int, by: int, *, descending: bool) -> None:
+    """Finding the first rows without ordering all gives the same rows in the same order, ties included."""
+    random = np.random.default_rng(distinct)
+    values = random.integers(-distinct, distinct, 3_000)
+    if by == ID:
+        values[:3] = [np.iinfo(np.int64).min, np.iinfo(np.int64).max, 0]
+    rows = new_rows(values).with_column(SCORE.id, values / 7)
+    for count in (1, 2, 17, 300, 2_999):
+        first = first_in_order(rows, KEYS[by], count, descending=descending)
+        order = order_of(rows, KEYS[by], descending=descending)
+        assert first is not None
+        assert order is not None
+        assert first.tolist() == order[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        (SCORE, [1.0, None], "'final_score' is not nullable"),
+        (SCORE, [1.0, float("nan")], "not finite"),
+        (SCORE, ["x"], "'final_score' is of type float"),
+        (NAME, ["x", 3], "'country' is of type string"),
+        (KEYS[ID], [2**70], "'id' is of type int"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_key_is_refused(key: Key, values: list[object], message: str) -> None:
+    """Own ops are told which key and why."""
+    with pytest.raises(ValueError, match=message):
+        make_column(key, values)
