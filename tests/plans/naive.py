@@ -60,9 +60,7 @@ def _append(plan: Plan, parts: list[tuple[list[int], list[Row]]]) -> tuple[list[
 
 
 class _Node:
-    def __init__(
-        self, plan: Plan, params: Mapping[int, Any], node: PlanNode, rows_of: Mapping[str, list[Row]]
-    ) -> None:
+    def __init__(self, plan: Plan, params: Mapping[int, Any], node: PlanNode, rows_of: Mapping[str, list[Row]]) -> None:
         self.plan, self.params, self.node, self.rows_of = plan, params, node, rows_of
 
     def run(self, result: Any) -> tuple[list[int], list[Row]]:

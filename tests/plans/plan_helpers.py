@@ -16,6 +16,8 @@ from seedbed.plans.registries import default_registries
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from trio.testing import MockClock
+
     from seedbed.plans.model import Plan, Registries
     from seedbed.plans.opspec import OpSpec
     from seedbed.plans.response import Response
@@ -122,6 +124,12 @@ def assert_nothing_left(engine: PlanEngine) -> None:
     assert (statistics.running, statistics.queued) == (0, 0)
     assert not engine._executions
     assert not engine._pool._waiters
+
+
+async def jump_at(event: trio.Event, clock: MockClock, seconds: float) -> None:
+    """Let the time pass as soon as the event has happened."""
+    await event.wait()
+    clock.jump(seconds)
 
 
 def ids(response: Response) -> list[int]:

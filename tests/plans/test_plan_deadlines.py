@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from plan_helpers import ids, node, open_engine, plan_of, with_ops
+from plan_helpers import ids, jump_at, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import NodeTimeout, RequestDeadlineExceeded
 from seedbed.plans.opspec import OpSpec, Rows
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from seedbed.plans.engine import PlanEngine
     from seedbed.plans.model import Plan
 
-BUSY = ("s", "b")
-
 
 def busy(ms: int) -> Plan:
     """A source, and a node that uses the CPU in a thread."""
@@ -27,7 +25,7 @@ def busy(ms: int) -> Plan:
 
 
 def sleeping(*durations: int) -> Plan:
-    """A source and sleeps behind each other: n0, n1, …"""
+    """A source and sleeps behind each other, named n0, n1 and so on."""
     nodes = [node("s", "fixed_source")]
     for number, duration in enumerate(durations):
         nodes.append(node(f"n{number}", "sleep", nodes[-1]["node_id"], duration_ms=duration))
@@ -38,12 +36,12 @@ class Gate:
     """A sync op that works until it is let go, however long that takes."""
 
     def __init__(self) -> None:
-        self.entered = threading.Event()
+        self.entered = trio.Event()
         self.open = threading.Event()
         self.ops = with_ops(OpSpec(name="t::gate", gives=Rows.SAME, run=self._run))
 
     def _run(self, inputs: Any, params: Any, ctx: Any) -> Any:
-        self.entered.set()
+        trio.from_thread.run_sync(self.entered.set)
         assert self.open.wait(30)
         return inputs[0]
 
@@ -58,14 +56,14 @@ def gate() -> Iterator[Gate]:
 
 async def threads_end(engine: PlanEngine) -> None:
     """Wait until no thread of the engine works."""
-    with trio.fail_after(30):
-        await engine._pool.wait_idle()
+    await engine._pool.wait_idle()
 
 
-async def test_request_deadline_exceeded(gate: Gate) -> None:
+async def test_request_deadline_exceeded(gate: Gate, mock_clock: MockClock) -> None:
     """The deadline of the request ends the wait for a thread, and names the node that the thread is at."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
-    async with open_engine(ops=gate.ops) as engine:
+    async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 0.02)
         with pytest.raises(RequestDeadlineExceeded, match="while it ran") as caught:
             await engine.execute(plan, {"user_id": 1}, deadline=0.02)
         assert caught.value.node == "g"
@@ -73,10 +71,11 @@ async def test_request_deadline_exceeded(gate: Gate) -> None:
         await threads_end(engine)
 
 
-async def test_node_timeout_on_cpu_work(gate: Gate) -> None:
+async def test_node_timeout_on_cpu_work(gate: Gate, mock_clock: MockClock) -> None:
     """The timeout of a node ends the wait for its thread."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
-    async with open_engine(ops=gate.ops) as engine:
+    async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 0.02)
         with pytest.raises(NodeTimeout, match=r"longer than 20 ms") as caught:
             await engine.execute(plan, {"user_id": 1}, node_timeout=0.02)
         assert caught.value.node == "g"
@@ -101,10 +100,11 @@ async def test_deadline_already_expired(deadline: float, autojump_clock: MockClo
         assert not started
 
 
-async def test_very_short_deadline(gate: Gate) -> None:
+async def test_very_short_deadline(gate: Gate, mock_clock: MockClock) -> None:
     """A deadline of 1 ms is kept."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
-    async with open_engine(ops=gate.ops) as engine:
+    async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 0.001)
         with pytest.raises(RequestDeadlineExceeded):
             await engine.execute(plan, {"user_id": 1}, deadline=0.001)
         gate.open.set()
@@ -117,10 +117,11 @@ async def test_generous_deadline_succeeds() -> None:
         assert ids(await engine.execute(busy(5), {"user_id": 1}, deadline=60)) == [1]
 
 
-async def test_very_short_node_timeout(gate: Gate) -> None:
+async def test_very_short_node_timeout(gate: Gate, mock_clock: MockClock) -> None:
     """A node timeout of 1 ms is kept."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
-    async with open_engine(ops=gate.ops) as engine:
+    async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 0.001)
         with pytest.raises(NodeTimeout):
             await engine.execute(plan, {"user_id": 1}, node_timeout=0.001)
         gate.open.set()
@@ -204,10 +205,11 @@ async def test_at_the_very_instant_the_limit_wins(autojump_clock: MockClock) -> 
                 await engine.execute(sleeping(32), {"user_id": 1}, node_timeout=0.032)
 
 
-async def test_late_completion_increments_the_counter(gate: Gate) -> None:
+async def test_late_completion_increments_the_counter(gate: Gate, mock_clock: MockClock) -> None:
     """A thread that ends after its request is counted, and what it made is dropped."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
-    async with open_engine(ops=gate.ops) as engine:
+    async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 0.02)
         with pytest.raises(NodeTimeout):
             await engine.execute(plan, {"user_id": 1}, node_timeout=0.02)
         before = engine.statistics()
@@ -234,7 +236,7 @@ async def test_a_result_of_the_loop_that_comes_late_is_dropped_and_counted(autoj
         assert engine.statistics().late_completions == 1
 
 
-async def test_mixed_pipeline_times_out_in_its_async_phase(gate: Gate) -> None:
+async def test_mixed_pipeline_times_out_in_its_async_phase(gate: Gate, autojump_clock: MockClock) -> None:
     """The node that waits is named when the time runs out before the thread's turn."""
     plan = plan_of(
         node("s", "fixed_source"),
@@ -249,15 +251,16 @@ async def test_mixed_pipeline_times_out_in_its_async_phase(gate: Gate) -> None:
         assert not gate.entered.is_set()
 
 
-async def test_mixed_pipeline_times_out_in_its_cpu_phase(gate: Gate) -> None:
+async def test_mixed_pipeline_times_out_in_its_cpu_phase(gate: Gate, mock_clock: MockClock) -> None:
     """The node that uses the CPU is named when the time runs out in its thread."""
     plan = plan_of(
         node("s", "fixed_source"),
-        node("w", "sleep", "s", duration_ms=1),
+        node("w", "sleep", "s", duration_ms=0),
         node("g", "t::gate", "w"),
         ops=gate.ops,
     )
-    async with open_engine(ops=gate.ops) as engine:
+    async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 0.1)
         with pytest.raises(NodeTimeout) as caught:
             await engine.execute(plan, {"user_id": 1}, deadline=60, node_timeout=0.1)
         assert caught.value.node == "g"

@@ -20,6 +20,7 @@ WEIGHT = {"op": "param_ref", "param_id": 1}
 
 
 def number(value: float) -> dict[str, Any]:
+    """A constant."""
     return {"op": "const_number", "value": value}
 
 
@@ -79,7 +80,7 @@ def test_expressions(tree: dict[str, Any], params: dict[int, Any], expected: lis
     ],
 )
 def test_predicates(tree: dict[str, Any], expected: list[int]) -> None:
-    """A comparison with what is null at run time is false, its negation true; only a literal null compares with null."""
+    """A comparison with what is null at run time is false and its negation true; a literal null compares with null."""
     assert kept(tree) == expected
 
 
@@ -93,6 +94,7 @@ def test_ids_are_compared_exactly() -> None:
 
 
 def regex(pattern: dict[str, Any], flags: str = "") -> dict[str, Any]:
+    """A pattern for the country."""
     return {"op": "regex", "key_id": COUNTRY, "pattern": pattern, "flags": flags}
 
 

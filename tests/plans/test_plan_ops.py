@@ -10,8 +10,8 @@ from plan_helpers import FakeEndpoint, ids, node, open_engine, plan_of, with_ops
 from seedbed.errors import ConfigError, EndpointUnavailable, NodeFailed
 from seedbed.plans import opspec
 from seedbed.plans.model import KeyType
-from seedbed.plans.opspec import OpRegistry, OpSpec, Rows, default_ops, op
 from seedbed.plans.ops import CORE_OPS
+from seedbed.plans.opspec import OpRegistry, OpSpec, Rows, default_ops, op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -225,7 +225,7 @@ def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.add(OpSpec(name="x", aliases=("vm",), gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0]))
     monkeypatch.setattr(EntryPoint, "load", lambda self: [3])
     monkeypatch.setattr(opspec, "_default", None)
-    with pytest.raises(ConfigError, match="entry point 'mine' of seedbed.ops gives 3"):
+    with pytest.raises(ConfigError, match=r"entry point 'mine' of seedbed\.ops gives 3"):
         default_ops()
 
 

@@ -115,8 +115,7 @@ def predicates() -> st.SearchStrategy[dict[str, Any]]:
         | st.builds(
             lambda key, pattern, flags: {"op": "regex", "key_id": key, "pattern": pattern, "flags": flags},
             st.sampled_from(STRINGS),
-            PATTERNS.map(lambda value: {"kind": "literal", "value": value})
-            | st.just({"kind": "param", "param_id": 2}),
+            PATTERNS.map(lambda value: {"kind": "literal", "value": value}) | st.just({"kind": "param", "param_id": 2}),
             st.sampled_from(["", "i"]),
         )
     )
@@ -188,7 +187,8 @@ def plans(draw: st.DrawFn) -> tuple[Plan, dict[str, list[dict[int, Any]]]]:
         )
     except InvalidPlan as invalid:
         # Expressions that are null whatever the row, where a value is needed.
-        assert {code for code, _, _ in invalid.problems} == {"TYPE_MISMATCH"}
+        if any(code != "TYPE_MISMATCH" for code, _, _ in invalid.problems):
+            raise
         reject()
     return plan, {name: draw(tables()) for name in sources}
 
@@ -215,7 +215,7 @@ MODES = [
 def test_every_mode_gives_what_a_naive_interpreter_gives(
     made: tuple[Plan, dict[str, list[dict[int, Any]]]], weight: float | None, blocked: str | None
 ) -> None:
-    """In all fusion modes, rows, nulls, ties and order are those of running the plan row by row, and so are failures."""
+    """In all fusion modes rows, nulls, ties, order and failures are those of running the plan row by row."""
     plan, tables = made
     params = {1: weight, 2: blocked, 3: 2.5}
     request = Request(user_id=1, param_overrides=params)
@@ -282,6 +282,7 @@ def test_there_is_always_an_answer_or_a_typed_error_in_time(
         async with open_engine() as engine:
             tasks = trio.lowlevel.current_statistics().tasks_living
             start = trio.current_time()
+            failure: PlanError | None = None
             try:
                 response = await engine.execute(
                     plan,
@@ -292,11 +293,11 @@ def test_there_is_always_an_answer_or_a_typed_error_in_time(
                     partial=partial,
                 )
             except PlanError as error:
-                assert error.node in {one.node_id for one in plan.nodes}
-                if isinstance(error, RequestDeadlineExceeded):
-                    assert deadline is not None
-                if isinstance(error, NodeTimeout):
-                    assert node_timeout is not None
+                failure = error
+            if failure is not None:
+                assert failure.node in {one.node_id for one in plan.nodes}
+                assert deadline is not None or not isinstance(failure, RequestDeadlineExceeded)
+                assert node_timeout is not None or not isinstance(failure, NodeTimeout)
             else:
                 assert partial or response.coverage is None or not response.coverage.unfinished
             took = trio.current_time() - start

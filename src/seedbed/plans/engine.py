@@ -8,7 +8,7 @@ import os
 import secrets
 from collections import Counter
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import attrs
 import trio
@@ -141,7 +141,7 @@ class PlanEngine:
         self._admission: Admission
         self._pool: ThreadPool
         self._endpoints: EndpointSource
-        self._clock: Callable[[], float]
+        self._clock: Callable[[], float] = _not_open
 
     async def __aenter__(self) -> Self:
         limit, max_queue, threads = self._limits
@@ -314,9 +314,7 @@ class PlanEngine:
         )
 
     def _measured(self) -> Calibration:
-        if self._calibration is None:
-            raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
-        return self._calibration
+        return _not_open() if self._calibration is None else self._calibration
 
     def _compile(self, plan: Plan) -> CompiledPlan:
         found = self._compiled.get(id(plan))
@@ -326,6 +324,10 @@ class PlanEngine:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[id(plan)] = found
         return found
+
+
+def _not_open() -> NoReturn:
+    raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
 
 
 def _at_least(knob: str, value: float, least: int) -> None:

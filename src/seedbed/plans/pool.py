@@ -48,15 +48,28 @@ class ThreadPool:
         """Run `function` in a thread; when cancelled, the thread is given up and this raises at once."""
         await self._acquire()
         lease = Lease(lambda: self._release(lease))
+        started = False
+
+        def work() -> T:
+            nonlocal started
+            started = True
+            return function()
+
         try:
-            return await lease.run(function)
-        finally:
+            return await lease.run(work)
+        except trio.Cancelled:
             if lease.abandoned:
-                self.late += 1
-                if self.stuck:
-                    for waiter in self._waiters:
-                        waiter.woken.set()
-                    self._waiters.clear()
+                self._count_late()
+            elif started:  # it ended in the instant between the cancellation and now
+                self.late_completions += 1
+            raise
+
+    def _count_late(self) -> None:
+        self.late += 1
+        if self.stuck:
+            for waiter in self._waiters:
+                waiter.woken.set()
+            self._waiters.clear()
 
     async def wait_idle(self) -> None:
         """Wait until no thread works."""

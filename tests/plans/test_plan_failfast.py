@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from plan_helpers import FakeEndpoint, ids, jump_at, node, open_engine, plan_of, with_ops
+
+from seedbed.errors import EndpointUnavailable, NodeFailed, RequestDeadlineExceeded
+from seedbed.plans.opspec import OpSpec, Rows
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
+
+EP = "ep_0001"
+SCORE = {"e": {"op": "add", "a": {"op": "param_ref", "param_id": 1}, "b": {"op": "key_ref", "key_id": 1}}}
+
+
+async def test_the_first_failure_ends_everything_else_now(autojump_clock: MockClock) -> None:
+    """A branch that fails cancels the others at once and nothing behind it starts."""
+    ended: list[str] = []
+
+    async def wait(inputs: Any, params: Any, ctx: Any) -> Any:
+        try:
+            await trio.sleep(10)
+        finally:
+            ended.append(ctx.node_id)
+
+    ops = with_ops(OpSpec(name="t::wait", inputs=(0, 0), gives=Rows.NEW, run_async=wait))
+    plan = plan_of(
+        node("bad", "sleep", duration_ms=20, fail_after_sleep=True),
+        node("a", "t::wait"),
+        node("b", "t::wait"),
+        node("join", "concat", "a", rhs="b"),
+        outputs=["join", "bad"],
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        start = trio.current_time()
+        with pytest.raises(NodeFailed, match="RuntimeError: fail_after_sleep") as caught:
+            await engine.execute(plan, {"user_id": 1})
+        assert caught.value.node == "bad"
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert trio.current_time() - start == pytest.approx(0.02)
+        assert sorted(ended) == ["a", "b"]
+
+
+async def test_a_failure_does_not_wait_for_a_thread() -> None:
+    """A thread under way when another branch fails is given up, and counted when it ends."""
+    entered, let_go = trio.Event(), threading.Event()
+
+    def work(inputs: Any, params: Any, ctx: Any) -> Any:
+        trio.from_thread.run_sync(entered.set)
+        assert let_go.wait(30)
+        return inputs[0]
+
+    async def fail(inputs: Any, params: Any, ctx: Any) -> Any:
+        await entered.wait()
+        raise LookupError("no luck")
+
+    ops = with_ops(
+        OpSpec(name="t::work", gives=Rows.SAME, run=work),
+        OpSpec(name="t::fail", inputs=(0, 0), gives=Rows.NEW, run_async=fail),
+    )
+    plan = plan_of(
+        node("s", "fixed_source"),
+        node("w", "t::work", "s"),
+        node("f", "t::fail"),
+        outputs=["w", "f"],
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        with pytest.raises(NodeFailed, match="LookupError: no luck"):
+            await engine.execute(plan, {"user_id": 1})
+        assert engine.statistics().threads_late == 1
+        let_go.set()
+        await engine._pool.wait_idle()
+        assert engine.statistics().late_completions == 1
+
+
+async def test_an_exception_of_a_sync_op_names_its_node() -> None:
+    """Inline, in a chain and alone in a thread, the node of a segment that raised is named."""
+
+    def fail(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise ZeroDivisionError("by nothing")
+
+    ops = with_ops(OpSpec(name="t::fail", gives=Rows.SAME, run=fail))
+    plan = plan_of(
+        node("s", "fixed_source"),
+        node("a", "take", "s", count=1),
+        node("b", "t::fail", "a"),
+        node("c", "take", "b", count=1),
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        for fusion in ("off", "chain", "auto"):
+            with pytest.raises(NodeFailed, match="ZeroDivisionError: by nothing") as caught:
+                await engine.execute(plan, {"user_id": 1}, fusion=fusion)
+            assert caught.value.node == "b"
+
+
+@pytest.mark.parametrize("fusion", ["off", "chain", "auto"])
+@pytest.mark.parametrize(("policy", "expected"), [("empty", []), ("default", [(1, 0.0), (2, 0.0)])])
+async def test_a_node_may_degrade(fusion: Any, policy: str, expected: list[Any]) -> None:
+    """With a policy, a node that fails gives no rows or its input with defaults, and the coverage says so."""
+    plan = plan_of(
+        node("s", "fixed_source", row_count=2),
+        node("x", "vm", "s", out_key=2001, expr_id="e", on_error=policy),
+        node("o", "sort", "x", by=1),
+        expressions=SCORE,
+    )
+    async with open_engine() as engine:
+        found = await engine.execute(plan, {"user_id": 1}, fusion=fusion)
+        assert [(one["id"], one["fields"]["final_score"]) for one in found.candidates if one["fields"]] == expected
+        assert found.coverage is not None
+        (degraded,) = found.coverage.degraded
+        assert (degraded.node, degraded.policy, degraded.code) == ("x", policy, "NODE_FAILED")
+        assert "'final_score' is null for id 1" in degraded.message
+        request = {"user_id": 1, "param_overrides": {"media_age_penalty_weight": 1.0}}
+        whole = await engine.execute(plan, request, fusion=fusion)
+        assert whole.coverage is not None
+        assert whole.coverage.complete
+
+
+async def test_a_branch_whose_endpoint_is_down_may_be_left_out(autojump_clock: MockClock) -> None:
+    """An endpoint that fails empties the branch that may be empty; a viewer falls back to the bare user."""
+    endpoint = FakeEndpoint({}, {})
+    endpoint.error = EndpointUnavailable("down")
+    plan = plan_of(
+        node("v", "viewer", endpoint=EP, on_error="default"),
+        node("f", "follow", "v", endpoint=EP, fanout=3, on_error="default"),
+        node("j", "concat", "v", rhs="f"),
+    )
+    async with open_engine(endpoints=endpoint) as engine:
+        found = await engine.execute(plan, {"user_id": 8})
+        assert found.candidates == [{"id": 8, "fields": {"country": None}}]
+        assert found.coverage is not None
+        assert [(one.node, one.code) for one in found.coverage.degraded] == [
+            ("v", "ENDPOINT_UNAVAILABLE"),
+            ("f", "ENDPOINT_UNAVAILABLE"),
+        ]
+
+
+async def test_a_node_that_takes_too_long_may_degrade(autojump_clock: MockClock) -> None:
+    """A node timeout is a failure of that node alone where its policy says so; the request's deadline never is."""
+    plan = plan_of(
+        node("s", "fixed_source", row_count=2),
+        node("slow", "sleep", "s", duration_ms=100, on_error="default"),
+        node("next", "sleep", "slow", duration_ms=5),
+    )
+    async with open_engine() as engine:
+        start = trio.current_time()
+        found = await engine.execute(plan, {"user_id": 1}, node_timeout=0.01)
+        assert trio.current_time() - start == pytest.approx(0.015)
+        assert ids(found) == [1, 2]
+        assert found.coverage is not None
+        assert [one.code for one in found.coverage.degraded] == ["NODE_TIMEOUT"]
+        with pytest.raises(RequestDeadlineExceeded) as caught:
+            await engine.execute(plan, {"user_id": 1}, deadline=0.01)
+        assert caught.value.node == "slow"
+
+
+@pytest.mark.parametrize("fusion", ["off", "chain"])
+async def test_a_thread_that_takes_too_long_may_degrade(fusion: Any, mock_clock: MockClock) -> None:
+    """The rest of a segment goes on without the node whose thread overran, and without waiting for that thread."""
+    entered, let_go = trio.Event(), threading.Event()
+
+    def work(inputs: Any, params: Any, ctx: Any) -> Any:
+        trio.from_thread.run_sync(entered.set)
+        assert let_go.wait(30)
+        return inputs[0]
+
+    ops = with_ops(OpSpec(name="t::work", gives=Rows.SAME, run=work))
+    plan = plan_of(
+        node("s", "fixed_source", row_count=5),
+        node("t3", "take", "s", count=3),
+        node("w", "t::work", "t3", on_error="default"),
+        node("t2", "take", "w", count=2),
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, entered, mock_clock, 0.2)
+        found = await engine.execute(plan, {"user_id": 1}, node_timeout=0.2, fusion=fusion, trace=True)
+        assert ids(found) == [1, 2]
+        assert found.coverage is not None
+        assert [(one.node, one.code) for one in found.coverage.degraded] == [("w", "NODE_TIMEOUT")]
+        assert found.trace is not None
+        assert [(one.node, one.rows_out) for one in found.trace.nodes] == [("s", 5), ("t3", 3), ("w", 3), ("t2", 2)]
+        assert engine.statistics().threads_late == 1
+        let_go.set()
+        await engine._pool.wait_idle()
+
+
+async def test_a_fallback_that_fails_fails_the_node() -> None:
+    """What stands in for a failed node may fail too, and then the request does."""
+
+    async def fail(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise KeyError("first")
+
+    def fail_again(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise KeyError("second")
+
+    ops = with_ops(OpSpec(name="t::x", inputs=(0, 0), gives=Rows.NEW, run_async=fail, fallback=fail_again))
+    async with open_engine(ops=ops) as engine:
+        with pytest.raises(NodeFailed, match="second"):
+            await engine.execute(plan_of(node("x", "t::x", on_error="default"), ops=ops), {"user_id": 1})

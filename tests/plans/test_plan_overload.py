@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+import trio.testing
+from plan_helpers import ids, jump_at, node, open_engine, plan_of, with_ops
+
+from seedbed.errors import ConfigError, NodeTimeout, Overloaded, PlanError
+from seedbed.plans.engine import DrainReport, PlanEngine
+from seedbed.plans.opspec import OpSpec, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trio.testing import MockClock
+
+    from seedbed.plans.model import Plan
+
+TWENTY = plan_of(node("s", "fixed_source"), node("w", "sleep", "s", duration_ms=20))
+
+
+class Client:
+    """Sends requests and notes what became of each, and when."""
+
+    def __init__(self, engine: PlanEngine) -> None:
+        self.engine = engine
+        self.start = trio.current_time()
+        self.seen: dict[str, tuple[str, int]] = {}
+
+    async def send(self, name: str, plan: Plan = TWENTY, **knobs: Any) -> None:
+        try:
+            await self.engine.execute(plan, {"user_id": 1}, **knobs)
+            outcome = "OK"
+        except PlanError as error:
+            outcome = error.code
+        self.seen[name] = outcome, round((trio.current_time() - self.start) * 1000)
+
+
+async def test_what_does_not_fit_is_refused_at_once(autojump_clock: MockClock) -> None:
+    """With two places and a queue of one, the fourth request hears so immediately and the third waits its turn."""
+    async with open_engine(max_concurrent_requests=2, max_queue=1) as engine:
+        client = Client(engine)
+        async with trio.open_nursery() as nursery:
+            for name in "abc":
+                nursery.start_soon(client.send, name)
+                await trio.testing.wait_all_tasks_blocked()
+            statistics = engine.statistics()
+            assert (statistics.running, statistics.queued) == (2, 1)
+            with pytest.raises(Overloaded, match=r"2 requests run and 1 wait \(max_queue\)"):
+                await engine.execute(TWENTY, {"user_id": 1})
+            assert trio.current_time() == client.start
+        assert client.seen == {"a": ("OK", 20), "b": ("OK", 20), "c": ("OK", 40)}
+        assert engine.statistics().outcomes == {"OK": 3, "OVERLOADED": 1}
+
+
+async def test_those_who_wait_are_served_in_their_order(autojump_clock: MockClock) -> None:
+    """First come, first served; one that is cancelled while it waits is skipped."""
+    async with open_engine(max_concurrent_requests=1) as engine:
+        client = Client(engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as others:
+                    others.start_soon(client.send, "gone")
+                    await trio.testing.wait_all_tasks_blocked()
+                    scope.cancel()
+            for name in "bc":
+                nursery.start_soon(client.send, name)
+                await trio.testing.wait_all_tasks_blocked()
+        assert client.seen == {"a": ("OK", 20), "b": ("OK", 40), "c": ("OK", 60)}
+
+
+async def test_a_request_that_could_not_be_answered_in_time_is_not_started(autojump_clock: MockClock) -> None:
+    """One that waits is refused as soon as what is left of its time is less than a request has ever taken."""
+    async with open_engine(max_concurrent_requests=1) as engine:
+        await engine.execute(TWENTY, {"user_id": 1})
+        client = Client(engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(lambda: client.send("hopeless", deadline=0.035))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(lambda: client.send("patient", deadline=0.045))
+        assert client.seen == {"hopeless": ("OVERLOADED", 15), "a": ("OK", 20), "patient": ("OK", 40)}
+
+
+async def test_the_deadline_counts_from_arrival(autojump_clock: MockClock) -> None:
+    """Time spent in the queue is time spent: the deadline does not move when a request's turn comes."""
+    async with open_engine(max_concurrent_requests=1) as engine:
+        client = Client(engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, "a")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(lambda: client.send("b", deadline=0.03))
+        assert client.seen == {"a": ("OK", 20), "b": ("DEADLINE_EXCEEDED", 30)}
+
+
+class Gate:
+    """A sync op that works until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = trio.Event()
+        self.open = threading.Event()
+        self.ops = with_ops(OpSpec(name="t::gate", gives=Rows.SAME, run=self._run))
+        self.plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=self.ops)
+
+    def _run(self, inputs: Any, params: Any, ctx: Any) -> Any:
+        trio.from_thread.run_sync(self.entered.set)
+        assert self.open.wait(30)
+        return inputs[0]
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A gate that is open in the end."""
+    made = Gate()
+    yield made
+    made.open.set()
+
+
+async def test_late_threads_that_hold_the_whole_pool_give_a_refusal(gate: Gate, mock_clock: MockClock) -> None:
+    """Who needs a thread is refused and not kept waiting, who needs none is answered; later all is as before."""
+    async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 1)
+        with pytest.raises(NodeTimeout):
+            await engine.execute(gate.plan, {"user_id": 1}, node_timeout=1)
+        with pytest.raises(Overloaded, match="still work"):
+            await engine.execute(gate.plan, {"user_id": 1})
+        light = plan_of(node("s", "fixed_source"), node("t", "take", "s", count=1))
+        assert ids(await engine.execute(light, {"user_id": 1})) == [1]
+        with pytest.raises(Overloaded):
+            await engine.execute(light, {"user_id": 1}, fusion="off")
+        gate.open.set()
+        await engine._pool.wait_idle()
+        assert ids(await engine.execute(gate.plan, {"user_id": 1})) == [1]
+
+
+async def test_who_waits_for_a_thread_is_refused_when_all_become_late(gate: Gate, mock_clock: MockClock) -> None:
+    """A node in the pool's queue does not wait for threads of which nobody knows when they end."""
+    async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
+        client = Client(engine)
+        nursery.start_soon(lambda: client.send("a", gate.plan, node_timeout=1))
+        await gate.entered.wait()
+        nursery.start_soon(client.send, "b", gate.plan)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(1)
+        while len(client.seen) < 2:
+            await trio.lowlevel.checkpoint()
+        assert client.seen == {"a": ("NODE_TIMEOUT", 1000), "b": ("OVERLOADED", 1000)}
+        gate.open.set()
+        await engine._pool.wait_idle()
+
+
+async def test_a_free_thread_goes_to_who_waited_longest(gate: Gate) -> None:
+    """With one thread, nodes that need it run one after the other, and one cancelled in the queue loses nothing."""
+    async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
+        client = Client(engine)
+        nursery.start_soon(client.send, "a", gate.plan)
+        await gate.entered.wait()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as others:
+                others.start_soon(client.send, "gone", gate.plan)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+        for name in "bc":
+            nursery.start_soon(client.send, name, gate.plan)
+            await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+        while len(client.seen) < 3:
+            await trio.lowlevel.checkpoint()
+        assert list(client.seen) == ["a", "b", "c"]
+        assert engine.statistics().threads_busy == 0
+
+
+async def test_leaving_waits_for_what_runs_and_refuses_what_waits(autojump_clock: MockClock) -> None:
+    """What runs is let finish within grace; what waits and what comes is refused; the engine reports."""
+    engine = PlanEngine(endpoints=_nothing(), max_concurrent_requests=1, grace=1.0)
+    async with trio.open_nursery() as nursery, engine:
+        client = Client(engine)
+        nursery.start_soon(client.send, "runs")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(client.send, "waits")
+        await trio.testing.wait_all_tasks_blocked()
+    assert client.seen == {"waits": ("OVERLOADED", 0), "runs": ("OK", 20)}
+    assert engine.drained == DrainReport(finished=1, cancelled=0, threads_left=0)
+    with pytest.raises(Overloaded, match="closing"):
+        await engine.execute(TWENTY, {"user_id": 1})
+
+
+async def test_after_grace_what_still_runs_is_ended(autojump_clock: MockClock) -> None:
+    """A request that outlives grace gets a typed error, and the report counts it."""
+    long = plan_of(node("w", "sleep", duration_ms=60_000))
+    engine = PlanEngine(endpoints=_nothing(), grace=0.5)
+    async with trio.open_nursery() as nursery, engine:
+        client = Client(engine)
+        nursery.start_soon(client.send, "long", long)
+        nursery.start_soon(client.send, "short")
+        await trio.testing.wait_all_tasks_blocked()
+    assert client.seen == {"short": ("OK", 20), "long": ("OVERLOADED", 500)}
+    assert engine.drained == DrainReport(finished=1, cancelled=1, threads_left=0)
+
+
+async def test_a_cancelled_engine_ends_its_requests_at_once(autojump_clock: MockClock) -> None:
+    """Leaving by cancellation has no grace."""
+    engine = PlanEngine(endpoints=_nothing(), grace=10)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(0.1):
+            async with engine:
+                client = Client(engine)
+                nursery.start_soon(client.send, "long", plan_of(node("w", "sleep", duration_ms=60_000)))
+                await trio.sleep_forever()
+    assert client.seen == {"long": ("OVERLOADED", 100)}
+    assert engine.drained == DrainReport(finished=0, cancelled=1, threads_left=0)
+
+
+async def test_threads_that_do_not_end_within_grace_are_reported(gate: Gate, mock_clock: MockClock) -> None:
+    """Leaving does not wait for a stuck thread longer than grace, and says that it is there."""
+    engine = PlanEngine(endpoints=_nothing(), ops=gate.ops, grace=1)
+    async with trio.open_nursery() as nursery, engine:
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 1)
+        with pytest.raises(NodeTimeout):
+            await engine.execute(gate.plan, {"user_id": 1}, node_timeout=1)
+
+        async def pass_grace() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(1)
+
+        nursery.start_soon(pass_grace)
+    assert engine.drained == DrainReport(finished=0, cancelled=0, threads_left=1)
+    gate.open.set()
+
+
+async def test_an_engine_that_is_not_open_says_so() -> None:
+    """Using an engine outside of `async with` is a mistake with a message."""
+    with pytest.raises(ConfigError, match="not open"):
+        await PlanEngine().execute(TWENTY, {"user_id": 1})
+    with pytest.raises(ConfigError, match="not open"):
+        PlanEngine().explain(TWENTY)
+
+
+def _nothing() -> Any:
+    return {}
