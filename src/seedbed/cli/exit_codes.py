@@ -12,8 +12,8 @@ class ExitCode(enum.IntEnum):
     """Exit statuses, each with its sentence."""
 
     OK = 0, "everything was done; rows that were dropped are in the report"
-    FAILED = 1, "something unexpected, or code of a recipe, raised"
-    BAD_INPUT = 2, "the command, the recipe, a knob or the output directory is wrong; nothing was run"
+    FAILED = 1, "something unexpected, or code of a recipe or plan file, raised"
+    BAD_INPUT = 2, "the command, the recipe, plan or request, a knob or the output directory is wrong; nothing was run"
     BAD_DATASET = 3, "the directory holds no dataset, a damaged one, or one of another recipe"
     TOO_MANY_ERRORS = 4, "stopped early: too many errors"
     DEADLINE = 5, "stopped early: the deadline passed"
@@ -23,6 +23,11 @@ class ExitCode(enum.IntEnum):
     PROCESSOR = 9, "a processor failed; the rows that it was given are kept"
     STOPPED = 10, "ended without the whole dataset for another reason"
     MODEL = 11, "`models check`: a model did not answer"
+    OVERLOADED = 12, "`plan`: OVERLOADED, the engine had no place for the request or could not answer it in time"
+    REQUEST_DEADLINE = 13, "`plan`: DEADLINE_EXCEEDED, the request's deadline passed"
+    NODE_TIMEOUT = 14, "`plan`: NODE_TIMEOUT, a node took longer than a node may"
+    NODE_FAILED = 15, "`plan`: NODE_FAILED, an op raised"
+    ENDPOINT = 16, "`plan`: ENDPOINT_UNAVAILABLE, a server did not answer"
     INTERRUPTED = 130, "Ctrl-C or SIGTERM"
     CLOSED_OUTPUT = 141, "whoever read the output closed it"
 
@@ -49,6 +54,12 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.StoreError, ExitCode.BAD_DATASET),
     (errors.DatasetGenerationError, ExitCode.BAD_INPUT),
     (errors.ConfigError, ExitCode.BAD_INPUT),
+    (errors.Overloaded, ExitCode.OVERLOADED),
+    (errors.RequestDeadlineExceeded, ExitCode.REQUEST_DEADLINE),
+    (errors.NodeTimeout, ExitCode.NODE_TIMEOUT),
+    (errors.NodeFailed, ExitCode.NODE_FAILED),
+    (errors.EndpointUnavailable, ExitCode.ENDPOINT),
+    (errors.PlanError, ExitCode.BAD_INPUT),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
     (BrokenPipeError, ExitCode.CLOSED_OUTPUT),
 )

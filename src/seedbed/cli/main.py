@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .exit_codes import ExitCode, exit_code
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cyclopts import App
 
@@ -24,6 +24,7 @@ _COMMANDS = (
     ("inspect", "inspect:inspect", "Say what a dataset directory holds: rows, drops, cost, schema, a sample."),
     ("models", "models:models", "Look after the models of a recipe."),
     ("init", "init:init", "Write a commented starter recipe."),
+    ("plan", "plan:plan", "Run plans: request-scoped graphs of ops under a deadline."),
 )
 
 
@@ -52,7 +53,7 @@ def _run(given: list[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  whatever it is, it is told in a sentence
         if "--debug" in given:
             traceback.print_exc()
-        return _fail(_message(error), exit_code(error), type(error).__name__, given)
+        return _fail(_message(error), exit_code(error), type(error).__name__, given, _details(error))
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
@@ -72,21 +73,41 @@ def _version() -> str:
 
 
 def _message(error: BaseException) -> str:
-    from ..errors import SeedbedError
+    from ..errors import PlanError, SeedbedError
 
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     notes = getattr(error, "__notes__", ())
+    if isinstance(error, PlanError):
+        lines = str(error).splitlines()
+        # A listing of one problem is a sentence.
+        told = " ".join(line.removeprefix("  - ") for line in lines) if len(lines) <= 2 else "\n".join(lines)
+        return "\n".join([f"{error.code}: {told}", *notes])
     if isinstance(error, SeedbedError):
         return "\n".join([str(error), *notes])
     kind = type(error).__name__
     return "\n".join([f"{kind}: {error}" if str(error) else kind, *notes, "(--debug shows where)"])
 
 
-def _fail(message: str, code: ExitCode, kind: str, given: list[str]) -> int:
+def _details(error: BaseException) -> dict[str, Any]:
+    """What machines are told of an error of a plan or a request, besides its kind and message."""
+    from ..errors import InvalidPlan, PlanError
+
+    if not isinstance(error, PlanError):
+        return {}
+    details: dict[str, Any] = {"code": error.code, "node": error.node}
+    if isinstance(error, InvalidPlan):
+        from .plan_files import problems_data
+
+        details["problems"] = problems_data(error)
+    return details
+
+
+def _fail(message: str, code: ExitCode, kind: str, given: list[str], details: Mapping[str, Any] | None = None) -> int:
     if "--json" in given:
         import json
 
-        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": int(code)}}))  # noqa: T201
+        told = {"kind": kind, "message": message, "exit_code": int(code), **(details or {})}
+        print(json.dumps({"error": told}))  # noqa: T201
     print(f"seedbed: {message}", file=sys.stderr)  # noqa: T201
     return code
