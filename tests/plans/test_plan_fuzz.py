@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import event, given
 from hypothesis import strategies as st
+from plan_helpers import INLINE
 from sample_plans import full_plan
 
 from seedbed.errors import InvalidPlan, InvalidRequest
-from seedbed.plans.expressions import compile_expression
+from seedbed.plans.compile import CompiledPlan
 from seedbed.plans.format import parse_plan, plan_text
-from seedbed.plans.predicates import compile_predicate
+from seedbed.plans.opspec import default_ops
 from seedbed.plans.problems import Code
 from seedbed.plans.registries import default_registries
 from seedbed.plans.request import parse_request
@@ -162,10 +163,9 @@ def test_a_mutant_is_a_plan_or_an_invalid_plan(document: Any) -> None:
     plan = check(document)
     if plan is None:
         return
-    for tree in plan.expressions.values():
-        compile_expression(tree, plan.registries)
-    for tree in plan.predicates.values():
-        compile_predicate(tree, plan.registries)
+    compiled = CompiledPlan(plan, default_ops(), INLINE)
+    for fusion in ("off", "chain", "auto"):
+        compiled.schedule(fusion)
     known = {node.node_id for node in plan.nodes}
     assert len(known) == len(plan.nodes)
     assert known.issuperset(plan.outputs)
