@@ -176,6 +176,20 @@ async def test_the_deadline_inside_a_segment_names_the_right_node(mock_clock: Mo
         assert engine.statistics().late_completions == 1
 
 
+async def test_a_thread_that_was_given_up_stops_at_the_next_node() -> None:
+    """When the caller is gone, the thread ends with the node that it is at."""
+    steps = Steps()
+    async with open_engine(ops=steps.ops) as engine:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: engine.execute(steps.plan, {"user_id": 1}, fusion="chain"))
+                await steps.entered["a"].wait()
+                scope.cancel()
+        steps.open_all()
+        await engine._pool.wait_idle()
+        assert steps.left == ["a"]
+
+
 async def test_every_node_of_a_segment_has_its_own_time(mock_clock: MockClock) -> None:
     """Nodes that each stay within the node timeout pass, though together they take longer."""
     steps = Steps()

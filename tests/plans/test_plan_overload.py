@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ import trio.testing
 from plan_helpers import ids, jump_at, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import ConfigError, NodeTimeout, Overloaded, PlanError
+from seedbed.plans.admission import Admission
 from seedbed.plans.engine import DrainReport, PlanEngine
 from seedbed.plans.opspec import OpSpec, Rows
+from seedbed.plans.pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -244,3 +247,18 @@ async def test_an_engine_that_is_not_open_says_so() -> None:
 
 def _nothing() -> Any:
     return {}
+
+
+async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: MockClock) -> None:
+    """Whoever is cancelled in the very instant of its turn gives the place back, in the queue and in the pool."""
+    admission, pool = Admission(1, 1), ThreadPool(1)
+    await admission.enter(math.inf)
+    await pool._acquire()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.enter, math.inf)
+        nursery.start_soon(pool._acquire)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        admission.leave()
+        pool._pass_on()
+    assert (admission.running, admission.queued, pool.busy) == (0, 0, 0)

@@ -13,6 +13,7 @@ from .expressions import compile_expression
 from .ops import CORE_OPS, SORT, TAKE
 from .opspec import ParamKind
 from .predicates import compile_predicate
+from .rowset import ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ class Step:
         "inputs",
         "is_core",
         "may_degrade",
+        "may_have",
         "node_id",
         "op",
         "params",
@@ -60,6 +62,8 @@ class Step:
         self.policy: str = node.extensions.get(ON_ERROR, {}).get("policy", "fail")
         self.may_degrade = self.policy != "fail"
         self.writes = op.written_keys(node.params)
+        # The keys that its rows may have, those of its inputs left aside.
+        self.may_have = self.writes | {ID}
         # Our own ops keep their contracts; those of others are checked each time.
         self.is_core = any(op is core for core in CORE_OPS)
         self.cost = 0.0, 0.0  # seconds: fixed, per row; set by CompiledPlan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -40,6 +41,7 @@ class Execution:
         "_runs",
         "_schedule",
         "_shared",
+        "_timed",
         "_waiting",
         "_watching",
         "deadline",
@@ -70,14 +72,15 @@ class Execution:
         self._hop = hop
         self.deadline = deadline
         self._node_timeout = node_timeout
+        self._timed = deadline < math.inf or node_timeout < math.inf or arrival is not None
         self.results: list[RowSet | None] = [None] * len(compiled.steps)  # by position
         self._waiting = schedule.needs.copy()  # by unit: how many that it needs are not done
         self._left = len(schedule.units)
         # The units that run and since when, the first to start standing first; and where those that are segments are.
         self._active: dict[Unit, float] = {}
         self._runs: dict[int, SegmentRun] = {}
-        # The scope of the task that sees to node timeouts.
-        self._watching = trio.CancelScope()
+        # The scope of the task that sees to node timeouts, if there is one.
+        self._watching: trio.CancelScope | None = None
         self._nursery: trio.Nursery | None = None
         self._error: PlanError | None = None
         self._degraded: list[Degraded] = []
@@ -93,7 +96,8 @@ class Execution:
                 self._nursery = nursery
                 nursery.cancel_scope.deadline = self.deadline
                 if self._node_timeout < self.deadline - self._clock():
-                    nursery.start_soon(self._watch_nodes)
+                    self._watching = trio.CancelScope()
+                    nursery.start_soon(self._watch_nodes, self._watching)
                 for unit in roots[1:]:
                     nursery.start_soon(self._walk, unit)
                 if roots:
@@ -148,10 +152,11 @@ class Execution:
     async def _walk(self, first: Unit) -> None:
         """Run a unit and go on with what it makes ready; what else becomes ready gets tasks of its own."""
         unit: Unit | None = first
-        clock = self._clock
+        # Who has all the time there is, and is not asked when, need not look at the clock.
+        timed = self._timed
+        now = 0.0
         while unit is not None:
-            now = clock()
-            if now >= self.deadline:
+            if timed and (now := self._clock()) >= self.deadline:
                 return self.abort(_not_started(unit))
             self._active[unit] = now
             try:
@@ -162,7 +167,7 @@ class Execution:
             self.results[unit.steps[-1].position] = rows
             self._left -= 1
             unit = self._release(unit) if unit.successors else None
-        if not self._left:
+        if not self._left and self._watching is not None:
             self._watching.cancel()
         return None
 
@@ -200,7 +205,7 @@ class Execution:
             else:
                 # If it takes too long the whole request ends, so it needs no scope of its own.
                 rows = await run(inputs, step.params, ctx)
-            end = self._clock()
+            end = self._clock() if self._timed else now
             if end >= effective:
                 self.late += rows is not None
                 raise overdue(step.node_id, end, self.deadline, self._node_timeout)
@@ -273,13 +278,13 @@ class Execution:
                     watching.cancel()
         return run.overran if scope.cancelled_caught else None
 
-    async def _watch_nodes(self) -> None:
+    async def _watch_nodes(self, scope: trio.CancelScope) -> None:
         """End the request when a node has taken too long.
 
         One task for all nodes: they have the same timeout, so while it sleeps for the first of them, no other that
         starts can be due before.
         """
-        with self._watching:
+        with scope:
             while True:
                 now = self._clock()
                 wake = now + self._node_timeout

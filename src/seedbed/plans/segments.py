@@ -14,7 +14,7 @@ from ..errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, Re
 from .context import OpContext
 from .ops import sort_and_take
 from .opspec import Rows
-from .rowset import ID, NO_ROWS, RowSet, make_column
+from .rowset import NO_ROWS, RowSet, make_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -230,8 +230,9 @@ def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:
     op = step.op
     if not isinstance(rows, RowSet):
         raise TypeError(f"op {op.name!r} gave {type(rows).__name__}, not a RowSet")
-    extra = rows.columns.keys() - step.writes - {ID}
-    if extra and (extra := extra.difference(*(one.columns for one in inputs))):
+    if not step.may_have.issuperset(rows.columns) and (
+        extra := set(rows.columns).difference(step.may_have, *(one.columns for one in inputs))
+    ):
         raise ValueError(f"op {op.name!r} wrote the keys {sorted(extra)}, which it does not declare")
     if not inputs or op.gives is Rows.NEW:
         return
