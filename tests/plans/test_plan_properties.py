@@ -186,8 +186,8 @@ def plans(draw: st.DrawFn) -> tuple[Plan, dict[str, list[dict[int, Any]]]]:
             registries=REGISTRIES,
         )
     except InvalidPlan as invalid:
-        # Expressions that are null whatever the row, where a value is needed.
-        if any(code != "TYPE_MISMATCH" for code, _, _ in invalid.problems):
+        # Expressions that are null or infinite whatever the row, where a value is needed.
+        if any(code not in ("TYPE_MISMATCH", "NOT_FINITE") for code, _, _ in invalid.problems):
             raise
         reject()
     return plan, {name: draw(tables()) for name in sources}
