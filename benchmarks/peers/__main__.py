@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..common import Findings, Table, WrongResultError, main
+from .environments import make_environment
 from .processes import run_peer
 from .work import Work
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .work import Taken
-
-ENVIRONMENTS = Path(sys.prefix, "peers")
 
 
 @attrs.frozen
@@ -57,17 +56,9 @@ SHORT = Setting(rows=(50,), at_once=(32,), latency=0.005, rounds=1)
 
 def install(peer: Peer) -> tuple[Path | None, str]:
     """The peer's interpreter and its version; None and the reason if it cannot be installed or does not run."""
-    python = ENVIRONMENTS / peer.module / "bin" / "python"
-    # Without pip in it: ours installs, so that it works where `ensurepip` is missing.
-    commands = [
-        [sys.executable, "-m", "venv", "--without-pip", str(python.parents[1])],
-        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *peer.requirements],
-    ]
-    for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            return None, lines[-1] if lines else f"exit code {done.returncode}"
+    python, why = make_environment(peer.module, peer.requirements)
+    if python is None:
+        return None, why
     tell = f"from importlib.metadata import version; print(version({peer.requirements[0]!r}))"
     done = subprocess.run([str(python), "-c", tell], capture_output=True, text=True, check=True)
     version = done.stdout.strip()

@@ -17,7 +17,7 @@ from seedbed.testing import serve_openai_sync
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMANDS = ("run", "preview", "check", "graph", "resume", "inspect", "models", "init")
+COMMANDS = ("run", "preview", "check", "graph", "resume", "inspect", "models", "init", "plan")
 
 
 def test_help_names_every_command() -> None:

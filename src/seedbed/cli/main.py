@@ -60,7 +60,13 @@ def _run(given: list[str]) -> int:
 def _app() -> App:
     from cyclopts import App
 
-    app = App(name="seedbed", help="Grow synthetic datasets from recipes.", version=_version, help_format="plaintext")
+    app = App(
+        name="seedbed",
+        help="Grow synthetic datasets from recipes, and run plans.",
+        version=_version,
+        help_format="plaintext",
+        suppress_keyboard_interrupt=False,  # it is told like everything else
+    )
     for name, place, sentence in _COMMANDS:
         app.command(f"seedbed.cli.{place}", name=name, help=sentence)
     return app
