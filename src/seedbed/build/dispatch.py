@@ -204,7 +204,10 @@ class Dispatcher:
         if self._submitted > self._submitted_peak:
             self._submitted_peak = self._submitted
         cell.submitted_at = self._run.now()
-        self._context.run(group.nursery.start_soon, run_cell, self._run, cell, name=cell.step.name)
+        self._context.run(self._spawn, cell)
+
+    def _spawn(self, cell: Cell[RowGroup]) -> None:
+        cell.group.nursery.start_soon(run_cell, self._run, cell, name=cell.step.name)
 
     def ended(self, cell: Cell[RowGroup]) -> None:
         """A task is over and its permit settled; its slot is free unless a thread took it over."""
