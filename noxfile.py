@@ -85,7 +85,7 @@ def lowest(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run the benchmarks: all, or those named after --; with --short, a pass that checks results and not speed."""
-    install(session)
+    install(session, "bench")
     if "--short" not in session.posargs:
         session.install("aiohttp")  # calls by hand, which `endpoints` is compared with
     options = [argument for argument in session.posargs if argument.startswith("-")]

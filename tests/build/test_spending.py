@@ -210,3 +210,15 @@ def test_the_core_reserves_and_settles() -> None:
     assert spending.tokens == 10
     assert spending.would_pass(step) is None
     assert not Spending(None, None).limited
+
+
+def test_rounding_leaves_nothing_in_flight() -> None:
+    """When nobody is under way nothing is, whatever sums of fractions come to."""
+    column = Column("v", Meter(), key="k")
+    step = plan_build(make_source([seed(), column], config=config()), rows=1).steps[1]
+    spending = Spending(None, 1.0)
+    spending.settle(step, spending.reserve(step), Usage(calls=1, cost=0.1))
+    for each in [spending.reserve(step) for _ in range(3)]:
+        spending.settle(step, each, Usage(calls=1, cost=0.3))
+    over = spending.would_pass(step)
+    assert str(over) == "the next call of column 'v' would pass max_cost=1: 1 spent, 0 in flight, about 0.3 more"

@@ -73,6 +73,19 @@ def test_a_reference_that_leads_nowhere_is_found_before_anything_runs(reference:
         schema_checker({"type": "array", "items": {"$ref": reference}}, column="x")
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_a_reference_that_leads_back_to_itself_is_found_before_anything_runs(schema: dict[str, Any]) -> None:
+    """A circle of references says nothing of a value, and following it would never end."""
+    with pytest.raises(ConfigError, match=r"column 'x': schema refers to '#.*', which leads back to itself"):
+        schema_checker(schema, column="x")
+
+
 @pytest.mark.parametrize("reference", ["#", "#/$defs/a", "#here", "https://example.org/own#/$defs/a"])
 def test_references_within_a_schema_are_followed(reference: str) -> None:
     """The whole, a definition and an anchor can be referred to."""

@@ -111,6 +111,15 @@ async def test_a_template_that_fails_is_permanent() -> None:
     assert not script.requests
 
 
+@pytest.mark.parametrize("prompt", ["{% if n %}Go on.{% endif %}", " {{ n or '' }}\n"])
+async def test_a_prompt_that_comes_out_empty_asks_nothing(prompt: str) -> None:
+    """Whoever wrote the template meant to ask something; an empty question is not paid for."""
+    script = Script("fine")
+    with pytest.raises(Permanent, match="column 'answer': its prompt came out empty"):
+        await fill(text(prompt=prompt), script, n=None)
+    assert not script.requests
+
+
 async def test_a_column_may_be_called_context() -> None:
     """The name of a column never collides with what the engine hands in."""
     script = Script("fine")

@@ -183,6 +183,9 @@ def test_columns_are_checked() -> None:
         "processors[0]: schema_transform, template.x: there is no column 'half' (known: 'number', 'part')",
         "processors[1]: drop_columns: there is no column 'y' at stage after_batch (known: 'number', 'part', 'x')",
     )
+    assert problems([DropColumns(columns=["half", "number"]), Filter(expr="1 == 1")]) == (
+        "processors[0]: drop_columns: no column is left after it",
+    )
     assert problems([SchemaTransform(template={"x": "{{ number }}"}, stage="before_batch")]) == (
         (
             "processors[0]: schema_transform: cannot add column 'x' at stage before_batch, "

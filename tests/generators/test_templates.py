@@ -86,6 +86,9 @@ def test_a_broken_template_is_refused(text: str, message: str) -> None:
         ("{{ a.__class__.x }}", {"a": 1}, r"access to attribute '__class__' of 'int' object is unsafe"),
         ("{{ a.append(1) }}", {"a": [1]}, r"access to attribute 'append' of 'list' object is unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", {}, r"unsafe"),
+        ("{{ 'x' * 10000000000 }}", {}, r"OverflowError: a repetition of more than 1000000 items"),
+        ("{{ 10000000000 * a }}", {"a": [1]}, r"OverflowError: a repetition of more than 1000000 items"),
+        ("{{ 9 ** (9 ** 9) }}", {}, r"OverflowError: a power of more than 1000000 bits"),
     ],
 )
 def test_a_failing_template(text: str, values: dict[str, object], message: str) -> None:
@@ -104,6 +107,7 @@ def test_a_failing_template(text: str, values: dict[str, object], message: str) 
         ("quality.clarity is none", {"quality": None}, True),
         ("quality['clarity'].level == 1 or b", {"quality": None, "b": 2}, 2),
         ("a + b * 2", {"a": 1, "b": 3}, 7),
+        ("['-' * a, 2 ** a, 2 ** -a]", {"a": 2}, ["--", 4, 0.25]),
         ("a is none", {"a": None}, True),
         ("a or 'nothing'", {"a": None}, "nothing"),
         ("tone in ['dry', 'warm']", {"tone": "dry"}, True),

@@ -415,6 +415,7 @@ class Alone:
         (404, b"what?", Permanent, "the validator 'http.*' answered 404"),
         (401, b"bad key TOPSECRET", Permanent, "answered 401: bad key …"),
         (200, b"<html>", Retryable, "answered with malformed JSON"),
+        (200, b"[" * 100_000, Retryable, "answered with malformed JSON"),
         (200, b"[1]", BadOutput, "a verdict must be a mapping"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 import pytest
@@ -169,6 +170,26 @@ async def test_answers_that_are_none(body: Any, error: type[Exception], message:
     async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
         with pytest.raises(error, match=message):
             await client.chat(ask("hello"))
+
+
+async def test_an_answer_that_is_nested_too_deeply_is_malformed() -> None:
+    """What no parser can follow is no answer; the server may do better next time."""
+    deep: Any = b"[" * 100_000
+    async with open_pair(script=lambda _: Reply(body=deep)) as (_, client):
+        with pytest.raises(Retryable, match="model 'small' answered 200 with malformed JSON"):
+            await client.chat(ask("hello"))
+
+
+@pytest.mark.parametrize("count", [-5, math.nan, math.inf])
+async def test_usage_that_is_no_count_is_estimated(count: float) -> None:
+    """A server cannot give tokens back to a budget, nor lose an answer by what it says of its use."""
+    body = {
+        "choices": [{"message": {"content": "x" * 40}}],
+        "usage": {"prompt_tokens": count, "completion_tokens": count},
+    }
+    async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
+        answer = await client.chat(ask("y" * 80))
+    assert (answer.tokens.input, answer.tokens.output) == (20, 10)
 
 
 @pytest.mark.parametrize(

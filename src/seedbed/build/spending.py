@@ -90,6 +90,8 @@ class Spending:
         self._flying[step.name] -= 1
         self._reserved[0] -= reserved[0]
         self._reserved[1] -= reserved[1]
+        if not self.in_flight:
+            self._reserved = [0, 0.0]  # what rounding left over
         if not sent:
             return
         tokens, cost = self._most.get(step.name, (0, 0.0))

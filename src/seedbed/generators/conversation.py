@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import polars as pl
 
-from ..errors import BadOutput, Retryable
+from ..errors import BadOutput, Permanent, Retryable
 from ..models.base import Message
 from ..models.dedupe import Dedupe
 from ..models.distributions import is_distribution
@@ -109,6 +109,8 @@ class _Conversation:
         prompt = self.ask(values)
         if prompt is None:
             return {spec.name: None} if spec.side_effects else None
+        if not prompt.strip() and not spec.images:
+            raise Permanent(f"column {spec.name!r}: its prompt came out empty, so there is nothing to ask")
         messages = await self._opening(prompt, values)
         model = bind_model(spec, self.environment, context_, self.dedupe)
         for repairs in range(spec.max_repairs + 1):

@@ -51,7 +51,7 @@ def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
 
 
 def _check_references(schema: Mapping[str, Any], validator: Any, column: str) -> None:
-    """Refuse a reference that leads nowhere: it would fail every cell, after its call was paid for."""
+    """Refuse a reference that leads nowhere or in a circle: it would fail every cell, after its call was paid for."""
     from referencing.exceptions import Unresolvable  # noqa: PLC0415
 
     pending: list[Any] = [schema]
@@ -65,6 +65,9 @@ def _check_references(schema: Mapping[str, Any], validator: Any, column: str) ->
                     validator.evolve(schema={"$ref": part["$ref"]}).is_valid(None)
                 except Unresolvable:
                     problem = f"column {column!r}: schema refers to {part['$ref']!r}, which is not in it"
+                    raise ConfigError(problem) from None
+                except RecursionError:
+                    problem = f"column {column!r}: schema refers to {part['$ref']!r}, which leads back to itself"
                     raise ConfigError(problem) from None
             pending.extend(part.values())
         elif isinstance(part, list):

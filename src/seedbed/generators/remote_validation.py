@@ -79,7 +79,7 @@ class _RemoteValidator:
             raise failure
         try:
             said = json.loads(response.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             shown = excerpt(response.body, self._secrets)
             raise Retryable(f"the validator {self._url!r} answered with malformed JSON: {shown!r}") from error
         return told(self._column, said)

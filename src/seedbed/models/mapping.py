@@ -6,6 +6,7 @@ Messages name the model and the status and show a short excerpt of the body; wha
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
     text = body[: 20 * _EXCERPT].decode("utf-8", "replace")
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         text = _message_of(found.get("error", found)) or text
@@ -107,7 +108,7 @@ def parse_object(model: str, response: HttpResponse, secrets: Iterable[str] = ()
         raise failure
     try:
         found = json.loads(response.body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         said = excerpt(response.body, secrets)
         raise Retryable(f"model {model!r} answered {response.status} with malformed JSON: {said!r}") from error
     if not isinstance(found, dict):
@@ -133,10 +134,11 @@ def name_model(model: str, failure: CellError, secrets: Iterable[str] = ()) -> C
 
 
 def token_count(usage: object, *names: str) -> int | None:
-    """The first of the numbers that the usage has; None where the provider does not say."""
+    """The first of the numbers that the usage has; None where the provider does not say, or says no count."""
     if isinstance(usage, Mapping):
         for name in names:
             value = usage.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            # Infinity and NaN are in the JSON of some servers; a negative count would give back of a budget.
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
                 return int(value)
     return None

@@ -161,7 +161,10 @@ class Recipe:
                 for index, processor in enumerate(self.processors):
                     if processor.stage == stage and seen is not None:
                         problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
-                        seen = processor.columns_after(seen)
+                        left = processor.columns_after(seen)
+                        if seen and left is not None and not left:
+                            problems.append(f"processors[{index}]: {processor.label}: no column is left after it")
+                        seen = left
         return problems
 
 

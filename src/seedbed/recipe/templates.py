@@ -30,9 +30,28 @@ _ELSEWHERE = {
     nodes.Extends: "extends",
 }
 
+# What one operation of a template may make: characters, items or bits.
+_LONGEST = 1_000_000
+
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Fields of a struct come before the methods of a dict: `quality.items` is the field of that name."""
+    """Fields of a struct come before the methods of a dict: `quality.items` is the field of that name.
+
+    `"x" * n` and `n ** m` are bounded as `range` is. They are also kept from being worked out while a template is
+    compiled, where one that never ends would hang a mere check.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _LONGEST:
+                raise OverflowError(f"a power of more than {_LONGEST} bits")
+        else:
+            for part, times in ((left, right), (right, left)):
+                if isinstance(part, Sequence) and isinstance(times, int) and len(part) * times > _LONGEST:
+                    raise OverflowError(f"a repetition of more than {_LONGEST} items")
+        return super().call_binop(context, operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping) and attribute in obj:
