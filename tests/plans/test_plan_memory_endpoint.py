@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,12 @@ MEMORY = redis_at(6379, EndpointPolicy(), host="memory")
 SEED = {"user:1": {"country": "NO"}, "follow:1": ["1", "2", "3"], "text": "plain"}
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-names = st.sampled_from(["a", "b", "ü:1", "missing", ""]) | texts
+names = st.sampled_from(["list", "hash", "ü:1", "text", "missing", ""])
 bounds = st.integers(-7, 7) | st.sampled_from([2**63 - 1, -(2**63), 2**63, -(2**63) - 1])
-seeds = st.dictionaries(
-    names, st.dictionaries(texts, texts, max_size=4) | st.lists(texts, max_size=5) | texts, max_size=5
+hashes = st.dictionaries(texts, texts, max_size=4)
+lists = st.lists(texts, max_size=5)
+seeds = st.fixed_dictionaries(
+    {"list": lists, "hash": hashes}, optional={"ü:1": lists | hashes, "text": texts, "": lists | hashes | texts}
 )
 questions = st.lists(
     st.tuples(st.just("hgetall"), names)
@@ -84,6 +87,22 @@ def test_memory_and_a_real_server_agree(
                 assert str(here).replace("ep_0002", "ep_0001") == str(there)
 
     trio.run(main)
+
+
+async def test_memory_and_a_real_server_agree_on_every_range(server: ValkeyServer) -> None:
+    """Ranges that begin or end before, in or behind a short list, counted from either end, give the same elements."""
+    command(server, "FLUSHALL")
+    seed = {f"list:{length}": [str(each) for each in range(length)] for length in range(4)}
+    for key, values in seed.items():
+        if values:
+            command(server, "RPUSH", key, *values)
+    found = registries(redis_at(server.port), attrs.evolve(MEMORY, id="ep_0002"))
+    async with open_endpoints(found, seeds={"ep_0002": seed}) as endpoints:
+        for start, stop in itertools.product(range(-5, 6), repeat=2):
+            here, there = [
+                await endpoints.get(name).lrange_many(list(seed), start, stop) for name in ("ep_0002", "ep_0001")
+            ]
+            assert here == there, (start, stop)
 
 
 async def test_a_seed_in_a_file(autojump_clock: MockClock, tmp_path: Path) -> None:

@@ -189,6 +189,18 @@ async def test_a_long_call_lets_others_in_between(autojump_clock: MockClock) -> 
         assert server.most_outstanding <= TURN
 
 
+async def test_a_long_call_leaves_places_to_those_behind_it(autojump_clock: MockClock) -> None:
+    """Where many places are free at once, a call with thousands of keys does not take them all."""
+    policy = EndpointPolicy(max_inflight=3 * TURN, request_timeout_ms=60_000)
+    async with scripted(policy) as (client, server):
+        server.connect_delay = 0.01
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.hgetall_many, [str(number) for number in range(2_000)])
+            await wait_all_tasks_blocked()
+            nursery.start_soon(client.hgetall, "short")
+        assert server.received.index(["HGETALL", "short"]) == TURN
+
+
 async def test_what_is_cancelled_before_it_is_sent_is_not_sent(autojump_clock: MockClock) -> None:
     """A call in a scope that is already cancelled costs the server nothing and gives its places back."""
     async with scripted(EndpointPolicy(max_inflight=2)) as (client, server):
@@ -420,6 +432,16 @@ async def test_a_server_that_is_down_is_not_stormed(autojump_clock: MockClock) -
         assert client.statistics().connected
 
 
+async def test_a_server_that_only_hangs_up_is_not_stormed(autojump_clock: MockClock) -> None:
+    """A connection that ends before its first reply counts as a failed attempt."""
+    async with scripted(answer=lambda words: None) as (client, server):
+        while trio.current_time() < 20:
+            with pytest.raises(EndpointUnavailable):
+                await client.ping()
+            await trio.sleep(0.01)
+        assert 10 <= len(server.attempts) <= 100
+
+
 async def test_those_who_wait_outlive_a_connection(autojump_clock: MockClock) -> None:
     """Calls that were not sent yet when the server went away are sent on the next connection."""
     answers = iter([None])
@@ -452,6 +474,17 @@ async def test_a_call_in_the_round_in_which_the_connection_ends(autojump_clock: 
                     nursery.start_soon(ask, rounds)
             await client.ping()
         assert client.statistics().in_flight == 0
+
+
+async def test_a_call_right_after_the_connection_was_lost(autojump_clock: MockClock) -> None:
+    """Who calls between the loss of a connection and its end is served by the next one."""
+    async with scripted() as (client, server):
+        await client.ping()
+        connection = client._connection
+        assert connection is not None
+        connection.lose(ConnectionError("lost"))
+        assert await client.hgetall("x") == {"asked": "x"}
+        assert len(server.wires) == 2
 
 
 async def test_after_it_is_closed(autojump_clock: MockClock) -> None:
