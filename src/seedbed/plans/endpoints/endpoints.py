@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import trio
 
-from ...errors import EndpointUnavailable
-from .client import RedisClient
+from ...errors import ConfigError, EndpointUnavailable
 from .memory import MemoryEndpoint, check_seed, read_seed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from ..model import Endpoint, Registries
+    from .client import RedisClient
     from .statistics import EndpointStatistics
 
 
@@ -94,9 +94,20 @@ def _open_redis(
     endpoint: Endpoint, seeds: Mapping[str, Mapping[str, object]], memory_latency: float
 ) -> RedisClient | MemoryEndpoint:
     if endpoint.host != "memory":
-        return RedisClient(endpoint)
+        return _redis_client(endpoint)
     if endpoint.id in seeds:
         stored = check_seed(seeds[endpoint.id], f"the seed of endpoint {endpoint.id!r}")
     else:
         stored = read_seed(endpoint.seed_file) if endpoint.seed_file is not None else {}
     return MemoryEndpoint(endpoint, stored, latency=memory_latency)
+
+
+def _redis_client(endpoint: Endpoint) -> RedisClient:
+    # Its parser comes with an extra, which who has only endpoints in memory does not need.
+    try:
+        from .client import RedisClient  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"endpoint {endpoint.id!r} needs hiredis, which is not installed ({error}): install seedbed[redis]"
+        ) from error
+    return RedisClient(endpoint)
