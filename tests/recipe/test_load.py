@@ -158,7 +158,7 @@ run: {buffer_sise: 3, max_active_tasks: 0}
         "recipe.yaml:15: processors[0].expr: is missing",
         "recipe.yaml:16: run.buffer_sise: there is no field 'buffer_sise'; did you mean 'buffer_size'?",
         "recipe.yaml:16: run.max_active_tasks: max_active_tasks must be at least 1, not 0",
-        "column 'fine' requires 'fin', which no column makes; did you mean 'fine'?",
+        "recipe.yaml:13: column 'fine' requires 'fin', which no column makes; did you mean 'fine'?",
     ]
 
 

@@ -13,6 +13,7 @@ from ..errors import ConfigError, DatasetGenerationError
 from ..generators.registry import make_column, planning_environment
 from ..graph import nearest
 from ..models import Local, Scripted
+from ..recipe.document import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +78,12 @@ def make_config(recipe: Recipe, knobs: Knobs, watching: Watching | None = None) 
 def find_problems(path: Path, changes: RecipeChanges) -> tuple[Source | None, list[str]]:
     """What a recipe is compiled to, if it can be, and everything that is wrong with it, a sentence each."""
     try:
-        return compile_recipe(read_recipe(path, changes), allow_code=changes.allow_code), []
+        recipe = read_recipe(path, changes)
+        try:
+            return compile_recipe(recipe, allow_code=changes.allow_code), []
+        except DatasetGenerationError as error:
+            # A recipe does not know where it was read from; the file still does.
+            return None, [read_document(path).placed(problem) for problem in error.problems]
     except DatasetGenerationError as error:
         return None, list(error.problems)
     except ConfigError as error:

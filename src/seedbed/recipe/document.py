@@ -34,6 +34,16 @@ class Document:
         line = f":{self.lines[path]}" if path else ""
         return f"{self.file}{line}: " if self.file else ""
 
+    def placed(self, problem: str) -> str:
+        """A problem that begins with a path, or with the column that it is about, with its place in front."""
+        path = problem.partition(": ")[0]
+        if path not in self.lines:
+            columns = self.data.get("columns")
+            for index, column in enumerate(columns if isinstance(columns, list) else ()):
+                if isinstance(column, Mapping) and problem.startswith(f"column {column.get('name')!r}"):
+                    path = f"columns[{index}]"
+        return f"{self.place(path)}{problem}" if path in self.lines else problem
+
 
 def read_document(path: Path) -> Document:
     """Read a file by its suffix. Raises `ConfigError` for one that is not there or that cannot be parsed."""

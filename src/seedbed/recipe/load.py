@@ -109,7 +109,7 @@ class _Reader:
             base=base / str(data.get("base", "")),
         )
         if self._problems and self._known.make is not None:
-            self._problems += map(self._placed, recipe.problems(self._known.make(recipe), lost=lost))
+            self._problems += map(self._document.placed, recipe.problems(self._known.make(recipe), lost=lost))
         if self._problems:
             raise DatasetGenerationError(self._problems)
         return recipe
@@ -171,11 +171,6 @@ class _Reader:
             return value or []
         self._problem(key, f"must be a list, not {value!r}")
         return []
-
-    def _placed(self, problem: str) -> str:
-        """A problem that begins with its path, with its place in front."""
-        path = problem.partition(": ")[0]
-        return f"{self._document.place(path)}{problem}" if path in self._document.lines else problem
 
     def _problem(self, path: str, message: str) -> None:
         self._problems.append(f"{self._document.place(path)}{path}: {message}")
