@@ -14,11 +14,7 @@ class ExitCode(enum.IntEnum):
     OK = 0, "everything was done; rows that were dropped are in the report"
     FAILED = 1, "something unexpected, or code of a recipe or plan file, raised"
     BAD_INPUT = 2, "the command, the recipe, plan or request, a knob or the output directory is wrong; nothing was run"
-    BAD_DATASET = (
-        3,
-        "the directory holds no dataset, a damaged one, or one of another recipe; or it cannot be written, or values of a "
-        "column do not fit together",
-    )
+    BAD_DATASET = 3, "the directory holds no dataset, a damaged or a foreign one, cannot be written, or values conflict"
     TOO_MANY_ERRORS = 4, "stopped early: too many errors"
     DEADLINE = 5, "stopped early: the deadline passed"
     QUOTA = 6, "stopped early: an endpoint refused everything for as long as patience lasted"
