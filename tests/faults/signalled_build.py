@@ -84,7 +84,7 @@ def wait_at_start(plan: Any) -> Any:
     """Hold up the making of the output directory."""
     say("waiting")
     GO.wait()
-    return create_writer(plan)
+    return open_writer(plan)
 
 
 def wait_at_end(frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -100,7 +100,7 @@ def stop(build: sb.Build) -> None:
     say("stopped")
 
 
-create_writer, real_stop = api._create_writer, sb.Build.stop
+open_writer, real_stop = api._open_writer, sb.Build.stop
 
 
 def main(directory: Path, mode: str) -> int:
@@ -108,7 +108,7 @@ def main(directory: Path, mode: str) -> int:
     threading.Thread(target=listen, daemon=True).start()
     sb.Build.stop = stop  # type: ignore[method-assign]
     if mode == "start":
-        api._create_writer = wait_at_start
+        api._open_writer = wait_at_start
     cells = Cells(mode)
     try:
         sb.build(

@@ -136,9 +136,10 @@ class Frontier:
         # Before the barrier nothing that needs a seed may run; `rebuild` completes the seeds once more.
         if not live or self.barrier:
             return
-        for down in self._cells_down[node]:
-            waits = self._waits[down]
-            for row in live:
+        # Row by row and not column by column: what needs several of these columns is then ready early on.
+        downs = [(down, self._waits[down]) for down in self._cells_down[node]]
+        for row in live:
+            for down, waits in downs:
                 waits[row] -= 1
                 if not waits[row]:
                     ready.append((down, row))
