@@ -18,9 +18,11 @@ from .work import CHECKED, Load, percentile, user_of
 
 LATE_BAR = 1.2  # p99 of what is answered ÷ deadline
 THROUGHPUT_BAR = 0.8  # ÷ peak
+UNLOADED = 0.05  # of the peak: requests that arrive alone, when the loop sleeps
+TICK = 0.001
 REFUSALS = {"OVERLOADED", "DEADLINE_EXCEEDED"}
-PLACES = (2, 3, 4, 6, 8)
-"""How many requests the engine is let run at once: with so short a deadline, few have the time to share a core."""
+PLACES = 64
+"""How many requests the engine is let run at once, and how many may wait: as many as by default."""
 
 
 @attrs.frozen
@@ -32,18 +34,13 @@ class Outcome:
     errors: Counter[str]
 
 
-async def unloaded_p50(port: int, requests: int) -> float:
-    """Seconds that a request takes alone."""
-    return (await run(Load(port=port, requests=requests, at_once=1, client=OWN))).p50_ms / 1000
-
-
 async def peak(port: int, requests: int) -> float:
     """Requests a second that the engine can answer if nobody hurries it."""
     return (await run(Load(port=port, requests=requests, at_once=32, client=OWN))).per_second
 
 
-async def overload(port: int, *, rate: float, seconds: float, deadline: float, places: int) -> Outcome:
-    """Make so many requests a second, whatever becomes of those before."""
+async def arrive(port: int, *, rate: float, seconds: float, deadline: float | None, places: int) -> Outcome:
+    """Let so many requests a second arrive, whatever becomes of those before."""
     latencies: list[float] = []
     errors: Counter[str] = Counter()
     load = Load(port=port, requests=0, at_once=places, client=OWN)
@@ -69,7 +66,8 @@ async def overload(port: int, *, rate: float, seconds: float, deadline: float, p
                 for number in range(made, due):
                     nursery.start_soon(make, number)
                 made = max(made, due)
-                await trio.sleep_until(began + (made + 1) / rate)
+                # No more than a thousand times a second, or waking up for arrivals would be most of the load.
+                await trio.sleep_until(max(began + (made + 1) / rate, now + TICK))
         taken = trio.current_time() - began
     expect(made == len(latencies) + sum(errors.values()), "a request has no end")
     expect(errors.keys() <= REFUSALS, f"requests ended otherwise than they should: {errors}")
@@ -77,29 +75,30 @@ async def overload(port: int, *, rate: float, seconds: float, deadline: float, p
 
 
 def measure(port: int, *, short: bool) -> tuple[list[Table], list[Bar]]:
-    """The best of the numbers of places; the bars are of that one."""
+    """From half the peak to twice; the bars are of the last. The peak is that of requests without a deadline."""
     requests, seconds, rounds = (50, 0.2, 1) if short else (2_000, 3.0, 3)
-    alone = min(trio.run(partial(unloaded_p50, port, requests // 4)) for _ in range(rounds))
     most = max(trio.run(partial(peak, port, requests)) for _ in range(rounds))
+    idle = partial(arrive, port, rate=most * UNLOADED, seconds=seconds, deadline=None, places=64)
+    alone = min(percentile(trio.run(idle).latencies, 0.5) for _ in range(rounds))
     deadline = 2 * alone
     rows: list[dict[str, Any]] = []
-    for places in PLACES[:1] if short else PLACES:
-        found = trio.run(partial(overload, port, rate=2 * most, seconds=seconds, deadline=deadline, places=places))
-        late = percentile(found.latencies, 0.99) / deadline if found.latencies else float("inf")
+    loads = (2.0,) if short else (0.5, 0.75, 1.0, 2.0)
+    for load in loads:
+        found = trio.run(partial(arrive, port, rate=load * most, seconds=seconds, deadline=deadline, places=PLACES))
         rows.append(
             {
-                "places": places,
-                "asked a second": 2 * most,
+                "load ÷ peak": load,
+                "asked a second": load * most,
                 "answered a second": len(found.latencies) / found.seconds,
-                "÷ peak": len(found.latencies) / found.seconds / most,
-                "p99 of the answered ÷ deadline": late,
+                "answered ÷ peak": len(found.latencies) / found.seconds / most,
+                "p99 of the answered ÷ deadline": percentile(found.latencies or [float("inf")], 0.99) / deadline,
                 "refused": found.errors["OVERLOADED"],
                 "too late": found.errors["DEADLINE_EXCEEDED"],
             }
         )
-    best = max(rows, key=lambda row: row["÷ peak"])
+    twice = rows[-1]
     title = f"Overload: alone p50 {alone * 1000:.2f} ms, deadline {deadline * 1000:.2f} ms, peak {most:,.0f} a second"
     return [Table(title=title, rows=rows)], [
-        Bar(name="p99 of the answered ÷ deadline", measured=best["p99 of the answered ÷ deadline"], allowed=LATE_BAR),
-        Bar(name="answered a second ÷ peak", measured=best["÷ peak"], allowed=THROUGHPUT_BAR, at_least=True),
+        Bar(name="p99 of the answered ÷ deadline", measured=twice["p99 of the answered ÷ deadline"], allowed=LATE_BAR),
+        Bar(name="answered a second ÷ peak", measured=twice["answered ÷ peak"], allowed=THROUGHPUT_BAR, at_least=True),
     ]

@@ -262,3 +262,39 @@ async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: Moc
         admission.leave()
         pool._pass_on()
     assert (admission.running, admission.queued, pool.busy) == (0, 0, 0)
+
+
+async def test_requests_that_would_make_each_other_late_wait(autojump_clock: MockClock) -> None:
+    """With 10 ms of work each, three may run if there are 40 ms; others wait, and who has no deadline is let in."""
+    worked = [0.0]
+    admission = Admission(10, 10, lambda: worked[0])
+    for _ in range(100):
+        await admission.enter(math.inf)
+        worked[0] += 0.010
+        admission.leave()
+    assert admission.work == pytest.approx(0.010, rel=0.01)
+    deadline = trio.current_time() + 0.040
+    for _ in range(3):
+        await admission.enter(deadline, 0.010)
+    assert (admission.running, admission.queued) == (3, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.enter, deadline, 0.010, 0.010)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (admission.running, admission.queued) == (3, 1)
+        await admission.enter(math.inf)
+        assert admission.running == 4
+        admission.leave()
+        admission.leave()
+    assert (admission.running, admission.queued) == (3, 0)
+
+
+async def test_work_while_nothing_runs_is_not_that_of_requests(autojump_clock: MockClock) -> None:
+    """What else the loop did between requests does not make the engine cautious; and who comes alone may always run."""
+    worked = [0.0]
+    admission = Admission(10, 10, lambda: worked[0])
+    for _ in range(10):
+        worked[0] += 5.0
+        await admission.enter(trio.current_time() + 0.001, 1.0, 1.0)
+        worked[0] += 0.010
+        admission.leave()
+    assert admission.work < 0.011

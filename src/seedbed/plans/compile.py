@@ -151,6 +151,7 @@ class CompiledPlan:
         self.has_policies = ON_ERROR in plan.capabilities
         # The least time that a request has taken so far, let slip a little by each one; the engine's to change.
         self.fastest = 0.0
+        self.usual = 0.0  # what requests took of late; the engine's, too
         self._schedules: dict[str, Schedule] = {}
 
     def schedule(self, fusion: str) -> Schedule:

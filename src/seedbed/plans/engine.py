@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import secrets
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -14,6 +15,7 @@ import attrs
 import trio
 
 from ..errors import ConfigError, Overloaded, PlanError
+from ..runtime.offload import virtual_clock
 from .admission import Admission
 from .calibration import calibrate
 from .compile import FUSIONS, CompiledPlan
@@ -46,6 +48,8 @@ _COMPILED: Final = 256
 _UNWIND: Final = 1.0
 # How fast the least time that a plan's requests took is forgotten.
 _SLIP: Final = 1.02
+# How much the last request counts in what is usual.
+_RECENT: Final = 1 / 16
 
 
 @attrs.frozen(kw_only=True)
@@ -145,7 +149,8 @@ class PlanEngine:
 
     async def __aenter__(self) -> Self:
         limit, max_queue, threads = self._limits
-        self._admission = Admission(limit, max_queue)
+        # Where time is made up, work takes none of it.
+        self._admission = Admission(limit, max_queue, time.thread_time if virtual_clock() is None else float)
         self._pool = ThreadPool(threads)
         self._clock = trio.lowlevel.current_clock().current_time
         if self._calibration is None:
@@ -259,7 +264,7 @@ class PlanEngine:
         )
         if arrival >= deadline:
             raise execution.deadline_error()
-        await self._admission.enter(deadline - compiled.fastest)
+        await self._admission.enter(deadline, compiled.fastest, compiled.usual)
         began = self._clock()
         self._executions.add(execution)
         try:
@@ -269,6 +274,7 @@ class PlanEngine:
             self._late_results += execution.late
             self._admission.leave()
         ended = self._clock()
+        compiled.usual += (ended - began - compiled.usual) * _RECENT
         if complete:
             slipped = compiled.fastest * _SLIP
             compiled.fastest = ended - began if not slipped else min(slipped, ended - began)

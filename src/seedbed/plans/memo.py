@@ -79,7 +79,9 @@ class OnceEndpoint:
         while True:
             missing = {one: key for one, key in zip(reads, keys, strict=True) if one not in known}
             if missing:
-                await self._read_missing(missing, read)
+                answers = await self._read_missing(missing, read)
+                if len(missing) == len(reads):
+                    return answers
             waiting = next((found for one in reads if type(found := known.get(one)) is _Pending), None)
             if waiting is not None:
                 await waiting.done.wait()
@@ -90,7 +92,7 @@ class OnceEndpoint:
 
     async def _read_missing(
         self, missing: dict[object, str], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
-    ) -> None:
+    ) -> list[Any]:
         pending = _Pending()
         known = self._known
         known.update(dict.fromkeys(missing, pending))
@@ -104,6 +106,7 @@ class OnceEndpoint:
             raise
         else:
             known.update(zip(missing, answers, strict=True))
+            return answers
         finally:
             pending.done.set()
 

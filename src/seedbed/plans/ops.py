@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
     Params = Mapping[str, Any]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_SURELY_64_BITS = 19  # digits below which every integer has them
 _DAY_MS = 86_400_000
 
 
-def _integers(texts: Iterable[str]) -> list[int]:
+def _integers(texts: list[str]) -> list[int]:
     """Those of the texts that are integers of 64 bits."""
+    # Nearly always they are nothing but digits, and hundreds a request: looking at all of them at once is quicker.
+    together = "".join(texts)
+    if together.isdigit() and together.isascii() and all(texts) and len(max(texts, key=len)) < _SURELY_64_BITS:
+        return list(map(int, texts))
     found = [int(text) for text in texts if _INTEGER.fullmatch(text)]
     return [number for number in found if -(2**63) <= number < 2**63]
 
@@ -54,7 +60,7 @@ async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> 
     """The ids in the lists of all input rows, one list after the other."""
     keys = [f"{name}:{row_id}" for row_id in inputs[0].ids().tolist()]
     lists = await ctx.endpoint(params["endpoint"]).lrange_many(keys, 0, params["fanout"] - 1)
-    return _integers(text for listed in lists for text in listed)
+    return _integers(list(chain.from_iterable(lists)))
 
 
 async def _listed_users(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:

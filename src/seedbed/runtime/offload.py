@@ -28,7 +28,8 @@ _hold_count: trio.lowlevel.RunVar[int] = trio.lowlevel.RunVar("seedbed.hold_coun
 _hold_threshold: trio.lowlevel.RunVar[float] = trio.lowlevel.RunVar("seedbed.hold_threshold", default=math.inf)
 
 
-def _virtual_clock() -> MockClock | None:
+def virtual_clock() -> MockClock | None:
+    """The clock of this run, if its time is made up."""
     # Nobody has a virtual clock who has not imported trio.testing, which takes longer than all the rest of trio.
     testing = sys.modules.get("trio.testing")
     clock = trio.lowlevel.current_clock()
@@ -37,7 +38,7 @@ def _virtual_clock() -> MockClock | None:
 
 def hold_clock() -> None:
     """Keep an autojumping clock from jumping until `release_clock` is called as often; on trio's thread only."""
-    clock = _virtual_clock()
+    clock = virtual_clock()
     if clock is None:
         return
     count = _hold_count.get()
@@ -49,7 +50,7 @@ def hold_clock() -> None:
 
 def release_clock() -> None:
     """Undo one `hold_clock`."""
-    clock = _virtual_clock()
+    clock = virtual_clock()
     if clock is None:
         return
     count = _hold_count.get() - 1
