@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import trio
 
-from seedbed.errors import ConfigError
+from seedbed.errors import ConfigError, Retryable
 from seedbed.models import open_http
 from seedbed.testing import Fate, Reply, ServerRequest, serve_openai, serve_openai_process, serve_openai_sync
 
@@ -113,6 +115,20 @@ async def test_a_script_decides_call_by_call() -> None:
     assert json.loads(answers[2].body) == {"a": 1}
     assert seen[0].headers["x-thing"] == "1"
     assert (seen[0].prompt, seen[0].path) == ("hello", "/v1/chat/completions")
+
+
+async def test_what_was_sent_to_whom_and_when_is_kept() -> None:
+    """With record=True every answer is there with its request's number and the instant at which it was sent."""
+    async with serve_openai(record=True, latency=0.01) as server, open_http() as client:
+        endpoint = client.endpoint("POST", f"{server.url}/chat/completions", {})
+        before = time.monotonic()
+        for prompt in ("one", "[[500]] two", "[[truncated]] three", "[[reset]] four"):
+            with suppress(Retryable):
+                await endpoint.send(json.dumps(chat(prompt)).encode())
+    assert [(each.number, each.status) for each in server.answers] == [(1, 200), (2, 500), (3, 0), (4, 0)]
+    assert [each.prompt for each in server.answers] == [each.prompt for each in server.requests]
+    instants = [before, *(each.time for each in server.answers), time.monotonic()]
+    assert instants == sorted(instants)
 
 
 async def test_a_key_is_asked_for() -> None:

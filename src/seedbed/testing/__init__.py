@@ -6,13 +6,14 @@ May import every room but cli; no room imports it.
 from ..models.behaviour import Behaviour, Fate
 from .process import ServerProcess, serve_openai_process, serve_openai_sync
 from .server import OpenAIServer, ServerStatistics, serve_openai
-from .wire_format import Reply, ServerRequest
+from .wire_format import Reply, ServerAnswer, ServerRequest
 
 __all__ = [
     "Behaviour",
     "Fate",
     "OpenAIServer",
     "Reply",
+    "ServerAnswer",
     "ServerProcess",
     "ServerRequest",
     "ServerStatistics",

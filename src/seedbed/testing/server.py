@@ -7,6 +7,7 @@ and `serve_openai_process` gives the server a core of its own.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,16 @@ import trio
 from ..models.behaviour import Fate, Fates, behaviour_from
 from ..models.wire import SocketWire, accept
 from ..runtime.timers import Timers
-from .wire_format import Reply, ServerRequest, answer_body, answer_text, error_body, kind_of, prompt_of
+from .wire_format import (
+    Reply,
+    ServerAnswer,
+    ServerRequest,
+    answer_body,
+    answer_text,
+    error_body,
+    kind_of,
+    prompt_of,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -60,8 +70,8 @@ class ServerStatistics:
 class OpenAIServer:
     """A running test server.
 
-    `url` is the base URL for a model, `statistics` what came so far. `requests` has every call as it came if
-    `record=True` was asked for.
+    `url` is the base URL for a model, `statistics` what came so far. With `record=True` `requests` has every call as it
+    came, and `answers` what was sent to whom and when; a call without one is still worked on, or its client left.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class OpenAIServer:
         self.url = ""
         self.statistics = ServerStatistics(prompts=fates.seen)
         self.requests: list[ServerRequest] = []
+        self.answers: list[ServerAnswer] = []
         self._fates = fates
         self._script = script
         self._answer = answer
@@ -119,6 +130,7 @@ class OpenAIServer:
     async def _handle(self, connection: _Connection, method: str, path: str, raw: bytes) -> bool:
         """Answer one call; whether the connection goes on."""
         statistics = self.statistics
+        connection.asked = None
         if method == "GET":
             known = {"/stats": statistics.as_dict(), "/models": {"object": "list", "data": [{"id": "test"}]}}
             found = next((body for end, body in known.items() if path.endswith(end)), None)
@@ -137,6 +149,7 @@ class OpenAIServer:
         }:
             return await self._send(connection, 401, json.dumps(error_body(401)).encode())
         prompt = prompt_of(kind, body)
+        connection.asked = (statistics.requests, prompt)
         fate = self._fates.decide(prompt, statistics.in_flight)
         if self._record or self._script is not None:
             request = ServerRequest(
@@ -176,6 +189,7 @@ class OpenAIServer:
             return False
         if fate.outcome == "reset":
             statistics.statuses[0] += 1
+            self._note(connection, 0)
             if isinstance(connection.wire, SocketWire):
                 connection.wire.reset()
             return False
@@ -191,6 +205,7 @@ class OpenAIServer:
             statistics.statuses[200] += 1
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
             await connection.wire.send(head + content[: len(content) // 2])
+            self._note(connection, 0)
             return False
         return await self._send(connection, 200, content)
 
@@ -203,7 +218,13 @@ class OpenAIServer:
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
             % (status, _REASONS.get(status, b"Error"), more, len(content), content)
         )
+        self._note(connection, status)
         return connection.keeps_alive
+
+    def _note(self, connection: _Connection, status: int) -> None:
+        if self._record and connection.asked is not None:
+            number, prompt = connection.asked
+            self.answers.append(ServerAnswer(number=number, prompt=prompt, status=status, time=time.monotonic()))
 
 
 def _dumps(value: Any) -> bytes:
@@ -228,6 +249,8 @@ class _Connection:
         self._timers = timers
         self.headers: dict[str, str] = {}
         self.keeps_alive = True
+        # Number and prompt of the call that is being answered, if it is one to a model.
+        self.asked: tuple[int, str] | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._chunks: list[bytes] = []

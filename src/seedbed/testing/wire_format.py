@@ -29,6 +29,19 @@ class ServerRequest:
 
 
 @attrs.frozen(kw_only=True)
+class ServerAnswer:
+    """What became of a call: the status that was sent, and when it was."""
+
+    number: int
+    """The `number` of its request."""
+    prompt: str
+    status: int
+    """0 stands for a call that was reset or whose answer was cut off."""
+    time: float
+    """An instant of `time.monotonic`: all of the answer is with the operating system, which hands it to the client."""
+
+
+@attrs.frozen(kw_only=True)
 class Reply:
     """An HTTP answer as a script wants it."""
 
