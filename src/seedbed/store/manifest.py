@@ -58,7 +58,9 @@ class Manifest:
         """Take in the next record; of two that say the same thing the last one counts."""
         match record:
             case Header():
+                # Of a dataset that was grown, the unified schema and what was made of the whole know only a part.
                 self.header = record
+                self.finished = self.processed = None
             case GroupRecord():
                 self.groups[record.index] = record
                 # The unified schema and what was made of the whole know nothing of this group.
@@ -76,7 +78,7 @@ class Manifest:
     @property
     def expected_groups(self) -> int:
         """How many row groups the whole dataset has."""
-        return -(-self.header.rows // self.header.buffer_size) if self.header else 0
+        return self.header.layout.count if self.header else 0
 
     @property
     def complete(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import pyarrow as pa
 
+from .layout import Layout
 from .schema import Conflict
 
 if TYPE_CHECKING:
@@ -52,16 +53,25 @@ class PartRecord:
 
 @attrs.frozen(kw_only=True)
 class Header:
-    """What was asked for. `declared` holds the columns whose type was declared; `created` is wall time."""
+    """What was asked for. `declared` holds the columns whose type was declared; `created` is wall time.
+
+    `segments` are the numbers of rows that were asked for before the dataset was grown, as `Layout` has them.
+    """
 
     rows: int
     buffer_size: int
+    segments: tuple[int, ...] = ()
     columns: tuple[str, ...]
     declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]))
-    fingerprint: Mapping[str, str] = attrs.field(factory=dict)
+    fingerprint: Mapping[str, Any] = attrs.field(factory=dict)
     created: float
     version: str
     format: int = FORMAT
+
+    @property
+    def layout(self) -> Layout:
+        """Which rows belong to which row group."""
+        return Layout(rows=self.rows, size=self.buffer_size, segments=self.segments)
 
 
 @attrs.frozen(kw_only=True)
@@ -155,8 +165,9 @@ def record_from_dict(plain: Mapping[str, Any]) -> Record:
         fields["conflicts"] = tuple(Conflict(**conflict) for conflict in fields["conflicts"])
     if "entries" in fields:
         fields["entries"] = tuple(tuple(entry) for entry in fields["entries"])
-    if "columns" in fields:
-        fields["columns"] = tuple(fields["columns"])
+    for name in ("columns", "segments"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
     record: Record = kind(**fields)
     return record
 

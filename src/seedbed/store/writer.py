@@ -152,6 +152,18 @@ class DatasetWriter:
             raise
         return writer, manifest
 
+    def grow(self, header: Header) -> None:
+        """Let another header count from now on: that of a dataset with more rows, or of code that changed.
+
+        What was made of the whole dataset no longer counts and goes; `finish` is due again.
+        """
+        with self._alone():
+            # Twice, as the first one: without a header the rest means nothing.
+            self._append(header)
+            self._append(header)
+            self.header = header
+            (self.path / PROCESSED_NAME).unlink(missing_ok=True)
+
     def write_group(
         self,
         index: int,
@@ -302,4 +314,6 @@ def _lock_file(file: io.FileIO, directory: Path) -> None:
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise OutputDirectoryError(f"another process is writing {str(directory)!r}") from error
+        raise OutputDirectoryError(
+            f"another process is writing {str(directory)!r}: wait until it is over or stop it; nothing was changed here"
+        ) from error
