@@ -1,0 +1,111 @@
+"""The files of a journal: the database, its write-ahead log and the mark."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import struct
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .journal_log import Row
+from .parts import sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from .journal_log import Totals
+
+JOURNAL_NAME = "journal.sqlite"
+WAL_NAME = JOURNAL_NAME + "-wal"
+MARK_NAME = "journal.mark"
+
+PAGE_SIZE = 4096
+
+# Pages in the write-ahead log before they are copied into the database: about a second of a busy run.
+_WAL_PAGES = 256
+
+_TABLE = "CREATE TABLE log (id INTEGER PRIMARY KEY, kind TEXT, grp INTEGER, count INTEGER, sum BLOB, data BLOB)"
+_INSERT = "INSERT INTO log (id, kind, grp, count, sum, data) VALUES (?, ?, ?, ?, ?, ?)"
+
+_MARK = struct.Struct("<8sQQ")
+_MARK_MAGIC = b"seedbed1"
+
+
+def make_database(path: Path, rows: Iterable[Row]) -> None:
+    """Write a database with these records under a temporary name and rename it once it is on disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    database = sqlite3.connect(temporary, isolation_level=None)
+    try:
+        database.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        # Nobody reads the file before it is whole, so nothing need be undone.
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("BEGIN")
+        database.execute(_TABLE)
+        database.executemany(_INSERT, map(attrs.astuple, rows))
+        database.execute("COMMIT")
+    finally:
+        database.close()
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a database for one process, which no other may read or write as long."""
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+    try:
+        # Before anything else is asked: so the index of the log is in memory and not in one more file.
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA fullfsync = ON")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        # So no frame of an earlier round stays behind those of this one.
+        database.execute("PRAGMA journal_size_limit = 0")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def change_rows(database: sqlite3.Connection, deleted: Iterable[int], inserted: Iterable[Row]) -> None:
+    """Delete and insert records, within a transaction."""
+    database.executemany("DELETE FROM log WHERE id = ?", ((identity,) for identity in deleted))
+    database.executemany(_INSERT, map(attrs.astuple, inserted))
+
+
+def every_row(database: sqlite3.Connection) -> Iterator[Row]:
+    """Yield the records in the order in which they were written."""
+    for values in database.execute("SELECT id, kind, grp, count, sum, data FROM log ORDER BY id"):
+        yield Row(*values)
+
+
+def row_data(database: sqlite3.Connection, identity: int) -> bytes:
+    """Return what a record holds."""
+    data: bytes
+    (data,) = database.execute("SELECT data FROM log WHERE id = ?", (identity,)).fetchone()
+    return data
+
+
+def write_mark(mark: int, totals: Totals) -> None:
+    """Note in the file of this descriptor how much was committed."""
+    body = _MARK.pack(_MARK_MAGIC, totals.commits, totals.entries)
+    os.pwrite(mark, body + hashlib.blake2b(body, digest_size=8).digest(), 0)
+
+
+def read_mark(path: Path) -> tuple[int, int] | None:
+    """Return the commits and entries of a mark; None if there is none that can be read."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    body = data[: _MARK.size]
+    if len(body) < _MARK.size or data[_MARK.size :] != hashlib.blake2b(body, digest_size=8).digest():
+        return None
+    _, commits, entries = _MARK.unpack(body)
+    return commits, entries
