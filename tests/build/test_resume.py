@@ -92,14 +92,14 @@ async def test_resume_begins_where_there_is_nothing_yet(tmp_path: Path) -> None:
 
 
 async def test_another_build_is_refused_and_told_what_differs(tmp_path: Path) -> None:
-    """Other columns, other requirements and another number of rows are all named."""
+    """Other columns and fewer rows are all named."""
     out = tmp_path / "d"
     await stopped(out)
     other = [Column("n", numbers, kind="from_scratch"), Column("v", Calls()), Column("w", Calls())]
     with pytest.raises(ManifestError) as raised:
-        await sb.build_async(other, rows=60, out=out, config=CONFIG, resume=True)
-    assert "columns.w" in str(raised.value)
-    assert "rows: 50 there, 60 here" in str(raised.value)
+        await sb.build_async(other, rows=40, out=out, config=CONFIG, resume=True)
+    assert "columns.w: nothing there" in str(raised.value)
+    assert "rows: 50 there, 40 here" in str(raised.value)
 
 
 async def test_a_used_directory_needs_resume(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.generators.registry import vocabulary
 from seedbed.models import MODEL_TYPES, Scripted
-from seedbed.recipe.dump import digest, dump_recipe
+from seedbed.recipe.dump import dump_recipe, fingerprint
 from seedbed.recipe.llm import ChatSpec, Judge, LLMCode, LLMStructured, LLMText
 from seedbed.recipe.load import load_recipe
 from seedbed.recipe.media import Embedding, Image
@@ -202,7 +202,7 @@ def test_a_recipe_file_with_every_kind(tmp_path: Path) -> None:
         dump_recipe(recipe, tmp_path / name)
         again = load_recipe(tmp_path / name, known)
         assert again.columns == recipe.columns
-        assert digest(again) == digest(recipe)
+        assert fingerprint(again) == fingerprint(recipe)
 
 
 def test_a_pydantic_model_is_stored_by_its_name(tmp_path: Path) -> None:

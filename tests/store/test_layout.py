@@ -16,7 +16,7 @@ def ranges(layout: Layout) -> list[range]:
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 40), min_size=1, max_size=5).map(sorted))
 def test_every_row_is_in_one_group(size: int, rows: list[int]) -> None:
-    """Groups follow each other without a gap, none is empty or too long, and growing leaves those before as they are."""
+    """Groups follow without a gap, none is empty or too long, and growing leaves those before as they are."""
     layout = Layout(rows=rows[0], size=size)
     for more in rows[1:]:
         before = ranges(layout)

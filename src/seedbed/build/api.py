@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import trio
 
-from ..errors import Interrupted, SeedbedError
+from ..errors import Interrupted, OutputDirectoryError, SeedbedError
 from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
 from ..recipe.recipe import Recipe
@@ -150,7 +150,18 @@ class Build:
 def _open_writer(plan: BuildPlan) -> DatasetWriter:
     assert plan.out is not None
     if plan.done is not None:
-        return DatasetWriter.open(plan.out)[0]
+        writer, found = DatasetWriter.open(plan.out)
+        try:
+            if found.header != plan.done.header or found.groups.keys() - plan.done.groups.keys():
+                raise OutputDirectoryError(
+                    f"another process wrote {str(plan.out)!r} while this build was getting ready: start it again"
+                )
+            if plan.header is not None:
+                writer.grow(plan.header)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
     writer = DatasetWriter.create(
         plan.out,
         Header(
@@ -183,16 +194,23 @@ async def open_build(
     readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
     resume: bool = False,
+    retry_dropped: bool = False,
+    accept_changes: bool = False,
 ) -> AsyncIterator[Build]:
     """Start a build and go on beside it; under trio.
 
     Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
-    is written and each row group is handed out with its rows. With `resume` a directory that was left unfinished is
-    gone on with: what is in it is not made again.
+    is written and each row group is handed out with its rows.
+
+    With `resume` a directory that is there is gone on with: what is in it is not made again, and where `rows` is more
+    than before the dataset grows. Then `retry_dropped` tries the rows again that were dropped because of a failure, and
+    `accept_changes` goes on although the code of functions or the rows of seed files are not what they were.
     """
     path = None if out is None else Path(out)
     source = make_source(recipe, config=config, limits=limits, processors=processors, artifacts=path)
-    plan = plan_build(source, rows=rows, out=path, resume=resume)
+    plan = plan_build(
+        source, rows=rows, out=path, resume=resume, retry_dropped=retry_dropped, accept_changes=accept_changes
+    )
     build = Build(plan, Events(readers), throttles)
     raised: BaseException | None = None
     try:
@@ -228,6 +246,8 @@ async def build_async(
     readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
     resume: bool = False,
+    retry_dropped: bool = False,
+    accept_changes: bool = False,
 ) -> Dataset:
     """Build a dataset under trio.
 
@@ -243,6 +263,8 @@ async def build_async(
         readers=readers,
         throttles=throttles,
         resume=resume,
+        retry_dropped=retry_dropped,
+        accept_changes=accept_changes,
     ) as running:
         await running.wait()
         return running.dataset
@@ -258,6 +280,8 @@ def build(
     processors: Iterable[Processor] = (),
     readers: Iterable[Callable[[Event], None]] = (),
     resume: bool = False,
+    retry_dropped: bool = False,
+    accept_changes: bool = False,
 ) -> Dataset:
     """Build a dataset from synchronous code, also inside a running event loop.
 
@@ -275,6 +299,8 @@ def build(
             processors=processors,
             readers=readers,
             resume=resume,
+            retry_dropped=retry_dropped,
+            accept_changes=accept_changes,
         ) as running:
             watch(running)
             await running.wait()
@@ -287,16 +313,20 @@ def resume(
     directory: Out,
     recipe: Recipe | Iterable[Column] | None = None,
     *,
+    rows: int | None = None,
     config: RunConfig | None = None,
     limits: Mapping[str, KeyLimits] | None = None,
     processors: Iterable[Processor] = (),
     readers: Iterable[Callable[[Event], None]] = (),
+    retry_dropped: bool = False,
+    accept_changes: bool = False,
     allow_code: bool = False,
 ) -> Dataset:
     """Go on with a directory that a build left unfinished; row groups that are complete are not touched.
 
     A recipe that came from a file is kept in the directory. One that was written in Python is passed again, or found
-    again by the names of its functions with `allow_code=True`.
+    again by the names of its functions with `allow_code=True`. `rows` lets the dataset grow to so many; what may differ
+    besides is in docs/reference/resume.md. `retry_dropped` and `accept_changes` are those of `open_build`.
     """
     path = Path(directory)
     header = read_manifest(path).manifest.header
@@ -305,13 +335,15 @@ def resume(
         recipe = stored_recipe(path, allow_code=allow_code)
     return build(
         recipe,
-        rows=header.rows,
+        rows=header.rows if rows is None else rows,
         out=path,
         config=config,
         limits=limits,
         processors=processors,
         readers=readers,
         resume=True,
+        retry_dropped=retry_dropped,
+        accept_changes=accept_changes,
     )
 
 

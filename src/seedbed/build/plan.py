@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..errors import ConfigError, DatasetGenerationError, ManifestError
+from ..errors import ConfigError, DatasetGenerationError
 from ..generators import Call, Column, SkipRule
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
 from ..runtime.throttle import KeyLimits
 from ..store.dtypes import declared_type
+from ..store.layout import Layout
 from ..store.manifest import Manifest, is_dataset
 from ..store.manifest import read as read_manifest
 from ..store.writer import check_output
 from .config import RunConfig
+from .fingerprint import columns_fingerprint
+from .guard import check_resumable
 from .processor import Processor, Stage
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
+    from ..store.records import Header
     from .source import Source
 
 # Lanes of work that waits for no throttle key.
@@ -88,7 +91,10 @@ class BuildPlan:
     out: Path | None
     fingerprint: Mapping[str, Any]
     source: Source
+    layout: Layout
     done: Manifest | None = None  # what earlier runs left, if this one goes on with it
+    header: Header | None = None  # of the directory from now on, if it is not the one that is there
+    retry_dropped: bool = False  # rows that earlier runs dropped are tried again
 
     @property
     def default_limits(self) -> KeyLimits:
@@ -97,12 +103,11 @@ class BuildPlan:
 
     @property
     def group_count(self) -> int:
-        return -(-self.rows // self.config.buffer_size)
+        return self.layout.count
 
     def group_rows(self, index: int) -> range:
         """The rows of a row group; the last one may be undersized."""
-        size = self.config.buffer_size
-        return range(index * size, min((index + 1) * size, self.rows))
+        return self.layout.group_rows(index)
 
     @property
     def seed_outputs(self) -> tuple[str, ...]:
@@ -120,30 +125,50 @@ class BuildPlan:
         return {instance: tuple(nodes) for instance, nodes in found.items()}
 
 
-def plan_build(source: Source, *, rows: int, out: Path | None = None, resume: bool = False) -> BuildPlan:
+def plan_build(
+    source: Source,
+    *,
+    rows: int,
+    out: Path | None = None,
+    resume: bool = False,
+    retry_dropped: bool = False,
+    accept_changes: bool = False,
+) -> BuildPlan:
     """Check everything and lay out the run, or raise one error that lists all problems.
 
-    `resume` goes on with a directory that a build like this one left unfinished, if there is one.
+    `resume` goes on with a directory that a build like this one left, if there is one; then there may be more rows
+    than before. `retry_dropped` tries dropped rows again, `accept_changes` goes on although code or data changed.
     """
     config = source.config
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
         raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
+    for name, asked in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
+        if asked and not (resume and out is not None):
+            raise ConfigError(f"{name} is about a dataset that is there: it needs out and resume=True")
     columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits, config)
     problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
     if problems:
         raise DatasetGenerationError(problems)
-    fingerprint = dict(source.fingerprint or _fingerprint(columns, processors))
+    graph = build_graph(columns, resize=config.engine == "sequential")
+    fingerprint: Mapping[str, Any] = {}
     done: Manifest | None = None
+    header: Header | None = None
+    layout = Layout(rows=rows, size=config.buffer_size)
     if out is not None:
         done = read_manifest(out).manifest if resume and is_dataset(out) else None
         if done is None:
             check_output(out)
-        else:
-            config = attrs.evolve(config, buffer_size=_check_resumable(done, fingerprint, rows))
-    graph = build_graph(columns, resize=config.engine == "sequential")
+        fingerprint = source.fingerprint() if source.fingerprint else columns_fingerprint(columns, processors)
+    if done is not None:
+        assert done.header is not None  # a manifest without one cannot be read
+        header = check_resumable(
+            done.header, fingerprint, outputs=graph.outputs, rows=rows, accept_changes=accept_changes
+        )
+        layout = header.layout
+        config = attrs.evolve(config, buffer_size=layout.size)
     steps = [_step(column, index, config) for index, column in enumerate(columns)]
     for each in graph.nodes:
         if columns[each.index].skip_policy == "skip":
@@ -167,7 +192,10 @@ def plan_build(source: Source, *, rows: int, out: Path | None = None, resume: bo
         out=out,
         fingerprint=fingerprint,
         source=source,
+        layout=layout,
         done=done,
+        header=None if done is None or header == done.header else header,
+        retry_dropped=retry_dropped,
     )
 
 
@@ -342,40 +370,3 @@ def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Ste
         for processor in processors
         if processor.stage is stage
     )
-
-
-def _fingerprint(columns: Sequence[Column], processors: Sequence[Processor]) -> dict[str, Any]:
-    """What must be the same for two runs to make parts of one dataset."""
-    return {
-        "columns": {
-            column.name: {
-                "kind": column.kind.value,
-                "requires": list(column.requires),
-                "outputs": [*column.outputs, *column.side_effects],
-                "dtypes": {name: str(declared_type(dtype)) for name, dtype in column.dtypes().items()},
-            }
-            for column in columns
-        },
-        "processors": [[processor.stage.value, processor.label] for processor in processors],
-    }
-
-
-def _check_resumable(done: Manifest, fingerprint: Mapping[str, Any], rows: int) -> int:
-    """The row-group size of a directory that this build may go on with; `ManifestError` if it may not, and why."""
-    header = done.header
-    assert header is not None  # a manifest without one cannot be read
-    differences = list(_differences("", dict(header.fingerprint), fingerprint))
-    if header.rows != rows:
-        differences.append(f"rows: {header.rows} there, {rows} here")
-    if differences:
-        lines = "\n".join(f"  - {difference}" for difference in differences)
-        raise ManifestError(f"the directory belongs to another build and cannot be resumed by this one:\n{lines}")
-    return header.buffer_size
-
-
-def _differences(path: str, there: Any, here: Any) -> Iterator[str]:
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        for name in dict.fromkeys((*there, *here)):
-            yield from _differences(f"{path}.{name}" if path else name, there.get(name), here.get(name))
-    elif there != here:
-        yield f"{path}: {there!r} there, {here!r} here"

@@ -12,11 +12,12 @@ from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
 from ..models import MODEL_TYPES, open_http, open_models
 from ..recipe.custom import Custom
-from ..recipe.dump import dump_recipe, fingerprint
+from ..recipe.dump import dump_recipe
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
 from .config import RunConfig
+from .fingerprint import recipe_fingerprint
 from .processor import Processor
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Source:
     config: RunConfig
     # Opens what must be open while the build runs.
     resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-    fingerprint: Mapping[str, Any] | None = None
+    # What determines the data of a recipe; told only when it is asked for, because files are read for it.
+    fingerprint: Callable[[], Mapping[str, Any]] | None = None
     # Columns of users' async functions, which are watched for what blocks the loop.
     watched: frozenset[str] = frozenset()
     recipe: Recipe | None = None
@@ -158,14 +160,15 @@ def _compile(
                 connections.clear()
 
     made = (make_processor(spec, environment) for spec in recipe.processors)
+    given = tuple(processors)
     return Source(
         columns=columns,
-        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in made), *processors),
+        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in made), *given),
         limits={key: each for key, each in known.items() if key in keys},
         inner_limits={key: each for key, each in known.items() if key not in keys},
         config=config,
         resources=resources,
-        fingerprint=fingerprint(recipe),
+        fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=given),
         watched=frozenset(
             column.name
             for spec, column in zip(recipe.columns, columns, strict=True)

@@ -14,19 +14,28 @@ def resume(
     directory: Path,
     /,
     *,
+    rows: Annotated[int | None, Parameter(name=["--rows", "-n"])] = None,
+    retry_dropped: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    accept_changes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     allow_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     knobs: Knobs | None = None,
     watching: Watching | None = None,
     machine: Machine | None = None,
 ) -> int:
-    """Go on with a build that ended early, with the recipe that is stored in its directory.
+    """Go on with a build that ended early, or let a dataset grow, with the recipe that is stored in its directory.
 
-    Row groups that are complete are kept; cost and tokens count on. A recipe written in Python is resumed from Python.
+    What was paid for is kept; cost and tokens count on. A recipe written in Python is resumed from Python.
 
     Parameters
     ----------
     directory
         The directory of the dataset.
+    rows
+        Let the dataset grow to so many rows; those that are there stay.
+    retry_dropped
+        Try the rows again that were dropped because a cell failed; only cells that are missing are made.
+    accept_changes
+        Go on although the code of functions or the rows of seed files changed; what is there stays.
     allow_code
         Let the recipe import the code that it names as module:name.
 
@@ -40,12 +49,25 @@ def resume(
     recipe = stored_recipe(directory, allow_code=allow_code)
     config = make_config(recipe, knobs or Knobs(), watching)
     return run_watched(
-        lambda readers: api.resume(directory, recipe, config=config, readers=readers),
+        lambda readers: api.resume(
+            directory,
+            recipe,
+            rows=rows,
+            config=config,
+            readers=readers,
+            retry_dropped=retry_dropped,
+            accept_changes=accept_changes,
+        ),
         out=directory,
         title=recipe.name or directory.name,
         watching=watching,
         machine=machine or Machine(),
         source=compile_recipe(recipe, allow_code=allow_code),
         rows_before=rows_settled(directory),
-        resume=resume_command(directory, *(["--allow-code"] if allow_code else [])),
+        # The directory knows by then how many rows there are to be, and what was accepted.
+        resume=resume_command(
+            directory,
+            *(["--retry-dropped"] if retry_dropped else []),
+            *(["--allow-code"] if allow_code else []),
+        ),
     )

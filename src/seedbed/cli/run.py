@@ -17,6 +17,7 @@ def run(
     rows: Annotated[int, Parameter(name=["--rows", "-n"])],
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     resume: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    accept_changes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     changes: RecipeChanges | None = None,
     knobs: Knobs | None = None,
     watching: Watching | None = None,
@@ -33,7 +34,9 @@ def run(
     out
         The directory of the dataset; it must be new or empty.
     resume
-        Go on if the directory holds an unfinished dataset of this recipe.
+        Go on if the directory holds a dataset of this recipe; with more rows than it has it grows.
+    accept_changes
+        With --resume: go on although the code of functions or the rows of seed files changed; what is there stays.
 
     """
     from ..build.api import build
@@ -44,7 +47,9 @@ def run(
     given = read_recipe(recipe, changes)
     config = make_config(given, knobs or Knobs(), watching)
     return run_watched(
-        lambda readers: build(given, rows=rows, out=out, config=config, readers=readers, resume=resume),
+        lambda readers: build(
+            given, rows=rows, out=out, config=config, readers=readers, resume=resume, accept_changes=accept_changes
+        ),
         out=out,
         title=given.name or recipe.stem,
         watching=watching,

@@ -109,7 +109,7 @@ def _json_problem(code: str) -> str | None:
 def make_structured(spec: LLMStructured, environment: Environment) -> Column:
     """A column of values that fit a schema."""
     prompt = _prompt(spec)
-    given = _schema(spec, environment)
+    given = find_schema(spec, environment)
     if tells_schema(given):
         schema = given.model_json_schema()
         # What the model writes out may have more to it than what is read in, such as computed fields.
@@ -135,7 +135,7 @@ def make_structured(spec: LLMStructured, environment: Environment) -> Column:
     )
 
 
-def _schema(spec: LLMStructured, environment: Environment) -> Any:
+def find_schema(spec: LLMStructured, environment: Environment) -> Any:
     """The schema or the class, wherever it is."""
     where = f"column {spec.name!r}, schema"
     given = spec.schema

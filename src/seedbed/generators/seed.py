@@ -62,6 +62,7 @@ class SeedReader:
     """
 
     is_stateful = True
+    replays = False
 
     def __init__(self, source: SeedSource, seed: int) -> None:
         self._source = source
@@ -81,6 +82,10 @@ class SeedReader:
     def available(self) -> int | None:
         """How many rows there can be; None if they begin again."""
         return None if self._source.spec.cycle else len(self._source.rows)
+
+    def content(self) -> str | None:
+        """What stands for the data in the fingerprint of a build; None where the recipe itself holds it."""
+        return self._source.content()
 
     def generate(self, rows: range) -> pl.DataFrame:
         """The values for these rows of the dataset."""

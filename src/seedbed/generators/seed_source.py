@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ..errors import ConfigError
 from ..graph import nearest
+from .content import tell_content
 from .extras import import_extra
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _READERS: dict[str, tuple[str, dict[str, Any]]] = {
     "parquet": ("read_parquet", {}),
 }
 _FRAME = "seedbed_frame"
+# Of a file far away less is read to tell whether it changed.
+_WHOLE_REMOTE = 4 * 1024 * 1024
 
 
 class SeedSource:
@@ -32,6 +35,7 @@ class SeedSource:
 
     def __init__(self, spec: Seed, base: Path) -> None:
         self.spec = spec
+        self._base = base
         self.label = "the frame" if spec.path is None else repr(spec.path)
         # One database for each seed; DuckDB fetches nothing for it, and URLs are fsspec's.
         self._database = duckdb.connect(
@@ -52,6 +56,26 @@ class SeedSource:
             _ = self.rows
         elif not self._fetch(f"SELECT 1 FROM {self._table} OFFSET {spec.start} LIMIT 1"):
             raise self._no_rows(self._count())
+
+    def content(self) -> str | None:
+        """What the files hold, in one line that is another one once they hold something else; None of a frame."""
+        path = self.spec.path
+        if path is None:
+            return None
+        protocol, is_url, _ = path.partition("://")
+        try:
+            if is_url:
+                fsspec: Any = import_extra("fsspec", extra="remote", column=self.spec.name)
+                remote = fsspec.filesystem(protocol)
+                names = sorted(remote.glob(path)) if _is_pattern(path) else [path]
+                return tell_content(names, lambda name: remote.open(name, "rb"), whole=_WHOLE_REMOTE)
+            local = str(self._base / Path(path).expanduser())
+            found = self._fetch(f"SELECT file FROM glob({literal(local)})") if _is_pattern(local) else [(local,)]
+            return tell_content(sorted(name for (name,) in found), lambda name: Path(name).open("rb"))
+        except OSError as error:
+            raise ConfigError(
+                f"column {self.spec.name!r}: {self.label} cannot be read: {first_lines(error)}"
+            ) from error
 
     def connect(self) -> duckdb.DuckDBPyConnection:
         """A connection to the same database: each holds one open result at most."""
@@ -99,7 +123,7 @@ class SeedSource:
         except duckdb.Error as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: duckdb.Error) -> ConfigError:
+    def _unreadable(self, error: duckdb.Error | OSError) -> ConfigError:
         found = first_lines(error)
         if "No files found" in found:
             return ConfigError(f"column {self.spec.name!r}: there is no file {self.spec.path!r}")
@@ -124,7 +148,7 @@ class SeedSource:
                 raise ConfigError(problem) from error
         else:
             path = str(base / Path(path).expanduser())
-            if not any(sign in path for sign in "*?[") and not Path(path).is_file():
+            if not _is_pattern(path) and not Path(path).is_file():
                 raise ConfigError(f"column {self.spec.name!r}: there is no file {path!r}")
         kind = self.spec.file_format
         assert kind is not None
@@ -141,6 +165,10 @@ class SeedSource:
                 hint = nearest(name, known)
                 raise ConfigError(f"column {self.spec.name!r}: {self.label} has no column {name!r}{hint}")
         return wanted
+
+
+def _is_pattern(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
 
 
 def used_rows(spec: Seed, count: int) -> range:

@@ -13,7 +13,7 @@ import attrs
 
 from ..errors import ConfigError, Permanent, Retryable
 from .answers import count_tokens
-from .base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens
+from .base import HOW, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens
 from .http import open_http
 from .mapping import excerpt, failure_of, parse_object, token_count, unexpected
 from .provider import Caller, HttpModel
@@ -42,7 +42,8 @@ class OpenAICompatible(HttpModel):
 
     type: ClassVar[str] = "openai"
 
-    structured_output: str = attrs.field(default="json_schema", validator=_check_structured)
+    # How a schema is asked for; what fits it is checked here in any case.
+    structured_output: str = attrs.field(default="json_schema", validator=_check_structured, metadata=HOW)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[OpenAIClient]:

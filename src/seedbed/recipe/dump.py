@@ -6,7 +6,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, time, timedelta
 from pathlib import Path
@@ -65,20 +65,44 @@ def dump_recipe(recipe: Recipe, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def fingerprint(recipe: Recipe) -> dict[str, Any]:
+def fingerprint(
+    recipe: Recipe, *, models: Iterable[str] | None = None, schemas: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What determines the data, as JSON values: two recipes with the same make parts of one dataset.
 
-    Not in it: names of files and keys, limits, timeouts, prices, addresses, and the knobs of a run.
+    Not in it: names of files and keys, limits, timeouts, prices, addresses, and the knobs of a run; nor what is told
+    otherwise because it is somewhere else, the code of functions (`code_fields`) and the rows of files.
+
+    `models` are the aliases that columns use (all if not given), `schemas` the JSON Schemas of columns that name one.
     """
     data = _data(recipe, what_only=True)
     data.pop("name", None)
+    if models is not None and "models" in data:
+        wanted = set(models)
+        data["models"] = {alias: model for alias, model in data["models"].items() if alias in wanted}
+    for column in data["columns"]:
+        if column["name"] in (schemas or {}):
+            column["schema"] = plain((schemas or {})[column["name"]])
     return data
 
 
-def digest(recipe: Recipe) -> str:
-    """The fingerprint in 64 characters."""
-    stable = json.dumps(fingerprint(recipe), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(stable.encode()).hexdigest()
+def code_fields(spec: Any) -> dict[str, Any]:
+    """The fields of a column, model or processor that hold code: a function, a class, an object, or its name."""
+    named = set(spec.code()) if hasattr(spec, "code") else set()
+    found = {field.name: getattr(spec, field.name) for field in attrs.fields(type(spec)) if not is_how(field)}
+    found.pop("dtype", None)  # a class too, but one that says what values are
+    return {name: value for name, value in found.items() if _is_code(value, named)}
+
+
+def _is_code(value: Any, named: AbstractSet[str]) -> bool:
+    if isinstance(value, str):
+        return value in named
+    return callable(value) or any(callable(getattr(value, name, None)) for name in ("generate", "agenerate"))
+
+
+def is_how(field: attrs.Attribute[Any]) -> bool:
+    """Whether a field says how data is made and not what it is."""
+    return field.name in _HOW_FIELDS or HOW.items() <= field.metadata.items()
 
 
 def _data(recipe: Recipe, *, what_only: bool) -> dict[str, Any]:
@@ -99,9 +123,9 @@ def _typed(spec: Any, what_only: bool) -> dict[str, Any]:
 def _fields(value: Any, what_only: bool) -> dict[str, Any]:
     """The fields of an attrs instance that differ from their defaults."""
     found: dict[str, Any] = {}
+    told_elsewhere = code_fields(value) if what_only else {}
     for field in attrs.fields(type(value)):
-        how = field.name in _HOW_FIELDS or HOW.items() <= field.metadata.items()
-        if not field.init or (what_only and how):
+        if not field.init or (what_only and (is_how(field) or field.name in told_elsewhere)):
             continue
         given = plain(getattr(value, field.name), what_only=what_only)
         if given != plain(_default(field), what_only=what_only):

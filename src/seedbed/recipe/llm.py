@@ -12,7 +12,7 @@ import polars as pl
 
 from ..errors import ConfigError
 from .scores import Score, read_scores
-from .spec import ColumnSpec
+from .spec import HOW, ColumnSpec
 from .templates import Template, compile_template
 
 # What a call has of its own, so that a column's parameters cannot say it again.
@@ -89,7 +89,7 @@ class ChatSpec(ColumnSpec):
     system: str | None = attrs.field(default=None, kw_only=True, validator=check_template)
     images: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=_names, validator=_check_names)
     parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=check_parameters)
-    max_repairs: int = attrs.field(default=2, kw_only=True, validator=_check_repairs)
+    max_repairs: int = attrs.field(default=2, kw_only=True, validator=_check_repairs, metadata=HOW)
     trace: bool = attrs.field(default=False, kw_only=True, validator=_check_flag)
     reasoning: bool = attrs.field(default=False, kw_only=True, validator=_check_flag)
     dedupe: bool = attrs.field(default=False, kw_only=True, validator=_check_flag)

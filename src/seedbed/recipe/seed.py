@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import ConfigError
-from .spec import ColumnSpec
+from .spec import HOW, ColumnSpec
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "csv": (".csv", ".tsv"),
@@ -64,7 +64,8 @@ class Seed(ColumnSpec):
 
     type: ClassVar[str] = "seed"
 
-    path: str | None = attrs.field(default=None, kw_only=True, converter=_path)
+    # Its rows count, wherever they are: the guard of a resume looks at the content.
+    path: str | None = attrs.field(default=None, kw_only=True, converter=_path, metadata=HOW)
     frame: Any = attrs.field(default=None, kw_only=True, converter=_frame, eq=False, repr=False)
     format: str | None = attrs.field(default=None, kw_only=True)
     columns: tuple[str, ...] | dict[str, str] | None = attrs.field(default=None, kw_only=True, converter=_columns)
