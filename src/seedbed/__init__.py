@@ -1,6 +1,6 @@
 """seedbed grows datasets: columns that depend on each other, each cell run as soon as its inputs are there."""
 
-from .build.admission import FinishedGroup
+from .build.checkpoint import FinishedGroup
 from .build.api import Build, Preview, build, build_async, open_build, preview, resume
 from .build.config import RunConfig
 from .build.processor import Processor

@@ -80,11 +80,11 @@ async def wait_for_go() -> None:
     await trio.to_thread.run_sync(GO.wait, abandon_on_cancel=True)
 
 
-def wait_at_start(plan: Any) -> Any:
+def wait_at_start(plan: Any, out: Path) -> Store:
     """Hold up the making of the output directory."""
     say("waiting")
     GO.wait()
-    return open_writer(plan)
+    return open_store(plan, out)
 
 
 def wait_at_end(frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -100,7 +100,7 @@ def stop(build: sb.Build) -> None:
     say("stopped")
 
 
-open_writer, real_stop = api._open_writer, sb.Build.stop
+open_store, real_stop = api.open_store, sb.Build.stop
 
 
 def main(directory: Path, mode: str) -> int:
@@ -108,7 +108,7 @@ def main(directory: Path, mode: str) -> int:
     threading.Thread(target=listen, daemon=True).start()
     sb.Build.stop = stop  # type: ignore[method-assign]
     if mode == "start":
-        api._open_writer = wait_at_start
+        api.open_store = wait_at_start
     cells = Cells(mode)
     try:
         sb.build(

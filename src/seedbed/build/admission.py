@@ -6,61 +6,45 @@ import contextlib
 import math
 import os
 import random
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import polars as pl
 import trio
 
-from ..errors import BuildError, BuildStopped, DeadlineExceeded, ProcessorFailed, StoreError
+from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
 from ..observe import events
 from ..runtime.offload import open_processes
 from ..runtime.throttle import ThrottleManager
 from ..runtime.timers import Timers
-from ..store.dataset import Dataset
-from ..store.schema import arrow_table, conflict_error
+from .checkpoint import checkpoint, finish, note_spending
 from .fill import error_text
+from .past import replay_group, replay_tasks
+from .recorder import kept_key, retry_key
+from .retry import plan_retry
 from .row_group import RowGroup
 from .run import Run
 from .sequential import SequentialGroup
 from .tasks import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from ..observe.report import BuildReport
-    from ..store.writer import DatasetWriter
+    from ..store.codec import Entry
+    from ..store.records import GroupRecord
+    from .checkpoint import FinishedGroup
     from .plan import BuildPlan
+    from .retry import RetriedRows
+    from .storage import Store
 
 T = TypeVar("T")
-
-# A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the run.
-CHECKPOINT_DEADLINE = 60.0
-
-
-@attrs.frozen(kw_only=True)
-class FinishedGroup:
-    """A row group that is complete: on disk, or in memory in a preview."""
-
-    row_group: int
-    source_rows: range
-    rows: int
-    dropped: int
-    path: Path | None
-    _frame: pl.DataFrame | None = attrs.field(default=None, repr=False)
-
-    def to_polars(self) -> pl.DataFrame:
-        """Its rows."""
-        if self._frame is not None:
-            return self._frame
-        return pl.DataFrame() if self.path is None else pl.read_parquet(self.path)
 
 
 async def run_build(
     plan: BuildPlan,
     *,
-    writer: DatasetWriter | None,
+    store: Store | None,
     emitter: events.Events,
     deliver: Callable[[FinishedGroup], None],
     throttles: ThrottleManager | None = None,
@@ -80,7 +64,7 @@ async def run_build(
     )
     error: BaseException | None = None
     async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
-        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, writer=writer)
+        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store)
         on_start(run)
         unwatch: Callable[[], None] = lambda: None  # noqa: E731
         if emitter.active:
@@ -89,16 +73,17 @@ async def run_build(
                 lambda key, limit: emitter.emit(events.ThrottleChanged(time=run.now(), key=key, limit=limit))
             )
         try:
-            await _run_all(run, deliver)
+            async with _recording(run):
+                await _run_all(run, deliver)
         except Exception as failure:  # noqa: BLE001  it is raised below, with the report
             error = failure
         finally:
             unwatch()
             run.dispatcher.close()
-        if error is not None and writer is not None and run.ledger.spent:
+        if error is not None and store is not None and run.ledger.spent:
             # What was paid for row groups that are not finished counts too.
             with contextlib.suppress(OSError):
-                await _note_spending(run, writer)
+                await note_spending(run, store.writer)
         report = make_report(run)
         if emitter.active:
             emitter.emit(
@@ -119,6 +104,22 @@ async def run_build(
     raise sole
 
 
+@asynccontextmanager
+async def _recording(run: Run) -> AsyncIterator[None]:
+    """Commit finished cells while the run goes on and, however it ends, all of them at its end."""
+    recorder = run.recorder
+    if recorder is None:
+        yield
+        return
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recorder.run)
+            yield
+            nursery.cancel_scope.cancel(reason="the run is over")
+    finally:
+        await recorder.flush()
+
+
 async def _run_all(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
     finished = False
     deadline = math.inf if run.plan.config.deadline is None else run.started + run.plan.config.deadline
@@ -127,7 +128,7 @@ async def _run_all(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
             nursery.start_soon(run.timers.run)
             await (_admit(run, deliver) if run.plan.config.engine == "concurrent" else _in_sequence(run, deliver))
             if run.stopping is None:
-                await _finish(run)
+                await finish(run)
                 # A stop that came meanwhile was too late to stop anything.
                 finished = True
             nursery.cancel_scope.cancel(reason="all row groups are over")
@@ -144,25 +145,70 @@ async def _admit(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
     async with trio.open_nursery() as nursery:
         place = 0  # in the order of turns of stateful generators
         for index in range(plan.group_count):
+            retry: RetriedRows | None = None
+            entries: Sequence[Entry] = ()
             if run.is_done(index):
-                continue
+                if run.replaying:
+                    await replay_group(run, index, nursery, place)
+                    place += 1
+                if index not in run.retrying:
+                    continue
+                found = await _retried(run, run.retrying[index])
+                if found is None:
+                    continue
+                retry, entries = found
+            elif run.recorder is not None and index in run.recorded:
+                entries = await run.recorder.read(index)
             await places.acquire()
             if run.stopping is not None:
                 break
-            nursery.start_soon(_run_row_group, run, index, place, deliver, places)
+            # One after the other until each has taken in what earlier runs left of it: a stateful generator has its
+            # turns in order in that, too.
+            await nursery.start(_run_row_group, run, _Admitted(index, place, retry, entries), deliver, places)
             place += 1
 
 
+@attrs.frozen
+class _Admitted:
+    """A row group that is let in: its place in the turns of stateful generators, and what earlier runs left of it."""
+
+    index: int
+    place: int
+    retry: RetriedRows | None
+    entries: Sequence[Entry]
+
+
+async def _retried(run: Run, record: GroupRecord) -> tuple[RetriedRows, Sequence[Entry]] | None:
+    """The dropped rows of a finished row group, and all that earlier runs left of them."""
+    kept: Sequence[Entry] = ()
+    recorder = run.recorder
+    if recorder is not None:
+        kept = await recorder.read_kept(kept_key(record.index, record.revision))
+    found = plan_retry(record, kept, processed=bool(run.plan.pre_batch))
+    if found is None or recorder is None:
+        return found
+    retry, entries = found
+    return retry, [*entries, *await recorder.read(retry_key(record.index, record.revision))]
+
+
 async def _run_row_group(
-    run: Run, index: int, place: int, deliver: Callable[[FinishedGroup], None], places: trio.Semaphore
+    run: Run,
+    admitted: _Admitted,
+    deliver: Callable[[FinishedGroup], None],
+    places: trio.Semaphore,
+    task_status: trio.TaskStatus[None],
 ) -> None:
+    index = admitted.index
     try:
         async with trio.open_nursery() as nursery:
-            group = run.groups[index] = RowGroup(run, index, place=place, nursery=nursery)
+            group = RowGroup(run, index, place=admitted.place, nursery=nursery, retry=admitted.retry)
+            run.groups[index] = group
             try:
                 _emit_admitted(run, group)
+                await replay_tasks(run, group, group.begin(admitted.entries))
+                task_status.started()
                 if await group.drive() and await group.post_process():
-                    deliver(await _checkpoint(run, group))
+                    deliver(await checkpoint(run, group))
             except BaseException as error:
                 # The run is over or in doubt: whoever gets the turn that is passed on below must not start.
                 run.dispatcher.stop()
@@ -182,14 +228,18 @@ async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> No
     """One row group after the other."""
     for index in range(run.plan.group_count):
         if run.is_done(index):
+            if run.replaying:
+                async with trio.open_nursery() as nursery:
+                    await replay_group(run, index, nursery)
             continue
+        entries = await run.recorder.read(index) if run.recorder is not None and index in run.recorded else ()
         try:
             async with trio.open_nursery() as nursery:
-                group = SequentialGroup(run, index, nursery)
+                group = SequentialGroup(run, index, nursery, entries)
                 _emit_admitted(run, group)
                 try:
                     await group.fill()
-                    deliver(await _checkpoint(run, group))
+                    deliver(await checkpoint(run, group))
                 except Exception as error:
                     locate(error, index)
                     raise
@@ -202,159 +252,10 @@ async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> No
             return
 
 
-async def _checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGroup:
-    """Write a finished row group and free it."""
-    rows = group.rows.finished(group.live_rows())
-    path: Path | None = None
-    frame: pl.DataFrame | None = None
-    if run.writer is None:
-        table, conflicts = await run.store_thread(lambda: arrow_table(rows, run.plan.declared))
-        frame = pl.DataFrame(table)
-        count = frame.height
-    else:
-        record = await _write(run, run.writer, group, rows)
-        conflicts, count = record.conflicts, record.rows
-        if record.part is not None:
-            path = run.writer.path / record.part.name
-    ledger = run.ledger
-    ledger.written += count
-    ledger.dropped.extend(group.rows.drops)
-    if group.rows.skipped is not None:
-        ledger.skipped.append(group.index)
-    for conflict in conflicts:
-        ledger.conflicts.append(str(conflict))
-        if run.events.active:
-            run.events.emit(
-                events.SchemaConflictFound(time=trio.current_time(), row_group=group.index, message=str(conflict))
-            )
-    if run.events.active:
-        run.events.emit(
-            events.RowGroupFinished(
-                time=trio.current_time(), row_group=group.index, rows=count, dropped=len(group.rows.drops)
-            )
-        )
-    run.group_done(group.index)
-    if run.writer is not None and ledger.spent:
-        await _note_spending(run, run.writer)
-    group.rows.buffer.free()
-    return FinishedGroup(
-        row_group=group.index,
-        source_rows=group.rows.source,
-        rows=count,
-        dropped=len(group.rows.drops),
-        path=path,
-        frame=frame,
-    )
-
-
-async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGroup, rows: Any) -> Any:
-    """Write a part off the loop. Cancellation waits for it, but only so long; a writer given up does not commit."""
-    given_up = False
-
-    def work() -> Any:
-        return writer.write_group(
-            group.index,
-            rows,
-            start=group.rows.source.start,
-            stop=group.rows.source.stop,
-            drops=group.rows.drops,
-            skipped=group.rows.skipped,
-            abandoned=lambda: given_up,
-        )
-
-    try:
-        with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
-            scope.shield = True
-            return await run.store_thread(work)
-    except trio.TooSlowError as slow:
-        raise StoreError(
-            f"writing row group {group.index} to {writer.path} took more than {CHECKPOINT_DEADLINE:g} s"
-        ) from slow
-    except OSError as error:
-        raise StoreError(f"row group {group.index} could not be written to {writer.path}: {error}") from error
-    finally:
-        given_up = True
-
-
-async def _note_spending(run: Run, writer: DatasetWriter) -> None:
-    entries = [(column, model, *entry) for (column, model), entry in run.ledger.spent.items()]
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-        await run.store_thread(lambda: writer.write_spending(entries))
-
-
-async def _finish(run: Run) -> None:
-    """Everything is generated: one schema for all parts, then the processors over the whole dataset."""
-    writer, plan = run.writer, run.plan
-    if writer is None:
-        return
-    try:
-        conflicts = await _wind_up(run, lambda abandoned: writer.finish(abandoned=abandoned))
-        if plan.after_generation:
-            frame = await _process_all(run, writer)
-            await _wind_up(run, lambda abandoned: writer.write_processed(frame, abandoned=abandoned))
-    except OSError as error:
-        raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
-    run.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
-    if conflicts:
-        raise conflict_error(conflicts)
-
-
-async def _wind_up(run: Run, write: Callable[[Callable[[], bool]], T]) -> T:
-    """Write off the loop, however long it takes; when cancelled, the writer is told and has some time to leave off."""
-    given_up = False
-    over = trio.Event()
-    shield = trio.CancelScope(shield=True)
-
-    async def tell() -> None:
-        nonlocal given_up
-        try:
-            await over.wait()
-        finally:
-            given_up = True
-            shield.deadline = trio.current_time() + CHECKPOINT_DEADLINE
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell)
-        with shield:
-            result = await run.store_thread(lambda: write(lambda: given_up))
-        over.set()
-    return result
-
-
-async def _process_all(run: Run, writer: DatasetWriter) -> pl.DataFrame:
-    """Run the processors over the whole dataset. They are user code: when cancelled, their thread is left alone."""
-    try:
-        return await run.store_thread(lambda: _processed(run.plan, writer))
-    except trio.Cancelled:
-        run.ledger.running_threads[" + ".join(each.label for each in run.plan.after_generation)] += 1
-        raise
-
-
-def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
-    frame: Any = Dataset.open(writer.path).scan()
-    for processor in plan.after_generation:
-        try:
-            frame = processor.apply(frame)
-            if isinstance(frame, pl.DataFrame):
-                frame = frame.lazy()
-            if not isinstance(frame, pl.LazyFrame):
-                raise TypeError(f"it must return a polars frame, not {type(frame).__name__}")
-        except Exception as error:
-            raise ProcessorFailed(
-                f"after-generation processor {processor.label!r} failed: {error_text(error)}"
-            ) from error
-    try:
-        whole: pl.DataFrame = frame.collect()
-    except Exception as error:
-        names = ", ".join(processor.label for processor in plan.after_generation)
-        raise ProcessorFailed(f"after-generation processors {names} failed: {error_text(error)}") from error
-    return whole
-
-
 def _emit_admitted(run: Run, group: RowGroup | SequentialGroup) -> None:
     if run.events.active:
         run.events.emit(
-            events.RowGroupAdmitted(time=trio.current_time(), row_group=group.index, rows=len(group.rows.source))
+            events.RowGroupAdmitted(time=trio.current_time(), row_group=group.index, rows=group.rows.buffer.rows)
         )
 
 
@@ -373,6 +274,7 @@ def make_report(run: Run) -> BuildReport:
     return run.ledger.report(
         rows=run.plan.rows,
         unfinished=run.unfinished(),
+        untried=[drop for record in run.retrying.values() for drop in record.drops],
         throttles=throttles,
         seconds=trio.current_time() - run.started,
     )

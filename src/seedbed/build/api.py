@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import outcome
 import polars as pl
-import pyarrow as pa
 import trio
 
-from ..errors import Interrupted, OutputDirectoryError, SeedbedError
+from ..errors import Interrupted, SeedbedError
 from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
 from ..recipe.recipe import Recipe
-from ..runtime.offload import finish_in_thread
+from ..runtime.offload import Lease, finish_in_thread
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
 from ..store.manifest import read as read_manifest
-from ..store.records import Header
 from ..store.schema import arrow_table
-from ..store.writer import DatasetWriter
-from .admission import FinishedGroup, leaves, make_report, run_build
+from .admission import leaves, make_report, run_build
+from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
 from .signals import Interrupts, run_in_thread
 from .source import make_source, stored_recipe
+from .storage import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.throttle import KeyLimits, ThrottleManager
     from .processor import Processor
     from .run import Run
+    from .storage import Store
 
 T = TypeVar("T")
 Out = str | os.PathLike[str]
@@ -60,7 +58,7 @@ class Build:
         self._failure: BaseException | None = None
         self._failure_seen = False
         self._report: BuildReport | None = None
-        self._writer: DatasetWriter | None = None
+        self._store: Store | None = None
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
         return self
@@ -89,9 +87,9 @@ class Build:
     @property
     def dataset(self) -> Dataset:
         """What is on disk, also while the build goes on."""
-        if self._writer is None:
+        if self._store is None:
             raise SeedbedError("this build writes nothing to disk")
-        dataset = Dataset.open(self._writer.path)
+        dataset = Dataset.open(self._store.writer.path)
         dataset.report = self._report
         return dataset
 
@@ -125,12 +123,12 @@ class Build:
         """Run the build to its end, whatever that is; only a cancellation leaves this."""
         try:
             if self._plan.out is not None:
-                self._writer = await finish_in_thread(partial(_open_writer, self._plan))
+                self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
             async with self._plan.source.resources():
                 with self._watch():
                     self._report = await run_build(
                         self._plan,
-                        writer=self._writer,
+                        store=self._store,
                         emitter=self._events,
                         deliver=self._send.send_nowait,
                         throttles=self._throttles,
@@ -141,45 +139,16 @@ class Build:
         finally:
             if self._report is None and self._run is not None:
                 self._report = make_report(self._run)
-            if self._writer is not None:
-                self._writer.close()
+            if self._store is not None:
+                await _close(self._store)
             self._send.close()
             self._over.set()
 
 
-def _open_writer(plan: BuildPlan) -> DatasetWriter:
-    assert plan.out is not None
-    if plan.done is not None:
-        writer, found = DatasetWriter.open(plan.out)
-        try:
-            if found.header != plan.done.header or found.groups.keys() - plan.done.groups.keys():
-                raise OutputDirectoryError(
-                    f"another process wrote {str(plan.out)!r} while this build was getting ready: start it again"
-                )
-            if plan.header is not None:
-                writer.grow(plan.header)
-        except BaseException:
-            writer.close()
-            raise
-        return writer
-    writer = DatasetWriter.create(
-        plan.out,
-        Header(
-            rows=plan.rows,
-            buffer_size=plan.config.buffer_size,
-            columns=plan.graph.outputs,
-            declared=pa.schema(list(plan.declared.items())),
-            fingerprint=plan.fingerprint,
-            created=time.time(),
-            version=version("seedbed"),
-        ),
-    )
-    try:
-        plan.source.store(plan.out)
-    except BaseException:
-        writer.close()
-        raise
-    return writer
+async def _close(store: Store) -> None:
+    """Let go of the directory, cancelled or not; a disk that hangs is left to its thread."""
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
+        await Lease(lambda: None).run(store.close)
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -101,6 +101,13 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
     return outcome
 
 
+async def call_again(run: Run, cell: Cell[Group]) -> None:
+    """Call a stateful generator for its state alone; what it returns or raises is known already."""
+    context = Context(run, cell) if cell.step.wants_context else None
+    with suppress(Exception):
+        await _fill(run, cell, context)
+
+
 async def _fill(run: Run, cell: Cell[Group], context: Context | None) -> Any:
     step, group = cell.step, cell.group
     call = step.call
@@ -115,10 +122,15 @@ async def _fill(run: Run, cell: Cell[Group], context: Context | None) -> Any:
         else:
             result = await run.threads.run(cell, work)
         return cell_value(step, result) if len(step.outputs) > 1 or step.allow_resize else result
-    return await _fill_group(run, cell, context)
+    rows, columns = await _fill_group(run, cell, context)
+    picked = group.rows.positions() if step.kind is TaskKind.FROM_SCRATCH else None
+    if picked is not None:
+        # Only some of the source rows are wanted, those that an earlier run dropped.
+        rows, columns = list(range(len(picked))), [[values[at] for at in picked] for values in columns]
+    return rows, columns
 
 
-async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> Any:
+async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> tuple[list[int], list[list[Any]]]:
     """Run a task for a whole row group; returns the rows it was for and a list of values for each output."""
     step, group = cell.step, cell.group
     call = step.call
@@ -126,8 +138,9 @@ async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> A
     if step.kind is TaskKind.FROM_SCRATCH:
         rows = list(range(len(group.rows.source)))
         make_argument: Callable[[], Any] = lambda: group.rows.source  # noqa: E731
+        identities = [(row, 0) for row in group.rows.source]
     else:
-        rows = group.live_rows()
+        rows = group.missing_rows(step)
         if step.skip is not None or step.skipped_with:
             rows = [row for row in rows if not group.rows.skips(step, row)]
             if not rows:
@@ -135,8 +148,9 @@ async def _fill_group(run: Run, cell: Cell[Group], context: Context | None) -> A
         # The lists are taken now, on the loop; the frame is made of them wherever the generator runs.
         columns = group.rows.buffer.take(step.inputs, rows)
         make_argument = lambda: make_frame(columns, len(rows))  # noqa: E731
+        identities = [group.rows.identity(row) for row in rows]
     if context is not None:
-        context.about(rows)
+        context.about(identities)
     if call.is_async:
         argument = make_argument() if step.kind is TaskKind.FROM_SCRATCH else await run.store_thread(make_argument)
         result = await bind_group(step, argument, context)()
@@ -217,9 +231,9 @@ class Context:
         self.waited = 0.0
         self._rows: list[tuple[int, int]] = []
 
-    def about(self, rows: Sequence[int]) -> None:
-        """The task is for these rows of its row group."""
-        self._rows = [self._cell.group.rows.identity(row) for row in rows]
+    def about(self, rows: list[tuple[int, int]]) -> None:
+        """The task is for these rows of the dataset."""
+        self._rows = rows
 
     @property
     def column(self) -> str:

@@ -115,6 +115,11 @@ class BuildPlan:
         return tuple(output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs)
 
     @property
+    def runs_own_code(self) -> bool:
+        """Whether functions of the user's fill columns: values of their own types are theirs to read back."""
+        return any(step.call is not None and not _is_ours(step.call.function) for step in self.steps)
+
+    @property
     def instances(self) -> dict[int, tuple[int, ...]]:
         """For each stateful generator (by identity) the nodes that use it, in topological order."""
         found: dict[int, list[int]] = {}
@@ -123,6 +128,11 @@ class BuildPlan:
             if instance is not None:
                 found.setdefault(id(instance), []).append(node)
         return {instance: tuple(nodes) for instance, nodes in found.items()}
+
+
+def _is_ours(function: object) -> bool:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def plan_build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,22 @@ from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
+from .recorder import FAILED, OK, REBUILT, retry_key
+from .replay import replay
+from .retry import kept_entries
 from .rows import Rows
 from .salvage import Salvage
 from .stateful import Gate
 from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from ..store.codec import Entry
+    from ..store.records import Drop
+    from .identity import Identity
     from .plan import Step
+    from .retry import RetriedRows
     from .run import Run
     from .tasks import Group
 
@@ -42,13 +50,21 @@ class RowGroup:
     `queued` and `in_flight` are also changed by the dispatcher, which moves tasks from one to the other.
     """
 
-    def __init__(self, run: Run, index: int, place: int, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, run: Run, index: int, place: int, nursery: trio.Nursery, retry: RetriedRows | None = None
+    ) -> None:
+        """All rows of a row group or, with `retry`, those that an earlier run dropped."""
         plan = run.plan
         self.run = run
         self.index = index
         self.nursery = nursery
-        self.rows = Rows(plan, plan.group_rows(index))
-        self.frontier = Frontier(plan.graph, len(self.rows.source), barrier=bool(plan.pre_batch))
+        self.retry = retry
+        self.rows = Rows(plan, plan.group_rows(index), None if retry is None else list(retry.identities))
+        # What is tried again has passed the pre-batch processors.
+        barrier = bool(plan.pre_batch) and retry is None
+        self.frontier = Frontier(plan.graph, self.rows.buffer.rows, barrier=barrier)
+        self.recorder = run.recorder if plan.config.durability == "cell" else None
+        self.journal_key = index if retry is None else retry_key(index, retry.revision)
         self.salvage: Salvage[RowGroup] = Salvage(plan.config, run.rng)
         self.queued = 0
         self.in_flight = 0
@@ -67,16 +83,20 @@ class RowGroup:
                 self._gates[node] = gate
         # Calls, tokens and seconds of finished cells by row, to be counted as wasted if the row is dropped after all.
         self._paid: dict[int, list[tuple[str, int, int, float]]] = {}
+        # Which rows of the dataset the dropped ones are; processors change what the others are called.
+        self._dropped_as: dict[int, Identity] = {}
+        # While earlier outcomes are taken in again nothing is dispatched.
+        self._restoring = False
 
     # What others call.
 
     def deliver(self, outcome: Outcome[RowGroup]) -> None:
         """A task of this group is over; called by that task."""
-        try:  # noqa: SIM105  every cell passes here, and a context manager costs
+        try:
             self._send.send_nowait(outcome)
         except trio.ClosedResourceError:
             # The group was cancelled, and closed, in the instant in which the task ended.
-            pass
+            self._came_after_the_end(outcome)
 
     def wake(self) -> None:
         """Look again whether there is anything left to wait for."""
@@ -85,6 +105,10 @@ class RowGroup:
     def live_rows(self) -> list[int]:
         """The rows that are not dropped, in order."""
         return self.frontier.live_rows()
+
+    def missing_rows(self, step: Step) -> list[int]:
+        """The rows that a whole column is still to be made for: not those that an earlier run made it for."""
+        return self.frontier.live_rows() if self.retry is None else self.frontier.missing_rows(step.node)
 
     def gave_up(self, cell: Cell[RowGroup]) -> bool:
         """Whether nobody wants the result of that task any more."""
@@ -98,14 +122,52 @@ class RowGroup:
         for cell in [cell for cells in self._alive.values() for cell in cells]:
             if cell.state is State.PARKED:
                 self.run.dispatcher.unpark(cell)
+        # Tasks that ended and whose outcome nobody took in when the group was cancelled: they are paid for.
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                outcome = self._receive.receive_nowait()
+                if outcome is not None:
+                    self._came_after_the_end(outcome)
         self._send.close()
         self._receive.close()
+
+    def _came_after_the_end(self, outcome: Outcome[RowGroup]) -> None:
+        """Nothing is done with an outcome any more but to keep it for the next run."""
+        if outcome.usage is not None and outcome.usage.calls:
+            self.run.ledger.spend(outcome.cell.step.name, outcome.usage.by_model)
+        if outcome.status is Status.SUCCESS:
+            self._record_success(outcome)
+
+    # Where an earlier run left off.
+
+    def begin(self, entries: Iterable[Entry] = ()) -> list[tuple[Step, int]]:
+        """Find what is ready, after taking in what earlier runs have recorded.
+
+        Returns the tasks of stateful generators among that which have to be made once more, for their state alone.
+        """
+        self._restoring = True
+        self.make_ready(self.frontier.begin())
+        replayed = replay(self, entries)
+        self._restoring = False
+        self._ready = [cell for cell in self._ready if cell.state is State.NEW]
+        self.run.restored(self.index, replayed.cells)
+        return replayed.stateful
+
+    def find(self, column: str, row: int) -> Cell[RowGroup] | None:
+        """The task of this column and row that is ready or was tried before."""
+        return next((cell for cell in self._alive.get(row, ()) if cell.step.name == column), None)
+
+    def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
+        """What is finished of the rows that were dropped, for a run that tries them again.
+
+        `order` names the rows that the part will hold.
+        """
+        return kept_entries(self.run.plan, self.rows, self._dropped_as, self.frontier.is_done, order)
 
     # The trio side.
 
     async def drive(self) -> bool:
         """Work until every cell is done or dropped; False if the run stopped before that."""
-        self._make_ready(self.frontier.begin())
         self._turn_over()
         while not self._finished():
             if self.run.stopping is not None and not self.in_flight:
@@ -184,34 +246,82 @@ class RowGroup:
 
     def _succeeded(self, outcome: Outcome[RowGroup]) -> None:
         run, cell = self.run, outcome.cell
-        step, row = cell.step, cell.row
-        self._over(cell)
+        step = cell.step
         if step.node < 0:
+            self._over(cell)
             self._processed(outcome)
             return
         run.record(outcome, self.salvage.window, error=False)
         if step.key is None:
             run.note_latency(step, outcome.seconds)
-        if row == GROUP:
-            ready = self._write_group(cell, *outcome.value)
-            ready += self.frontier.complete_group(step.node)
-        elif self.frontier.dropped[row]:
+        self._record_success(outcome)
+        if cell.row != GROUP and self.frontier.dropped[cell.row]:
             self._waste(outcome)
-            ready = []
+        self.take(cell, outcome.value, None if step.key is None else cost_of(outcome))
+
+    def take(self, cell: Cell[RowGroup], value: Any, cost: tuple[int, int, float] | None) -> None:
+        """A task is finished, now or in an earlier run: write its values and go on with what that makes ready."""
+        step, row = cell.step, cell.row
+        self._over(cell)
+        if row == GROUP:
+            ready = self._write_group(cell, *value)
+            ready += self.frontier.complete_group(step.node)
         else:
-            update_cell = self.rows.buffer.update_cell
-            if len(step.outputs) == 1:
-                update_cell(row, step.outputs[0], outcome.value)
+            self.write_cell(step, row, value)
+            if self.frontier.dropped[row]:
+                ready = []
             else:
-                for name, value in zip(step.outputs, outcome.value, strict=True):
-                    update_cell(row, name, value)
-            if step.key is not None:
-                self._paid.setdefault(row, []).append((step.name, *cost_of(outcome)))
-            ready = self.frontier.complete_cell(step.node, row)
+                if cost is not None:
+                    self._paid.setdefault(row, []).append((step.name, *cost))
+                ready = self.frontier.complete_cell(step.node, row)
         if step.node in self._gates:
             self._gates[step.node].settle(step.node, row)
         if ready:
-            self._make_ready(ready)
+            self.make_ready(ready)
+
+    def write_cell(self, step: Step, row: int, value: Any) -> None:
+        """Write what a cell function gave. The cell of a dropped row is kept for the case that it is tried again."""
+        update_cell = self.rows.buffer.update_cell
+        if len(step.outputs) == 1:
+            update_cell(row, step.outputs[0], value)
+        else:
+            for name, each in zip(step.outputs, value, strict=True):
+                update_cell(row, name, each)
+        if self.frontier.dropped[row]:
+            self.frontier.note_done(step.node, row)
+
+    def take_rows(self, step: Step, rows: Sequence[int], columns: Sequence[Sequence[Any]]) -> None:
+        """An earlier run has made a whole column for some of the rows that are tried again."""
+        for name, values in zip(step.outputs, columns, strict=True):
+            for row, value in zip(rows, values, strict=True):
+                self.rows.buffer.update_cell(row, name, value)
+        self.make_ready(self.frontier.complete_rows(step.node, rows))
+
+    def take_rebuilt(self, columns: dict[str, list[Any]], identities: list[Identity], drops: list[Drop]) -> None:
+        """Pre-batch processors left these rows in an earlier run."""
+        for cell in list(self._alive.get(GROUP, ())):
+            self._over(cell)
+        before, after = self.frontier.rows, self.rows.take_over(columns, identities, drops)
+        self._go_on_with(before, after)
+
+    def _record_success(self, outcome: Outcome[RowGroup]) -> None:
+        recorder, cell = self.recorder, outcome.cell
+        step = cell.step
+        if recorder is None or step.node < 0:
+            return
+        if step.instance is not None:
+            self.run.keep_state(step)
+        cost = None if step.key is None else cost_of(outcome)
+        recorder.add(self.journal_key, (OK, step.name, cell.row, cell.attempt, cell.salvage_round, outcome.value, cost))
+
+    def _record_failure(self, cell: Cell[RowGroup], error: str, *, final: bool) -> None:
+        if self.recorder is None:
+            return
+        if cell.step.instance is not None:
+            self.run.keep_state(cell.step)
+        self.recorder.add(
+            self.journal_key, (FAILED, cell.step.name, cell.row, cell.attempt, cell.salvage_round, error, final)
+        )
 
     def _write_group(
         self, cell: Cell[RowGroup], rows: Sequence[int], columns: Sequence[Sequence[Any]]
@@ -244,22 +354,33 @@ class RowGroup:
         self.run.dispatcher.park(cell, eligible_at)
 
     def _failed(self, outcome: Outcome[RowGroup]) -> None:
-        cell, run = outcome.cell, self.run
+        cell = outcome.cell
         if self.gave_up(cell):
             self._came_late(cell)
             return
-        if outcome.status is Status.RETRYABLE:
-            eligible_at = self.salvage.defer(cell, outcome.finished, run.mean_latency(cell.step))
-            if eligible_at is not None:
-                cell.state = State.DEFERRED
-                if run.events.active:
-                    run.emit_task(events.TaskDeferred, cell, eligible_at=eligible_at)
-                return
-        self._over(cell)
         assert outcome.error is not None
+        error = error_text(outcome.error)
+        deferred = outcome.status is Status.RETRYABLE and self.defer(cell, outcome.finished)
+        self._record_failure(cell, error, final=not deferred)
+        if not deferred:
+            self.give_up(cell, error)
+
+    def defer(self, cell: Cell[RowGroup], now: float) -> bool:
+        """Keep a failed task for the next salvage round, if it may be tried again."""
+        eligible_at = self.salvage.defer(cell, now, self.run.mean_latency(cell.step))
+        if eligible_at is None:
+            return False
+        cell.state = State.DEFERRED
+        if self.run.events.active:
+            self.run.emit_task(events.TaskDeferred, cell, eligible_at=eligible_at)
+        return True
+
+    def give_up(self, cell: Cell[RowGroup], error: str) -> None:
+        """A task failed for good: drop its row, or every row if it was for the whole group."""
+        self._over(cell)
         rows, ready = self.frontier.fail(cell.row)
         for row in rows:
-            self._drop(row, cell, error_text(outcome.error))
+            self._drop(row, cell, error)
         if cell.step.node in self._gates:
             self._gates[cell.step.node].settle(cell.step.node, cell.row)
         for gate in self._gate_list:
@@ -267,11 +388,12 @@ class RowGroup:
         if not self.frontier.live:
             # Nobody is left who could use the result of a task for the whole group.
             self._end_cells(GROUP, "every row of the group was dropped")
-        self._make_ready(ready)
+        self.make_ready(ready)
 
     def _drop(self, row: int, failed: Cell[RowGroup], error: str) -> None:
         """Record a dropped row and end everything that is still under way for it."""
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
+        self._dropped_as[row] = (drop.row, drop.copy)
         for paid in self._paid.pop(row, ()):
             self.run.ledger.waste(*paid)
         self._end_cells(row, f"row {drop.row} was dropped: {drop.reason}")
@@ -286,7 +408,8 @@ class RowGroup:
                     cell.scope.cancel(reason=reason)
                 continue
             if cell.state is State.NEW:
-                self._ready.remove(cell)
+                if not self._restoring:
+                    self._ready.remove(cell)
             elif cell.state is State.QUEUED:
                 self.queued -= 1
             elif cell.state is State.PARKED:
@@ -314,9 +437,11 @@ class RowGroup:
 
     # What becomes ready.
 
-    def _make_ready(self, ready: Sequence[tuple[int, int]]) -> None:
+    def make_ready(self, ready: Sequence[tuple[int, int]]) -> None:
         for node, row in ready:
             step = self.run.plan.steps[node]
+            if row == GROUP and self.retry is not None and not self.frontier.missing_rows(node):
+                continue
             if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
                 continue
             gate = self._gates.get(node)
@@ -340,7 +465,7 @@ class RowGroup:
             ready = self.frontier.complete_cell(step.node, row)
         for gate in self._gate_list:
             gate.advance()
-        self._make_ready(ready)
+        self.make_ready(ready)
         return True
 
     def _release_stateful(self, node: int, row: int) -> None:
@@ -354,7 +479,7 @@ class RowGroup:
         self._ready.append(cell)
 
     def _submit_ready(self) -> None:
-        if self._ready:
+        if self._ready and not self._restoring:
             ready, self._ready = self._ready, []
             self.run.dispatcher.submit(ready)
             self.run.dispatcher.pump()
@@ -402,11 +527,17 @@ class RowGroup:
     def _rebuild(self) -> None:
         """Start over with the rows that the pre-batch processors left."""
         before, after = self.frontier.rows, self.rows.rebuild()
+        if self.recorder is not None:
+            self.recorder.add(self.journal_key, (REBUILT, None, *self.rows.rebuilt_as()))
+        self._go_on_with(before, after)
+
+    def _go_on_with(self, before: int, after: int) -> None:
+        self._dropped_as.clear()
         ready = self.frontier.rebuild(after)
         self.run.emit_rebuilt(self.index, before, after)
         for gate in self._gate_list:
             gate.advance()
-        self._make_ready(ready)
+        self.make_ready(ready)
 
     def _processor_failed(self, outcome: Outcome[RowGroup]) -> None:
         step, error = outcome.cell.step, outcome.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import polars as pl
 
 from ..store.buffer import Buffer, make_frame
@@ -23,16 +24,17 @@ PRE_BATCH_COLUMN = "pre_batch"
 class Rows:
     """Changed by the task of its row group only."""
 
-    def __init__(self, plan: BuildPlan, source: range) -> None:
+    def __init__(self, plan: BuildPlan, source: range, identities: list[Identity] | None = None) -> None:
+        """All rows of `source`, or only those that are named."""
         self._plan = plan
         self.source = source
-        self.buffer = Buffer(plan.graph.outputs, len(source))
+        self.buffer = Buffer(plan.graph.outputs, len(source) if identities is None else len(identities))
         self.drops: list[Drop] = []
         # Why the whole row group is given up, if it is.
         self.skipped: str | None = None
         # What processors made of the rows, as long as it is not back in the buffer.
         self.frame: pl.DataFrame | None = None
-        self._identities: list[Identity] | None = None  # None: the rows are the source rows
+        self._identities = identities  # None: the rows are the source rows
         self._skipped_cells: set[tuple[int, int]] = set()  # (node, row)
 
     def skips(self, step: Step, row: int) -> bool:
@@ -46,9 +48,23 @@ class Rows:
             self._skipped_cells.add((node, row))
         return skip
 
+    def was_skipped(self, step: Step, row: int) -> bool:
+        """Whether a cell was not made because it was to be skipped."""
+        return (step.node, row) in self._skipped_cells
+
     def identity(self, row: int) -> Identity:
         """Which row that is in the whole dataset."""
         return (self.source[row], 0) if self._identities is None else self._identities[row]
+
+    def identities(self, rows: Sequence[int]) -> list[Identity]:
+        """Which rows of the whole dataset will be in the part, in its order; `rows` are those that are not dropped."""
+        return [self.identity(row) for row in (rows if self.frame is None else range(self.frame.height))]
+
+    def positions(self) -> list[int] | None:
+        """Where its rows are among the source rows; None if they are just these."""
+        if self._identities is None:
+            return None
+        return [row - self.source.start for row, _ in self._identities]
 
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop:
         """Record that a row failed."""
@@ -128,6 +144,17 @@ class Rows:
         self.buffer = Buffer.from_frame(self.frame, self._plan.graph.outputs)
         self.frame = None
         return self.buffer.rows
+
+    def rebuilt_as(self) -> tuple[dict[str, list[Any]], list[Identity], list[dict[str, Any]]]:
+        """What pre-batch processors left, for `take_over` in a later run."""
+        assert self._identities is not None
+        return self.buffer.take(self._plan.seed_outputs), self._identities, [attrs.asdict(drop) for drop in self.drops]
+
+    def take_over(self, columns: dict[str, list[Any]], identities: list[Identity], drops: list[Drop]) -> int:
+        """Go on with the rows that pre-batch processors left in an earlier run; returns how many they are."""
+        self.replace(columns, identities)
+        self.drops = drops
+        return len(identities)
 
     def replace(self, columns: dict[str, list[Any]], identities: list[Identity]) -> None:
         """Take other rows in place of these: what a column that may resize does."""

@@ -16,24 +16,26 @@ from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.offload import Lease
 from .dispatch import Dispatcher
 from .fill import error_text
+from .recorder import Recorder
 from .shutdown import ErrorWindow
 from .spending import Spending
-from .stateful import Instance
+from .stateful import Instance, read_state, restore_state, state_name
 from .threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..errors import RateLimited
     from ..runtime.offload import Processes
     from ..runtime.throttle import ThrottleManager
     from ..runtime.timers import Timers
+    from ..store.journal import Recovered
     from ..store.manifest import Manifest
-    from ..store.records import Drop
-    from ..store.writer import DatasetWriter
+    from ..store.records import Drop, GroupRecord
     from .plan import BuildPlan, Step
     from .row_group import RowGroup
     from .shutdown import SalvageWindow
+    from .storage import Store
     from .tasks import Cell, Group, Outcome
 
 T = TypeVar("T")
@@ -53,7 +55,7 @@ class Run:
         throttles: ThrottleManager,
         processes: Processes,
         emitter: events.Events,
-        writer: DatasetWriter | None,
+        store: Store | None,
     ) -> None:
         config = plan.config
         self.plan = plan
@@ -65,7 +67,7 @@ class Run:
         self.processes = processes
         self.events = emitter
         emitter.on_failure = self._reader_failed
-        self.writer = writer
+        self.store = store
         self.ledger = Ledger()
         self.rng = random.Random(config.jitter_seed)
         self.spending = Spending(config.max_tokens, config.max_cost)
@@ -83,26 +85,88 @@ class Run:
         # Row groups that are over: all below the first, and these.
         self._done_below = 0
         self._done_above: set[int] = set()
-        if plan.done is not None:
-            self._take_over(plan.done)
         self._store_limiter = trio.CapacityLimiter(STORE_THREADS)
+        # Finished row groups whose dropped rows are to be tried again, and which were not yet.
+        self.retrying: dict[int, GroupRecord] = {}
+        # Stateful generators whose state was not kept, of a dataset that is gone on with: they are called again.
+        self.replaying: set[int] = set()
+        self.recorder: Recorder | None = None
+        # Row groups that the journal has entries of.
+        self.recorded: frozenset[int] = frozenset() if store is None else frozenset(store.recovered.groups)
+        if store is not None:
+            if store.journal is not None:
+                self.recorder = Recorder(
+                    store.journal,
+                    config,
+                    in_thread=self.store_thread,
+                    spending=self.spent,
+                    on_commit=self.committed,
+                )
+            if store.manifest is not None:
+                self._take_over(store.manifest, store.recovered)
         self._latency: dict[str, float] = {}
         # When a column without a key was first refused since it last succeeded.
         self._refusing_since: dict[str, float] = {}
 
-    def _take_over(self, done: Manifest) -> None:
+    def _take_over(self, done: Manifest, recovered: Recovered) -> None:
         """Go on where earlier runs of this dataset ended."""
+        retry = self.plan.retry_dropped
         for index, group in sorted(done.groups.items()):
+            if retry and group.skipped is not None:
+                continue  # nothing of it was made that could be lost: it is made as a whole
             self.group_done(index)
             self.ledger.written += group.rows
-            self.ledger.dropped.extend(group.drops)
             if group.skipped is not None:
                 self.ledger.skipped.append(index)
-        entries = done.spending.entries if done.spending is not None else ()
+            if retry and any(drop.kind == "failed" for drop in group.drops):
+                self.retrying[index] = group
+            else:
+                self.ledger.dropped.extend(group.drops)
+        # The journal is as a rule ahead of the manifest, whose last word was at the last checkpoint.
+        entries = (*(done.spending.entries if done.spending is not None else ()), *recovered.spending)
         for column, model, calls, input_tokens, output_tokens, cost in entries:
-            self.ledger.spent[column, model] = (calls, input_tokens, output_tokens, cost)
+            if calls >= self.ledger.spent[column, model][0]:
+                self.ledger.spent[column, model] = (calls, input_tokens, output_tokens, cost)
+        for _, input_tokens, output_tokens, cost in self.ledger.spent.values():
             self.spending.tokens += input_tokens + output_tokens
             self.spending.cost += cost
+        if done.groups or recovered.groups:
+            for identity, nodes in self.plan.instances.items():
+                if not restore_state(self.plan.steps, nodes, recovered.states):
+                    self.replaying.add(identity)
+
+    def must_replay(self, step: Step) -> bool:
+        """Whether a stateful generator has to see again what earlier runs have already had from it."""
+        return step.instance is not None and id(step.instance) in self.replaying
+
+    def keep_state(self, step: Step) -> None:
+        """A stateful generator was called: its state goes with the outcome, where it can tell it."""
+        state = read_state(step)
+        if state is not None and self.recorder is not None:
+            nodes = self.plan.instances[id(step.instance)]
+            self.recorder.keep_state(state_name(self.plan.steps, nodes), state)
+
+    def spent(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
+        """What all runs of this dataset have used so far, as the store keeps it."""
+        return tuple((column, model, *entry) for (column, model), entry in self.ledger.spent.items())
+
+    def committed(self, cells: int) -> None:
+        """So many more finished cells are durable."""
+        if not cells:
+            return
+        self.ledger.durable += cells
+        if self.events.active:
+            self.events.emit(events.CellsCommitted(time=trio.current_time(), cells=cells, total=self.ledger.durable))
+
+    def restored(self, row_group: int, cells: Mapping[str, int]) -> None:
+        """So many finished cells of each column were taken over from earlier runs."""
+        for column, count in cells.items():
+            self.ledger.restored += count
+            self.ledger.durable += count
+            if self.events.active:
+                self.events.emit(
+                    events.CellsRestored(time=trio.current_time(), row_group=row_group, column=column, cells=count)
+                )
 
     def is_done(self, index: int) -> bool:
         """Whether a row group is checkpointed or skipped, by this run or an earlier one."""

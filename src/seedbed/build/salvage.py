@@ -28,7 +28,7 @@ class Salvage(Generic[G]):
         self._base = config.backoff_base
         self._max = config.backoff_max
         self._rng = rng
-        self._deferred: list[tuple[Cell[G], float]] = []
+        self._deferred: dict[Cell[G], float] = {}  # when each is eligible, in the order in which they failed
         self.rounds = 0
         self.window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
 
@@ -41,7 +41,7 @@ class Salvage(Generic[G]):
             return None
         base = backoff_base(mean_latency, self._base)
         eligible_at = now + backoff_delay(cell.attempt, base, self._max, self._rng)
-        self._deferred.append((cell, eligible_at))
+        self._deferred[cell] = eligible_at
         return eligible_at
 
     def start_round(self, rows: int) -> list[tuple[Cell[G], float]]:
@@ -50,7 +50,7 @@ class Salvage(Generic[G]):
         `rows` is how many rows the row group has.
         """
         self.rounds += 1
-        deferred, self._deferred = self._deferred, []
+        deferred, self._deferred = list(self._deferred.items()), {}
         self.window.round_started(self.rounds, len(deferred), rows)
         for cell, _ in deferred:
             cell.attempt += 1
@@ -60,5 +60,5 @@ class Salvage(Generic[G]):
         return deferred
 
     def forget(self, cell: Cell[G]) -> None:
-        """A deferred task's row was dropped."""
-        self._deferred = [(each, when) for each, when in self._deferred if each is not cell]
+        """A deferred task's row was dropped, or an earlier run has tried the task again."""
+        self._deferred.pop(cell, None)

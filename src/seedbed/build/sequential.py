@@ -14,17 +14,21 @@ import trio
 from ..errors import CellError
 from ..graph import GROUP
 from ..observe import events
-from .cell import attempt
+from ..store.records import Drop
+from .cell import attempt, call_again
 from .fill import error_text
 from .identity import follow_rows
+from .recorder import FAILED, OK, REBUILT
+from .retry import kept_entries
 from .row_group import cost_of, processor_failed
 from .rows import Rows
 from .salvage import Salvage
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from ..store.codec import Entry
     from .identity import Identity
     from .plan import Step
     from .run import Run
@@ -33,16 +37,39 @@ if TYPE_CHECKING:
 class SequentialGroup:
     """One row group, filled one cell after the other."""
 
-    def __init__(self, run: Run, index: int, nursery: trio.Nursery) -> None:
+    retry = None  # this engine does not try dropped rows again
+
+    def __init__(self, run: Run, index: int, nursery: trio.Nursery, entries: Iterable[Entry] = ()) -> None:
+        """`entries` are what earlier runs have recorded of the row group."""
         self.run = run
-        self.index = index
+        self.index = self.journal_key = index
         self.nursery = nursery  # for what threads await
         self.rows = Rows(run.plan, run.plan.group_rows(index))
-        self._dropped: set[int] = set()
+        self._recorder = run.recorder if run.plan.config.durability == "cell" else None
+        self._dropped: dict[int, Identity] = {}
+        self._done: set[tuple[int, int]] = set()  # (node, row)
+        # Of each task the last thing that was recorded. Rows are numbered anew only between columns.
+        self._recorded: dict[tuple[str, int], Entry] = {}
+        self._rebuilt: Entry | None = None
+        for entry in entries:
+            if entry[0] == REBUILT:
+                self._rebuilt = entry
+            else:
+                self._recorded[entry[1], entry[2]] = entry
+
+    def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
+        """What is finished of the rows that were dropped; nothing where columns make other rows of them."""
+        if any(step.allow_resize for step in self.run.plan.steps):
+            return []
+        return kept_entries(self.run.plan, self.rows, self._dropped, lambda *at: at in self._done, order)
 
     def live_rows(self) -> list[int]:
         """The rows that are not dropped, in order."""
         return [row for row in range(self.rows.buffer.rows) if row not in self._dropped]
+
+    def missing_rows(self, _step: Step) -> list[int]:
+        """The rows that a whole column is made for: all that are not dropped."""
+        return self.live_rows()
 
     def gave_up(self, _cell: Cell[SequentialGroup]) -> bool:
         """Nothing else runs that could drop a row meanwhile."""
@@ -55,17 +82,36 @@ class SequentialGroup:
         for step in steps:
             if step.kind is TaskKind.FROM_SCRATCH:
                 await self._fill_column(step)
-        for step in plan.pre_batch if self.live_rows() else ():
-            if not await self._process(step):
-                return
-        if self.rows.frame is not None:
-            before = self.rows.buffer.rows
-            self.run.emit_rebuilt(self.index, before, self.rows.rebuild())
+        if not await self._pre_process():
+            return
         for step in steps:
             if step.kind is not TaskKind.FROM_SCRATCH and self.live_rows():
                 await self._fill_column(step)
         for step in plan.post_batch if self.live_rows() else ():
             await self._process(step)
+
+    async def _pre_process(self) -> bool:
+        """Run the pre-batch processors, or take over what they left in an earlier run; False to skip the row group."""
+        before = self.rows.buffer.rows
+        if self._rebuilt is not None:
+            _, _, columns, identities, drops = self._rebuilt
+            after = self.rows.take_over(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
+        else:
+            for step in self.run.plan.pre_batch if self.live_rows() else ():
+                if not await self._process(step):
+                    return False
+            if self.rows.frame is None:
+                return True
+            after = self.rows.rebuild()
+            if self._recorder is not None:
+                self._recorder.add(self.index, (REBUILT, None, *self.rows.rebuilt_as()))
+        self._dropped.clear()
+        self._done = {(step.node, row) for step in self._seeds() for row in range(after)}
+        self.run.emit_rebuilt(self.index, before, after)
+        return True
+
+    def _seeds(self) -> list[Step]:
+        return [step for step in self.run.plan.steps if step.kind is TaskKind.FROM_SCRATCH]
 
     async def _process(self, step: Step) -> bool:
         """Run one processor; False if the row group is to be skipped for it."""
@@ -107,8 +153,9 @@ class SequentialGroup:
             return True
 
     def _drop(self, row: int, step: Step, attempts: int, error: str) -> None:
-        self._dropped.add(row)
-        self.run.emit_drop(self.index, self.rows.drop(row, step, attempts, error))
+        drop = self.rows.drop(row, step, attempts, error)
+        self._dropped[row] = (drop.row, drop.copy)
+        self.run.emit_drop(self.index, drop)
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
         deferred = sorted(salvage.start_round(self.rows.buffer.rows), key=lambda each: each[1])
@@ -121,7 +168,13 @@ class SequentialGroup:
         self, cell: Cell[SequentialGroup], salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]
     ) -> None:
         run, step = self.run, cell.step
+        recorded = self._recorded.pop((step.name, cell.row), None)
+        if recorded is not None:
+            await self._take_recorded(cell, recorded, salvage, resized)
+            return
         outcome = await self._attempt(cell)
+        if self._recorder is not None and outcome.status is Status.SUCCESS:
+            self._record(cell, OK, outcome.value, None if step.key is None else cost_of(outcome))
         run.record(outcome, salvage.window, error=outcome.status is not Status.SUCCESS)
         if outcome.status is Status.SUCCESS:
             if step.key is None:
@@ -133,18 +186,49 @@ class SequentialGroup:
         if run.stopping is not None:
             raise run.stopping
 
+    async def _take_recorded(
+        self,
+        cell: Cell[SequentialGroup],
+        entry: Entry,
+        salvage: Salvage[SequentialGroup],
+        resized: dict[int, list[Any]],
+    ) -> None:
+        """Go on from the last thing that an earlier run recorded of this task."""
+        kind, column, row, attempt, salvage_round, what, final = entry
+        cell.attempt, cell.salvage_round = attempt, salvage_round
+        if self.run.must_replay(cell.step):
+            await call_again(self.run, cell)
+        if kind == OK:
+            self._write(cell, what, resized)
+            self.run.restored(self.index, {column: len(what[0]) if row == GROUP else 1})
+        elif final or salvage.defer(cell, self.run.now(), self.run.mean_latency(cell.step)) is None:
+            self._drop_rows(cell, what)
+
+    def _record(self, cell: Cell[SequentialGroup], kind: str, what: Any, more: Any) -> None:
+        assert self._recorder is not None
+        if cell.step.instance is not None:
+            self.run.keep_state(cell.step)
+        entry = (kind, cell.step.name, cell.row, cell.attempt, cell.salvage_round, what, more)
+        self._recorder.add(self.index, entry)
+
+    def _drop_rows(self, cell: Cell[SequentialGroup], error: str) -> None:
+        for row in self.live_rows() if cell.row == GROUP else [cell.row]:
+            self._drop(row, cell.step, cell.attempt, error)
+
     def _failed(self, outcome: Outcome[SequentialGroup], salvage: Salvage[SequentialGroup]) -> None:
         """Defer the task if it may still succeed, else drop its rows."""
         run, cell = self.run, outcome.cell
+        assert outcome.error is not None
+        error = error_text(outcome.error)
+        eligible_at: float | None = None
         if outcome.status is Status.RETRYABLE:
             eligible_at = salvage.defer(cell, outcome.finished, run.mean_latency(cell.step))
-            if eligible_at is not None:
-                if run.events.active:
-                    run.emit_task(events.TaskDeferred, cell, eligible_at=eligible_at)
-                return
-        assert outcome.error is not None
-        for row in self.live_rows() if cell.row == GROUP else [cell.row]:
-            self._drop(row, cell.step, cell.attempt, error_text(outcome.error))
+        if self._recorder is not None:
+            self._record(cell, FAILED, error, eligible_at is None)
+        if eligible_at is None:
+            self._drop_rows(cell, error)
+        elif run.events.active:
+            run.emit_task(events.TaskDeferred, cell, eligible_at=eligible_at)
 
     async def _attempt(self, cell: Cell[SequentialGroup]) -> Outcome[SequentialGroup]:
         """One attempt, however often it is refused on the way."""
@@ -198,13 +282,16 @@ class SequentialGroup:
             if step.allow_resize:
                 self._resize(step, columns)
                 return
+            self._done.update((step.node, row) for row in rows)
             for name, values in zip(step.outputs, columns, strict=True):
                 for row, each in zip(rows, values, strict=True):
                     if not isinstance(each, CellError):
                         update_cell(row, name, each)
                     elif row not in self._dropped:
                         self._drop(row, step, cell.attempt, error_text(each))
-        elif step.allow_resize:
+            return
+        self._done.add((step.node, cell.row))
+        if step.allow_resize:
             resized[cell.row] = value
         elif len(step.outputs) == 1:
             update_cell(cell.row, step.outputs[0], value)

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..errors import StoreError
 from ..graph import GROUP
 from ..runtime.turnstile import Turnstile
+from ..store.codec import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..graph import Frontier, Graph
+    from .plan import Step
+
+
+def state_name(steps: Sequence[Step], nodes: Sequence[int]) -> str:
+    """What the state of a stateful generator is kept under: the columns that it fills."""
+    return "+".join(steps[node].name for node in nodes)
+
+
+def read_state(step: Step) -> bytes | None:
+    """The state of a stateful generator that has `get_state`, as the journal keeps it."""
+    get_state = getattr(step.instance, "get_state", None)
+    if get_state is None:
+        return None
+    state, lost = encode([(get_state(),)])
+    if lost:
+        raise StoreError(f"the state of column {step.name!r} cannot be kept: what get_state returns cannot be pickled")
+    return state
+
+
+def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes]) -> bool:
+    """Bring a stateful generator where it was in an earlier run; False if it has to be called again for that.
+
+    One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
+    again: that would be paid for twice.
+    """
+    generator = steps[nodes[0]].instance
+    state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
+    if state is not None and set_state is not None:
+        found = decode(state, trusted=True)
+        if found:
+            set_state(found[0][0])
+            return True
+    return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
 
 
 class Instance:

@@ -33,6 +33,10 @@ class Group(Protocol):
         """The rows that are not dropped, in order."""
         ...
 
+    def missing_rows(self, step: Step) -> list[int]:
+        """The rows that are not dropped and that a whole column is still to be made for, in order."""
+        ...
+
     def gave_up(self, cell: Cell[Any]) -> bool:
         """Whether nobody wants the result of that task any more."""
         ...

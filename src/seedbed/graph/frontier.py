@@ -125,14 +125,32 @@ class Frontier:
         self._complete_group(node, ready)
         return ready
 
-    def _complete_group(self, node: int, ready: list[Ready]) -> None:
+    def complete_rows(self, node: int, rows: Iterable[int]) -> list[Ready]:
+        """Some rows of a whole column are finished: what an earlier run left of rows that are tried again."""
+        ready: list[Ready] = []
+        self._complete_rows(node, rows, ready)
+        return ready
+
+    def missing_rows(self, node: int) -> list[int]:
+        """The rows that are neither dropped nor finished in that column, in order."""
         done, dropped = self._done[node], self.dropped
-        live = [row for row in range(self.rows) if not dropped[row]]
+        return [row for row in range(self.rows) if not dropped[row] and not done[row]]
+
+    def note_done(self, node: int, row: int) -> None:
+        """A cell of a dropped row is finished after all: nothing waits for it, but it need not be made again."""
+        self._done[node][row] = 1
+
+    def _complete_group(self, node: int, ready: list[Ready]) -> None:
+        if self._graph.nodes[node].kind is Kind.FROM_SCRATCH:
+            self._seeds_left -= 1
+        self._complete_rows(node, range(self.rows), ready)
+
+    def _complete_rows(self, node: int, rows: Iterable[int], ready: list[Ready]) -> None:
+        done, dropped = self._done[node], self.dropped
+        live = [row for row in rows if not dropped[row] and not done[row]]
         for row in live:
             done[row] = 1
         self._left -= len(live)
-        if self._graph.nodes[node].kind is Kind.FROM_SCRATCH:
-            self._seeds_left -= 1
         # Before the barrier nothing that needs a seed may run; `rebuild` completes the seeds once more.
         if not live or self.barrier:
             return

@@ -124,6 +124,23 @@ class RowGroupFinished(Event):
 
 
 @attrs.frozen(kw_only=True)
+class CellsCommitted(Event):
+    """More finished cells are durable; `total` is how many of the run are now."""
+
+    cells: int
+    total: int
+
+
+@attrs.frozen(kw_only=True)
+class CellsRestored(Event):
+    """Finished cells of a column were taken over from what earlier runs have recorded of a row group."""
+
+    row_group: int
+    column: str
+    cells: int
+
+
+@attrs.frozen(kw_only=True)
 class ThrottleChanged(Event):
     """The limit of a key moved."""
 

@@ -40,6 +40,8 @@ def progress_line(progress: Progress) -> str:
     head = f"[{duration(progress.elapsed)}] rows {progress.written}/{progress.rows} written"
     if progress.dropped:
         head += f", {progress.dropped} dropped"
+    if progress.durable:
+        head += f", {progress.durable} cells durable"
     if progress.stopping is not None:
         head += f", stopping: {progress.stopping}"
     parts = [head, *map(_column, progress.columns), *map(_key, progress.keys)]

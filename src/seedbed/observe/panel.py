@@ -132,6 +132,8 @@ def _foot(progress: Progress) -> Text:
     foot = Text(f"  {progress.written:,} of {progress.rows:,} rows written")
     if progress.dropped:
         foot.append(f", {progress.dropped:,} dropped", style="red")
+    if progress.durable:
+        foot.append(f", {progress.durable:,} cells durable", style="dim")
     if progress.salvage_rounds:
         foot.append(f", {progress.salvage_rounds:,} salvage rounds", style="dim")
     if progress.stopping is not None and not progress.finished:

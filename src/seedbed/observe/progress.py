@@ -13,6 +13,8 @@ import attrs
 from .events import (
     BuildFinished,
     BuildStarted,
+    CellsCommitted,
+    CellsRestored,
     RowDropped,
     RowGroupAdmitted,
     RowGroupFinished,
@@ -127,6 +129,7 @@ class Progress:
     dropped: int
     columns: tuple[ColumnView, ...]
     keys: tuple[KeyView, ...]
+    durable: int  # finished cells that no crash can take
     salvage_rounds: int
     stopping: str | None
     finished: bool
@@ -170,6 +173,7 @@ class ProgressState:
         self._started = 0.0
         self._written = rows_before
         self._dropped = 0
+        self._durable = 0
         self._rounds = 0
         self._stopping: str | None = None
         self._finished: BuildFinished | None = None
@@ -178,6 +182,8 @@ class ProgressState:
         self._handlers: dict[type[Event], Callable[..., None]] = {
             BuildStarted: self._on_build_started,
             RowGroupAdmitted: self._on_admitted,
+            CellsCommitted: self._on_committed,
+            CellsRestored: self._on_restored,
             TaskStarted: self._on_started,
             TaskFinished: self._on_finished,
             TaskDeferred: self._on_deferred,
@@ -214,6 +220,7 @@ class ProgressState:
             dropped=self._dropped if finished is None else finished.dropped,
             columns=tuple(self._column_view(column, now) for column in self._columns.values()),
             keys=tuple(_key_view(key, now) for key in self._keys.values()),
+            durable=self._durable,
             salvage_rounds=self._rounds,
             stopping=self._stopping,
             finished=finished is not None,
@@ -263,6 +270,12 @@ class ProgressState:
 
     def _on_admitted(self, event: RowGroupAdmitted) -> None:
         self._groups[event.row_group] = (event.rows, {})
+
+    def _on_committed(self, event: CellsCommitted) -> None:
+        self._durable = event.total
+
+    def _on_restored(self, event: CellsRestored) -> None:
+        self._settle(self._column(event.column), event.row_group, event.cells)
 
     def _on_started(self, event: TaskStarted) -> None:
         if event.kind not in _KINDS:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..store.records import Drop
     from .trace import TaskTrace
@@ -56,6 +56,10 @@ class BuildReport:
     throttles: Mapping[str, Any]
     conflicts: tuple[str, ...]
     seconds: float
+    # Finished cells that no crash can take: committed to the journal, or in a part where there is none; and how many of
+    # them were taken over from the journal of earlier runs.
+    durable: int = 0
+    restored: int = 0
     traces: tuple[TaskTrace, ...] = ()
 
     @property
@@ -87,6 +91,8 @@ class Ledger:
         self.written = 0
         self.skipped: list[int] = []
         self.conflicts: list[str] = []
+        self.durable = 0
+        self.restored = 0
         self.traces: list[TaskTrace] = []
         # By column and model: calls, input tokens, output tokens, cost; of earlier runs of this dataset too.
         self.spent: defaultdict[tuple[str, str], tuple[int, int, int, float]] = defaultdict(lambda: (0, 0, 0, 0.0))
@@ -125,13 +131,19 @@ class Ledger:
         entry[2] += seconds
 
     def report(
-        self, *, rows: int, unfinished: Sequence[range], throttles: Mapping[str, Any], seconds: float
+        self,
+        *,
+        rows: int,
+        unfinished: Sequence[range],
+        untried: Iterable[Drop] = (),
+        throttles: Mapping[str, Any],
+        seconds: float,
     ) -> BuildReport:
-        """The counts so far, frozen."""
+        """The counts so far, frozen. `untried` are dropped rows that were to be tried again and were not yet."""
         return BuildReport(
             rows=rows,
             written=self.written,
-            dropped=tuple(sorted(self.dropped, key=lambda drop: (drop.row, drop.copy))),
+            dropped=tuple(sorted((*self.dropped, *untried), key=lambda drop: (drop.row, drop.copy))),
             unfinished=tuple(unfinished),
             skipped_row_groups=tuple(sorted(self.skipped)),
             attempts=dict(self.attempts),
@@ -147,5 +159,7 @@ class Ledger:
             throttles=dict(throttles),
             conflicts=tuple(self.conflicts),
             seconds=seconds,
+            durable=self.durable,
+            restored=self.restored,
             traces=tuple(self.traces),
         )

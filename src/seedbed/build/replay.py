@@ -1,0 +1,83 @@
+"""Taking in again what earlier runs have recorded of a row group.
+
+A row group is what its outcomes made of it, so the same outcomes in the same order make it what it was. An entry about
+a task that is not ready at its place means that something before it was lost; it is left out and the task is run again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..graph import GROUP
+from ..store.records import Drop
+from .recorder import FAILED, OK, REBUILT, ROWS
+from .tasks import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..store.codec import Entry
+    from .plan import Step
+    from .row_group import RowGroup
+
+
+@attrs.define(eq=False)
+class Replayed:
+    """What came of it: finished cells by column, and the tasks of stateful generators that have to be replayed."""
+
+    cells: Counter[str] = attrs.field(factory=Counter)
+    stateful: list[tuple[Step, int]] = attrs.field(factory=list)
+
+
+def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
+    """Take in every entry that still fits."""
+    steps = {step.name: step for step in group.run.plan.steps}
+    replayed = Replayed()
+    for entry in entries:
+        match entry:
+            case (kind, str(column), int(row), _, _, value, cost) if kind == OK and column in steps:
+                fits = _finished(group, steps[column], row, value, cost)
+                if fits:
+                    replayed.cells[column] += len(value[0]) if row == GROUP else 1
+                if fits and group.run.must_replay(steps[column]):
+                    replayed.stateful.append((steps[column], row))
+            case (kind, str(column), int(row), *_) if kind == FAILED and column in steps:
+                fits = _failed(group, entry)
+                if fits and group.run.must_replay(steps[column]):
+                    replayed.stateful.append((steps[column], row))
+            case (kind, _, columns, identities, drops) if kind == REBUILT and group.frontier.barrier:
+                group.take_rebuilt(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
+            case (kind, str(column), rows, columns) if kind == ROWS and column in steps:
+                group.take_rows(steps[column], rows, columns)
+                replayed.cells[column] += len(rows)
+    return replayed
+
+
+def _finished(group: RowGroup, step: Step, row: int, value: object, cost: tuple[int, int, float] | None) -> bool:
+    cell = group.find(step.name, row)
+    if cell is not None:
+        if cell.state is State.DEFERRED:
+            group.salvage.forget(cell)
+        group.take(cell, value, cost)
+        return True
+    if 0 <= row < group.frontier.rows and group.frontier.dropped[row]:
+        group.write_cell(step, row, value)
+        return True
+    return False
+
+
+def _failed(group: RowGroup, entry: Entry) -> bool:
+    _, column, row, attempt, salvage_round, error, final = entry
+    cell = group.find(column, row)
+    if cell is None:
+        return False
+    if cell.state is State.DEFERRED:
+        group.salvage.forget(cell)
+    cell.attempt, cell.salvage_round = attempt, salvage_round
+    group.salvage.rounds = max(group.salvage.rounds, salvage_round)
+    if final or not group.defer(cell, group.run.now()):
+        group.give_up(cell, error)
+    return True

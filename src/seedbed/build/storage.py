@@ -1,0 +1,118 @@
+"""What a run has on disk: the writer of its directory and the journal, opened together and found as they were left."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import attrs
+import pyarrow as pa
+
+from ..errors import OutputDirectoryError, StoreError
+from ..store.journal import Journal, Recovered, has_journal
+from ..store.records import Header
+from ..store.writer import DatasetWriter
+from .recorder import key_parts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..store.manifest import Manifest
+    from .plan import BuildPlan
+
+
+@attrs.define(eq=False)
+class Store:
+    """The writer, the journal if there is one, and what earlier runs left, if this one goes on with it.
+
+    `damage` is one sentence for each thing that was found damaged and will be made again.
+    """
+
+    writer: DatasetWriter
+    journal: Journal | None = None
+    manifest: Manifest | None = None
+    recovered: Recovered = attrs.field(factory=Recovered)
+    damage: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        try:
+            if self.journal is not None:
+                # What is committed is on disk; that it could not be tidied up changes nothing.
+                with contextlib.suppress(StoreError):
+                    self.journal.close()
+        finally:
+            self.writer.close()
+
+
+def open_store(plan: BuildPlan, out: Path) -> Store:
+    """Make the directory of a new dataset, or open the one that is gone on with."""
+    return _new_store(plan, out) if plan.done is None else _left_store(plan, out)
+
+
+def _new_store(plan: BuildPlan, out: Path) -> Store:
+    store = Store(
+        DatasetWriter.create(
+            out,
+            Header(
+                rows=plan.rows,
+                buffer_size=plan.config.buffer_size,
+                columns=plan.graph.outputs,
+                declared=pa.schema(list(plan.declared.items())),
+                fingerprint=plan.fingerprint,
+                created=time.time(),
+                version=version("seedbed"),
+            ),
+        )
+    )
+    try:
+        plan.source.store(out)
+        if plan.config.durability == "cell":
+            store.journal = Journal.create(out)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _left_store(plan: BuildPlan, out: Path) -> Store:
+    writer, manifest, damage = DatasetWriter.open(out)
+    store = Store(writer, manifest=manifest, damage=damage)
+    try:
+        assert plan.done is not None
+        if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
+            raise OutputDirectoryError(
+                f"another process wrote {str(out)!r} while this build was getting ready: start it again"
+            )
+        if plan.header is not None:
+            writer.grow(plan.header)
+        # A journal that is there is read, whatever is asked for now: it is paid for.
+        if plan.config.durability == "cell" or has_journal(out):
+            store.journal, store.recovered = Journal.open(out, trusted=plan.runs_own_code)
+            store.damage += store.recovered.damage
+            _clear(store.journal, store.recovered, manifest)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
+    """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet."""
+    for key in recovered.groups:
+        index, revision = key_parts(key)
+        record = manifest.groups.get(index)
+        if key >= 0:
+            # A group that was skipped as a whole may be under way again.
+            is_over = record is not None and record.skipped is None
+        else:
+            is_over = record is None or record.revision != revision
+        if is_over:
+            journal.free(key)
+    for key in recovered.kept:
+        index, revision = key_parts(key)
+        record = manifest.groups.get(index)
+        if record is None or record.revision != revision:
+            journal.drop_kept(key)
