@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from seedbed.runtime import faults
 from seedbed.store.records import Drop, Header
 from seedbed.store.writer import DatasetWriter
 
@@ -21,10 +22,10 @@ HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), created=0.0, version=
 
 
 def write(directory: Path, survive: int, steps: int) -> None:
-    """Write two row groups, of which the first must be rewritten at the end, and what a processor makes of them."""
+    """Write two row groups, add a row to one, rewrite one at the end, and write what a processor makes of them."""
     done = 0
 
-    def step(name: str) -> None:
+    def hook(name: str) -> None:
         nonlocal done
         os.write(steps, f"{name}\n".encode())
         if done == survive:
@@ -32,9 +33,11 @@ def write(directory: Path, survive: int, steps: int) -> None:
         done += 1
 
     drop = Drop(row=1, column="b", attempts=3, error="no", kind="failed")
-    with DatasetWriter.create(directory, HEADER, step=step) as writer:
+    faults.hook = hook
+    with DatasetWriter.create(directory, HEADER) as writer:
         writer.write_group(0, {"a": [1], "b": [None]}, start=0, stop=2, drops=[drop])
         writer.write_group(1, {"a": [0.5, 2.5], "b": ["x", "y"]}, start=2, stop=4)
+        writer.add_rows(0, {"a": [7], "b": [None]}, order=[1, 0], drops=[])
         writer.finish()
         writer.write_processed(pl.DataFrame({"z": [1]}))
 
@@ -50,7 +53,7 @@ def main(root: Path) -> None:
             os._exit(0)
         os.close(inherited)
         with open(steps, encoding="utf-8") as names:  # noqa: PTH123 - a descriptor
-            last = names.read().split()[-1]
+            last = names.read().splitlines()[-1]
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             print(last, flush=True)  # noqa: T201 - read by the test

@@ -19,20 +19,23 @@ from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-FILE = ["written", "synced", "committed", "renamed", "directory-synced"]
-LINE = ["line-written", "line-synced"]
-CREATE = [*LINE, *LINE, "renamed", "directory-synced"]
+FILE = ["part written", "part synced", "part renamed", "part directory synced"]
+LINE = ["line written", "line synced"]
+CREATE = [*LINE, "manifest renamed", "manifest directory synced"]
 GROUP = [*FILE, *LINE]
-REWRITE = [*FILE[:2], *LINE, *FILE[2:]]
-STEPS = [*CREATE, *GROUP, *GROUP, *REWRITE, *LINE, *FILE, *LINE]
+REPLACE = [*FILE[:2], *LINE, "part listed", *FILE[2:]]
+STEPS = [*CREATE, *GROUP, *GROUP, *REPLACE, *REPLACE, *LINE, *FILE, *LINE]
 
 # How many steps there are until the named thing counts: a line counts as soon as it is written, not only once synced.
-CREATED = CREATE.index("renamed") + 1
-LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("line-written") + 1 for number in (0, 1)]
-FINISHED = len(CREATE) + 2 * len(GROUP) + len(REWRITE) + 1
+CREATED = CREATE.index("manifest renamed") + 1
+LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("line written") + 1 for number in (0, 1)]
+ADDED = len(CREATE) + 2 * len(GROUP) + REPLACE.index("line written") + 1
+FINISHED = len(CREATE) + 2 * len(GROUP) + 2 * len(REPLACE) + 1
 PROCESSED = FINISHED + 1 + len(FILE) + 1
 
-ROWS: list[list[tuple[Any, ...]]] = [[(1.0, None)], [(0.5, "x"), (2.5, "y")]]
+FIRST: list[tuple[Any, ...]] = [(1.0, None)]
+FIRST_GROWN: list[tuple[Any, ...]] = [(7.0, None), (1.0, None)]
+SECOND: list[tuple[Any, ...]] = [(0.5, "x"), (2.5, "y")]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert child.returncode == 0, child.stderr
-    assert child.stdout.split() == STEPS
+    assert child.stdout.splitlines() == STEPS
     return root
 
 
@@ -73,10 +76,11 @@ def test_every_complete_group_is_there(killed: Path, step: int) -> None:
     dataset = Dataset.open(directory)
     dataset.verify()
     dataset.raw().verify()
-    expected = [row for listed, rows in zip(LISTED, ROWS, strict=True) if done >= listed for row in rows]
+    expected = [*(FIRST_GROWN if done >= ADDED else FIRST if done >= LISTED[0] else [])]
+    expected += SECOND if done >= LISTED[1] else []
     assert rows_of(dataset) == expected
     assert dataset.raw().to_arrow().num_rows == len(expected)
-    assert len(dataset.drops) == (done >= LISTED[0])
+    assert len(dataset.drops) == (LISTED[0] <= done < ADDED)
     assert dataset.complete is (done >= FINISHED)
     assert dataset.columns == (("z",) if done >= PROCESSED else ("a", "b"))
 
@@ -88,16 +92,21 @@ def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
     directory.mkdir()
     for file in (killed / str(step)).iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
-    writer, manifest = DatasetWriter.open(directory)
+    writer, manifest, damage = DatasetWriter.open(directory)
     with writer:
-        for index, rows in enumerate(ROWS):
+        assert damage == ()
+        for index, rows in enumerate((FIRST, SECOND)):
             if index not in manifest.groups:
                 a, b = map(list, zip(*rows, strict=True))
                 writer.write_group(index, {"a": a, "b": b}, start=index * 2, stop=index * 2 + 2)
+        if 0 not in manifest.groups or not manifest.groups[0].revision:
+            added = writer.add_rows(0, {"a": [7.0], "b": [None]}, order=[1, 0], drops=[])
+            assert added is not None
+            assert (added.revision, added.rows, added.drops) == (1, 2, ())
         assert writer.finish() == ()
     dataset = Dataset.open(directory)
     dataset.raw().verify()
     assert dataset.complete
-    assert rows_of(dataset) == [row for rows in ROWS for row in rows]
+    assert rows_of(dataset) == [*FIRST_GROWN, *SECOND]
     left = {path.name for path in directory.iterdir()} - {PROCESSED_NAME}
     assert left == {MANIFEST_NAME, part_name(0), part_name(1)}

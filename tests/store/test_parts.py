@@ -9,10 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from seedbed.errors import PartError
-from seedbed.store.parts import checksum, is_temporary, part_name, read_table, write_part
+from seedbed.runtime import faults
+from seedbed.store.parts import checksum, damage, discard, is_temporary, locate, part_name, place, read_table, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from seedbed.store.records import PartRecord
 
 TABLE = pa.table({"a": [1, 2, 3], "s": [{"x": 1}, None, {"x": 2}]})
 
@@ -28,48 +31,85 @@ def test_part_names_have_seven_digits() -> None:
     assert part_name(1_234_567) == "batch_1234567.parquet"
 
 
-def test_a_part_is_compressed_and_described(tmp_path: Path) -> None:
+def write_part(directory: Path, index: int, table: pa.Table) -> PartRecord:
+    """Stage a part and give it its name."""
+    return place(directory, stage(directory / part_name(index), table))
+
+
+def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record says what the file holds; the file is zstd parquet and the only one there."""
     steps: list[str] = []
-    record = write_part(tmp_path, 3, TABLE, abandoned=lambda: False, step=steps.append)
-    assert record is not None
+    monkeypatch.setattr(faults, "hook", steps.append)
+    record = write_part(tmp_path, 3, TABLE)
     path = tmp_path / "batch_0000003.parquet"
     assert names(tmp_path) == [path.name]
     assert (record.name, record.rows, record.size) == (path.name, 3, path.stat().st_size)
     assert record.checksum == checksum(path)
     assert record.schema == TABLE.schema
+    assert record.staged is None
+    assert damage(tmp_path, record) is None
     assert pq.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
     assert read_table(path).equals(TABLE)
-    assert steps == ["written", "synced", "committed", "renamed", "directory-synced"]
+    assert steps == ["part written", "part synced", "part renamed", "part directory synced"]
 
 
-def test_an_abandoned_part_is_not_there(tmp_path: Path) -> None:
-    """The flag is asked after all the work, directly before the rename, and then nothing is left."""
-    steps: list[str] = []
-    record = write_part(tmp_path, 0, TABLE, abandoned=lambda: "synced" in steps, step=steps.append)
-    assert record is None
-    assert steps[-1] == "synced"
-    assert names(tmp_path) == []
+def test_a_staged_part_is_found_before_and_after_its_rename(tmp_path: Path) -> None:
+    """New content is where its record says as long as it is staged, and under the name of the part from then on."""
+    old = write_part(tmp_path, 0, TABLE)
+    staged = stage(tmp_path / part_name(0), TABLE.slice(1))
+    assert is_temporary(locate(tmp_path, staged))
+    for record, rows in ((old, 3), (staged, 2)):
+        assert damage(tmp_path, record) is None
+        assert read_table(locate(tmp_path, record)).num_rows == rows
+    place(tmp_path, staged)
+    assert locate(tmp_path, staged) == tmp_path / part_name(0)
+    assert damage(tmp_path, staged) is None
+    assert "bytes and should have" in (damage(tmp_path, old) or "")
 
 
-@pytest.mark.parametrize("at", ["written", "synced", "committed"])
-def test_an_error_leaves_no_temporary_file(tmp_path: Path, at: str) -> None:
-    """Whatever raises before the rename, no file is left."""
+def test_a_discarded_part_is_not_there(tmp_path: Path) -> None:
+    """What was staged and is not wanted leaves the part as it was."""
+    old = write_part(tmp_path, 0, TABLE)
+    discard(tmp_path, stage(tmp_path / part_name(0), TABLE.slice(1)))
+    assert names(tmp_path) == [old.name]
+    assert damage(tmp_path, old) is None
 
-    def step(name: str) -> None:
+
+@pytest.mark.parametrize("at", ["part written", "part synced"])
+def test_an_error_leaves_no_temporary_file(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever raises before the file is staged, no file is left."""
+
+    def hook(name: str) -> None:
         if name == at:
             assert all(is_temporary(path) for path in tmp_path.iterdir())
             raise RuntimeError(at)
 
+    monkeypatch.setattr(faults, "hook", hook)
     with pytest.raises(RuntimeError, match=at):
-        write_part(tmp_path, 0, TABLE, abandoned=lambda: False, step=step)
+        write_part(tmp_path, 0, TABLE)
     assert names(tmp_path) == []
+
+
+def test_what_is_wrong_with_a_part(tmp_path: Path) -> None:
+    """A part that is missing, too short or changed is named with what is wrong."""
+    record = write_part(tmp_path, 0, TABLE)
+    path = tmp_path / record.name
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:-1])
+    assert damage(tmp_path, record) == (
+        f"part 'batch_0000000.parquet' is damaged: it has {len(data) - 1:,} bytes and should have {len(data):,}"
+    )
+    data[7] ^= 1
+    path.write_bytes(data)
+    assert damage(tmp_path, record) == "part 'batch_0000000.parquet' is damaged: its checksum differs"
+    path.unlink()
+    assert damage(tmp_path, record) == "part 'batch_0000000.parquet' is missing"
 
 
 def test_reading_some_columns(tmp_path: Path) -> None:
     """Only columns asked for come, those the file lacks are left out, and a dot in a name is part of the name."""
     table = pa.table({"s": [{"x": 1}], "s.x": [2], "b": [3]})
-    write_part(tmp_path, 0, table, abandoned=lambda: False)
+    write_part(tmp_path, 0, table)
     path = tmp_path / part_name(0)
     assert read_table(path, ["s.x", "gone"]).to_pydict() == {"s.x": [2]}
     assert read_table(path, ["b", "s"]).to_pydict() == {"b": [3], "s": [{"x": 1}]}

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
+from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import MANIFEST_NAME, encode, read
 from seedbed.store.parts import part_name, read_table
 from seedbed.store.records import Drop, Header
-from seedbed.store.writer import DatasetWriter, check_output
+from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ class TestOutput:
         out = tmp_path / "out"
         with DatasetWriter.create(out, HEADER), pytest.raises(OutputDirectoryError, match="another process is writing"):
             DatasetWriter.open(out)
-        writer, _ = DatasetWriter.open(out)
+        writer, _, _ = DatasetWriter.open(out)
         writer.close()
 
 
@@ -112,12 +113,12 @@ def test_a_group_is_written_once(tmp_path: Path) -> None:
     assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
 
 
-@pytest.mark.parametrize("at", ["synced", "directory-synced"])
-def test_an_abandoned_group_does_not_exist(tmp_path: Path, at: str) -> None:
+@pytest.mark.parametrize("at", ["part synced", "part directory synced"])
+def test_an_abandoned_group_does_not_exist(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that was given up, before or after its rename, leaves neither file nor line."""
     steps: list[str] = []
-    with DatasetWriter.create(tmp_path, HEADER, step=steps.append) as writer:
-        steps.clear()
+    with DatasetWriter.create(tmp_path, HEADER) as writer:
+        monkeypatch.setattr(faults, "hook", steps.append)
         assert writer.write_group(0, {"a": [1]}, start=0, stop=2, abandoned=lambda: at in steps) is None
         assert names(tmp_path) == [MANIFEST_NAME]
         assert read(tmp_path).manifest.groups == {}
@@ -155,6 +156,68 @@ def test_a_checkpoint_writes_as_much_whatever_came_before(tmp_path: Path) -> Non
             writer.write_group(index, {"a": [1, 2], "b": ["x", "y"]}, start=index * 2, stop=index * 2 + 2)
             sizes.append(path.stat().st_size - before)
     assert len(set(sizes)) == 1
+
+
+class TestAddRows:
+    def test_rows_go_where_they_belong(self, tmp_path: Path) -> None:
+        """New rows are put between those that were there, and drops, revision and the content of the part follow."""
+        drops = [Drop(row=row, column="b", attempts=3, error="no", kind="failed") for row in (0, 2)]
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1, 3], "b": ["x", "y"]}, start=0, stop=4, drops=drops, removed=5, added=6)
+            group = writer.add_rows(0, {"a": [2.5], "b": [None]}, order=[0, 2, 1], drops=drops[:1])
+            assert group is not None
+            assert (group.revision, group.rows, group.drops) == (1, 3, tuple(drops[:1]))
+            assert (group.start, group.stop, group.removed, group.added) == (0, 4, 5, 6)
+            assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+        dataset = Dataset.open(tmp_path)
+        dataset.verify()
+        assert dataset.to_polars().rows() == [(1.0, "x"), (2.5, None), (3.0, "y")]
+
+    def test_groups_that_had_no_rows_or_get_none(self, tmp_path: Path) -> None:
+        """A group without a part gets one, and one that gets no rows keeps what it had."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": []}, {"a": [1, 2]})
+            writer.add_rows(0, {"a": [5]}, order=[0], drops=[])
+            assert writer.add_rows(1, None, order=[0, 1], drops=[]) is not None
+            writer.write_group(2, None, start=4, stop=6, skipped="the processor failed")
+            writer.write_group(2, {"a": [6]}, start=4, stop=6)
+            assert writer.add_rows(2, None, order=[], drops=[]) is not None
+            assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME]
+        assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [5, 1, 2]
+
+    def test_values_of_another_type(self, tmp_path: Path) -> None:
+        """A value that the column of the part cannot hold is kept as text, as it would be in a part made at once."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1, 2], "b": [1, 2]}, start=0, stop=3)
+            group = writer.add_rows(0, {"a": ["x"], "b": [3]}, order=[0, 1, 2], drops=[])
+            assert group is not None
+            assert [conflict.column for conflict in group.conflicts] == ["a"]
+        assert read_table(tmp_path / part_name(0)).to_pydict() == {"a": ["1", "2", '"x"'], "b": [1, 2, 3]}
+
+    def test_given_up(self, tmp_path: Path) -> None:
+        """Rows that were given up before they counted leave everything as it was."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1]}, start=0, stop=2)
+            assert writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[], abandoned=lambda: True) is None
+            assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+        assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
+
+    def test_a_disk_that_refuses_the_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the new line cannot be written the old content counts and nothing is left behind."""
+
+        def hook(name: str) -> None:
+            if name == "line written":
+                raise OSError(28, "no space left on device")
+
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1]}, start=0, stop=2)
+            with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+                patch.setattr(faults, "hook", hook)
+                writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[])
+            assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+            assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
+            writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[])
+        assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1, 2]
 
 
 class TestFinish:
@@ -223,8 +286,9 @@ class TestOpen:
         (tmp_path / ".batch_0000000.parquet.abc.tmp").write_bytes(b"")
         with (tmp_path / MANIFEST_NAME).open("ab") as file:
             file.write(encode(HEADER)[:40])
-        writer, manifest = DatasetWriter.open(tmp_path)
+        writer, manifest, damage = DatasetWriter.open(tmp_path)
         with writer:
+            assert damage == ()
             assert set(manifest.groups) == {1}
             assert names(tmp_path) == [part_name(1), MANIFEST_NAME]
             writer.write_group(0, {"a": [1, None]}, start=0, stop=2)
@@ -233,11 +297,41 @@ class TestOpen:
         assert (dataset.complete, dataset.damaged_lines) == (True, ())
         assert dataset.to_polars()["a"].to_list() == [1, None, 3, 4]
 
+    def test_damaged_parts_are_not_there(self, tmp_path: Path) -> None:
+        """A part that was changed, cut off or removed is named, and its row group can be written again."""
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=8)) as writer:
+            for index in range(4):
+                writer.write_group(index, {"a": [index, index]}, start=2 * index, stop=2 * index + 2)
+            writer.finish()
+            writer.write_processed(pl.DataFrame({"z": [1]}))
+        data = (tmp_path / part_name(0)).read_bytes()
+        (tmp_path / part_name(0)).write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+        (tmp_path / part_name(1)).write_bytes(data[:-1])
+        (tmp_path / part_name(2)).unlink()
+        (tmp_path / PROCESSED_NAME).write_bytes(b"")
+        writer, manifest, damage = DatasetWriter.open(tmp_path)
+        with writer:
+            assert [sentence.partition("; ")[2] for sentence in damage] == [
+                "rows 0 to 1 are made again",
+                "rows 2 to 3 are made again",
+                "rows 4 to 5 are made again",
+                "the processors over the whole dataset run again",
+            ]
+            assert (set(manifest.groups), manifest.complete, manifest.processed) == ({3}, False, None)
+            assert names(tmp_path) == [part_name(3), MANIFEST_NAME]
+            for index in range(3):
+                writer.write_group(index, {"a": [index, index]}, start=2 * index, stop=2 * index + 2)
+            writer.finish()
+        dataset = Dataset.open(tmp_path)
+        dataset.verify()
+        assert dataset.complete
+        assert dataset.to_polars()["a"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3]
+
     def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
         """A conflict that was found before the process died is reported at the end."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(0, {"a": [1, "x"]}, start=0, stop=2)
-        writer, _ = DatasetWriter.open(tmp_path)
+        writer, _, _ = DatasetWriter.open(tmp_path)
         with writer:
             assert [conflict.column for conflict in writer.finish()] == ["a"]
 

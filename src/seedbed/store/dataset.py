@@ -12,7 +12,7 @@ from polars.io.plugins import register_io_source
 from ..errors import PartError
 from .dtypes import stored
 from .manifest import Manifest, ManifestFile, read
-from .parts import checksum, present, read_table
+from .parts import damage, locate, read_table
 from .schema import Conflict, conflict_error, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Dataset:
         self.path = path
         self._content = content
         processed = None if raw else content.manifest.processed
-        self._parts = _parts(path, content.manifest) if processed is None else (processed.part,)
+        self._parts = _parts(content.manifest) if processed is None else (processed.part,)
         self._schema, self._conflicts = (
             self._unified() if processed is None else (processed.part.schema, processed.conflicts)
         )
@@ -109,10 +109,10 @@ class Dataset:
     def scan(self, columns: Sequence[str] | None = None) -> pl.LazyFrame:
         """Return the rows as a lazy frame; `SchemaConflict` if a column asked for has no one type."""
         schema = self._selected(columns)
-        paths = [self.path / part.name for part in self._parts]
-        for path in paths:
+        paths = [locate(self.path, part) for part in self._parts]
+        for path, part in zip(paths, self._parts, strict=True):
             if not path.is_file():
-                raise PartError(f"part {path.name!r} is missing in {str(self.path)!r}")
+                raise PartError(f"part {part.name!r} is missing in {str(self.path)!r}")
         dtypes = _frame(schema.empty_table()).schema
         if not paths or not schema.names:
             return pl.LazyFrame(schema=dtypes)
@@ -132,14 +132,16 @@ class Dataset:
         return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self._parts)])
 
     def verify(self) -> None:
-        """Read every file and compare it with its checksum; `PartError` names the first that differs."""
+        """Read every file and compare it with its checksum; `PartError` names those that differ."""
+        found = list(self._damaged_parts())
+        if found:
+            raise PartError(f"in {str(self.path)!r}: {'; '.join(found)}")
+
+    def _damaged_parts(self) -> Iterator[str]:
         for part in self._parts:
-            try:
-                found = checksum(self.path / part.name)
-            except OSError as error:
-                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {error}") from error
-            if found != part.checksum:
-                raise PartError(f"part {part.name!r} in {str(self.path)!r} is damaged: its checksum differs")
+            wrong = damage(self.path, part)
+            if wrong is not None:
+                yield wrong
 
     def _unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
         manifest = self._content.manifest
@@ -164,7 +166,7 @@ class Dataset:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _read(self, part: PartRecord, schema: pa.Schema) -> pa.Table:
-        table, conflicts = conform(read_table(self.path / part.name, schema.names), schema, part=part.name)
+        table, conflicts = conform(read_table(locate(self.path, part), schema.names), schema, part=part.name)
         if conflicts:
             raise conflict_error(conflicts)
         return table
@@ -184,9 +186,9 @@ class Dataset:
             yield frame if predicate is None else frame.filter(predicate)
 
 
-def _parts(path: Path, manifest: Manifest) -> tuple[PartRecord, ...]:
-    found = (present(path, manifest.contents(index)) for index in sorted(manifest.groups))
-    return tuple(part for part in found if part is not None)
+def _parts(manifest: Manifest) -> tuple[PartRecord, ...]:
+    parts = (group.part for _, group in sorted(manifest.groups.items()))
+    return tuple(part for part in parts if part is not None)
 
 
 def _as_stored(part: PartRecord, schema: pa.Schema) -> bool:

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from .journal_log import Spent
 
 
+def has_journal(directory: Path) -> bool:
+    """Whether there is a journal in this directory, or was and should be."""
+    return any((directory / name).exists() for name in (JOURNAL_NAME, MARK_NAME))
+
+
 @attrs.frozen(kw_only=True)
 class Batch:
     """What one commit makes durable: entries in order by row group, and what all runs have spent if that changed."""
@@ -114,7 +119,7 @@ class Journal:
         Values of types that are not known to be harmless are read only if the directory is `trusted`, that is, may run
         code as the caller's own does; otherwise the entries that hold them are left out.
         """
-        if not (directory / JOURNAL_NAME).exists():
+        if not has_journal(directory):
             return cls.create(directory), Recovered()
         journal = cls(directory, Log(), trusted=trusted)
         return journal, journal._recover()

@@ -1,9 +1,9 @@
 """The manifest: an append-only log that says what the dataset directory holds.
 
-A line is one JSON record with a checksum as its last key, followed by two newlines. A checkpoint appends one line
+A line is one JSON record with a checksum as its last key, followed by two newlines. A checkpoint appends one record
 whatever came before it, so it costs the same for the first row group and the millionth. Damage costs only the line it
-hits: even a lost newline joins no two lines, because the other one still parts them. The header, without which the rest
-means nothing, is written twice.
+hits: even a lost newline joins no two lines, because the other one still parts them. Every line is written twice, so
+that damage in one place costs nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..errors import ManifestError
+from ..runtime import faults
 from .records import (
     FORMAT,
     Finished,
     GroupRecord,
     Header,
-    PartRecord,
     Processed,
     Record,
-    Rewritten,
     Spending,
     record_from_dict,
     record_to_dict,
@@ -32,7 +31,7 @@ from .records import (
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable
+    from collections.abc import Sequence
     from pathlib import Path
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -48,8 +47,6 @@ class Manifest:
 
     header: Header | None = None
     groups: dict[int, GroupRecord] = attrs.field(factory=dict)
-    # What the part of a group may hold besides what its group record says, oldest first.
-    rewritten: dict[int, list[PartRecord]] = attrs.field(factory=dict)
     finished: Finished | None = None
     processed: Processed | None = None
     spending: Spending | None = None
@@ -64,10 +61,7 @@ class Manifest:
             case GroupRecord():
                 self.groups[record.index] = record
                 # The unified schema and what was made of the whole know nothing of this group.
-                self.rewritten.pop(record.index, None)
                 self.finished = self.processed = None
-            case Rewritten():
-                self.rewritten.setdefault(record.index, []).append(record.part)
             case Finished():
                 self.finished = record
             case Processed():
@@ -85,29 +79,37 @@ class Manifest:
         """Whether the build said that it finished and every row group is there."""
         return self.finished is not None and all(index in self.groups for index in range(self.expected_groups))
 
-    def contents(self, index: int) -> tuple[PartRecord, ...]:
-        """Return what the part of this group may hold, the likeliest first; empty if it has none.
-
-        Once the build finished, the last rewriting is what the file holds.
-        """
-        group = self.groups.get(index)
-        if group is None or group.part is None:
-            return ()
-        newest_first = (*reversed(self.rewritten.get(index, [])), group.part)
-        return newest_first[:1] if self.finished else newest_first
-
 
 @attrs.frozen(kw_only=True)
 class ManifestFile:
     """A manifest as it was read.
 
-    `damaged` are the numbers of lines that cannot be trusted; `length` is how many bytes count: what follows is a line
-    that was being written when the process died.
+    `damaged` are the numbers of lines that cannot be trusted, `lost` those among them of which no other copy is left;
+    `length` is how many bytes count: what follows is a line that was being written when the process died.
     """
 
     manifest: Manifest
     damaged: tuple[int, ...]
+    lost: tuple[int, ...]
     length: int
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """One sentence for what is damaged and what that costs."""
+        sentences = []
+        if spared := [number for number in self.damaged if number not in self.lost]:
+            sentences.append(f"{_lines(spared)} damaged; nothing is lost, there is a copy of what it said")
+        if self.lost:
+            sentences.append(
+                f"{_lines(self.lost)} damaged and without a copy; a row group that was listed there is made again"
+            )
+        return tuple(sentences)
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"line {numbers[0]} of {MANIFEST_NAME!r} is"
+    return f"lines {', '.join(map(str, numbers))} of {MANIFEST_NAME!r} are"
 
 
 def encode(record: Record) -> bytes:
@@ -131,19 +133,34 @@ def decode(line: bytes) -> Record | None:
 def parse(data: bytes) -> ManifestFile:
     """Read the bytes of a manifest, whatever happened to them."""
     manifest = Manifest()
-    damaged = []
     *lines, tail = data.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        record = decode(line) if line else None
-        if record is not None:
-            manifest.apply(record)
-        elif line:
-            damaged.append(number)
+    found = [(number, line, decode(line)) for number, line in enumerate(lines, start=1) if line]
     last = decode(tail)
     if last is not None:
-        manifest.apply(last)
-    torn = 0 if last is not None else len(tail)
-    return ManifestFile(manifest=manifest, damaged=tuple(damaged), length=len(data) - torn)
+        found.append((len(lines) + 1, tail, last))
+    damaged = [number for number, _, record in found if record is None]
+    lost: list[int] = []
+    # A run of damaged lines cost nothing if it is no longer than the copies that the records beside it lack.
+    run: list[int] = []
+    lacking = position = 0
+    while position < len(found):
+        number, line, record = found[position]
+        position += 1
+        if record is None:
+            run.append(number)
+            continue
+        manifest.apply(record)
+        copies = 1
+        while position < len(found) and found[position][1] == line:
+            position += 1
+            copies += 1
+        if len(run) > lacking + copies % 2:
+            lost += run
+        run, lacking = [], copies % 2
+    if len(run) > lacking:
+        lost += run
+    length = len(data) - (len(tail) if last is None else 0)
+    return ManifestFile(manifest=manifest, damaged=tuple(damaged), lost=tuple(lost), length=length)
 
 
 def is_dataset(directory: Path) -> bool:
@@ -168,19 +185,19 @@ def read(directory: Path) -> ManifestFile:
     return content
 
 
-def append(file: io.FileIO, record: Record, *, step: Callable[[str], None]) -> None:
-    """Append a record and wait until it is on disk; after an error the file ends where it ended before."""
+def append(file: io.FileIO, record: Record) -> None:
+    """Append a record, twice, and wait until it is on disk; after an error the file ends where it ended before."""
     end = file.seek(0, os.SEEK_END)
     try:
-        rest = memoryview(encode(record))
+        rest = memoryview(encode(record) * 2)
         while rest:
             rest = rest[file.write(rest) :]
-        step("line-written")
+        faults.reach("line written")
         os.fsync(file.fileno())
     except OSError:
         file.truncate(end)
         raise
-    step("line-synced")
+    faults.reach("line synced")
 
 
 def _checksum(body: bytes) -> bytes:

@@ -8,15 +8,17 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
+import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import PartError
+from ..runtime import faults
 from .records import PartRecord
 from .schema import stored_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 _SUFFIX = ".tmp"
@@ -27,82 +29,84 @@ def part_name(index: int) -> str:
     return f"batch_{index:07d}.parquet"
 
 
-def no_step(name: str) -> None:
-    """Do nothing between two steps; tests stop the process there instead."""
+def stage(path: Path, table: pa.Table) -> PartRecord:
+    """Write a compressed parquet file under a temporary name, the record's `staged`, and wait until it is on disk.
 
-
-def write_part(
-    directory: Path,
-    index: int,
-    table: pa.Table,
-    *,
-    abandoned: Callable[[], bool],
-    step: Callable[[str], None] = no_step,
-) -> PartRecord | None:
-    """Write the part of a row group; None, and no file, if `abandoned()` says so directly before the rename."""
-    return write_table(directory / part_name(index), table, commit=lambda _: not abandoned(), step=step)
-
-
-def write_table(
-    path: Path, table: pa.Table, *, commit: Callable[[PartRecord], bool], step: Callable[[str], None] = no_step
-) -> PartRecord | None:
-    """Write a compressed parquet file under a temporary name, wait until it is on disk, and rename it.
-
-    `commit` is asked directly before the rename, with what the file will hold; if it says no, or anything raises, the
-    temporary file is removed and nothing else has changed.
+    If anything raises the temporary file is removed and nothing has changed.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_SUFFIX}")
     try:
         pq.write_table(stored_table(table), temporary, compression="zstd")
-        step("written")
+        faults.reach("part written")
         with temporary.open("r+b") as file:
             os.fsync(file.fileno())
-        step("synced")
-        record = PartRecord(
+        # Its name too: a manifest that lists what is staged must never be ahead of it.
+        sync_directory(path.parent)
+        faults.reach("part synced")
+        return PartRecord(
             name=path.name,
             rows=table.num_rows,
             size=temporary.stat().st_size,
             checksum=checksum(temporary),
             schema=table.schema.remove_metadata(),
+            staged=temporary.name,
         )
-        if not commit(record):
-            return None
-        step("committed")
-        temporary.replace(path)
-        step("renamed")
-        sync_directory(path.parent)
-        step("directory-synced")
-        return record
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+def place(directory: Path, part: PartRecord) -> PartRecord:
+    """Give a staged file the name of its part, in place of what had it before; the record no longer says `staged`."""
+    if part.staged is not None:
+        (directory / part.staged).replace(directory / part.name)
+        faults.reach("part renamed")
+        sync_directory(directory)
+        faults.reach("part directory synced")
+    return attrs.evolve(part, staged=None)
+
+
+def discard(directory: Path, part: PartRecord) -> None:
+    """Remove a staged file that is not to count."""
+    if part.staged is not None:
+        (directory / part.staged).unlink(missing_ok=True)
+
+
+def locate(directory: Path, part: PartRecord) -> Path:
+    """Return where the content of a part is: still staged if the process died, or has not come, before the rename."""
+    if part.staged is not None and (directory / part.staged).exists():
+        return directory / part.staged
+    return directory / part.name
+
+
+def damage(directory: Path, part: PartRecord) -> str | None:
+    """Read a whole part and say what is wrong with it, if anything is; `PermissionError` if that may not be known."""
+    path = locate(directory, part)
+    try:
+        size = path.stat().st_size
+        if size != part.size:
+            return f"part {part.name!r} is damaged: it has {size:,} bytes and should have {part.size:,}"
+        return None if checksum(path) == part.checksum else f"part {part.name!r} is damaged: its checksum differs"
+    except FileNotFoundError:
+        return f"part {part.name!r} is missing"
+    except PermissionError:
+        raise
+    except OSError as error:
+        return f"part {part.name!r} cannot be read: {error}"
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a parquet file, or only some of its columns (those it lacks are left out); `PartError` if it cannot be."""
     try:
         with pq.ParquetFile(path) as file:
-            present = file.schema_arrow.names
-            names = present if columns is None else [name for name in columns if name in present]
+            there = file.schema_arrow.names
+            names = there if columns is None else [name for name in columns if name in there]
             # A dotted name also matches a field inside a struct, so that more may come than was asked for.
             return file.read(columns=names).select(names)
     except FileNotFoundError as error:
         raise PartError(f"part {path.name!r} is missing in {str(path.parent)!r}") from error
     except (OSError, pa.ArrowException) as error:
         raise PartError(f"part {path.name!r} in {str(path.parent)!r} cannot be read: {error}") from error
-
-
-def present(directory: Path, contents: Sequence[PartRecord]) -> PartRecord | None:
-    """Return which of the contents that the manifest allows a part is what its file holds now, if any is allowed.
-
-    More than one is allowed only where a rewriting was interrupted, so only then is the file read.
-    """
-    if len(contents) > 1:
-        try:
-            found = checksum(directory / contents[0].name)
-        except OSError:
-            found = ""
-        return next((record for record in contents if record.checksum == found), contents[0])
-    return contents[0] if contents else None
 
 
 def checksum(path: Path) -> str:

@@ -42,13 +42,17 @@ class Drop:
 
 @attrs.frozen(kw_only=True)
 class PartRecord:
-    """A parquet file of the dataset: how many rows, how many bytes, what they must hash to, and their types."""
+    """A parquet file of the dataset: how many rows, how many bytes, what they must hash to, and their types.
+
+    `staged` is the name that the file has until it takes the place of one that was listed before under `name`.
+    """
 
     name: str
     rows: int
     size: int
     checksum: str
     schema: pa.Schema
+    staged: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +82,8 @@ class Header:
 class GroupRecord:
     """A finished row group: source rows `start` to `stop` (not included), and what became of them.
 
-    `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not.
+    `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not. `revision`
+    counts how often dropped rows of it were tried again.
     """
 
     index: int
@@ -90,19 +95,12 @@ class GroupRecord:
     added: int = 0
     conflicts: tuple[Conflict, ...] = ()
     skipped: str | None = None
+    revision: int = 0
 
     @property
     def rows(self) -> int:
         """Rows in the part."""
         return self.part.rows if self.part else 0
-
-
-@attrs.frozen(kw_only=True)
-class Rewritten:
-    """A second content that the part of a group may have from now on; listed before the file is replaced."""
-
-    index: int
-    part: PartRecord
 
 
 @attrs.frozen(kw_only=True)
@@ -128,12 +126,11 @@ class Spending:
     entries: tuple[tuple[str, str, int, int, int, float], ...]
 
 
-Record: TypeAlias = Header | GroupRecord | Rewritten | Finished | Processed | Spending
+Record: TypeAlias = Header | GroupRecord | Finished | Processed | Spending
 
 _KINDS: dict[str, type[Any]] = {
     "header": Header,
     "group": GroupRecord,
-    "rewritten": Rewritten,
     "finished": Finished,
     "processed": Processed,
     "spending": Spending,

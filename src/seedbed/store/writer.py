@@ -7,16 +7,18 @@ import os
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import attrs
 import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
+from ..runtime import faults
 from .manifest import MANIFEST_NAME, Manifest, append, read
-from .parts import is_temporary, no_step, part_name, present, read_table, sync_directory, write_part, write_table
-from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Rewritten, Spending
+from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
+from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -75,25 +77,21 @@ class DatasetWriter:
 
     Row groups may come in any order and from several threads at once: parts are written side by side, only the manifest
     is written under a lock. No other process may write the directory as long as this one does (`close`, or the end of
-    the process, lets go). `step` is called with a name between any two steps that change the disk.
+    the process, lets go).
     """
 
-    def __init__(self, directory: Path, file: io.FileIO, header: Header, step: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, file: io.FileIO, header: Header) -> None:
         self.path = directory
         self.header = header
         self.declared: dict[str, pa.DataType] = {field.name: field.type for field in header.declared}
         self._file = file
-        self._step = step
-        # Guards the manifest file and the two fields below it, which grow by one entry a row group.
+        # Guards the manifest file and what it lists, which grows by one entry a row group.
         self._lock = threading.Lock()
         self._closing = False
-        self._parts: dict[int, PartRecord | None] = {}
-        self._conflicts: list[Conflict] = []
+        self._groups: dict[int, GroupRecord] = {}
 
     @classmethod
-    def create(
-        cls, out: str | os.PathLike[str], header: Header, *, step: Callable[[str], None] = no_step
-    ) -> DatasetWriter:
+    def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
         """Make the directory, parents too, and start its manifest; `OutputDirectoryError` as in `check_output`."""
         directory = check_output(out)
         temporary = directory / f".{MANIFEST_NAME}.tmp"
@@ -107,28 +105,26 @@ class DatasetWriter:
             _lock_file(file, directory)
             _refuse_used(directory)
             file.truncate(0)
-            append(file, header, step=step)
-            append(file, header, step=step)
+            append(file, header)
             temporary.replace(directory / MANIFEST_NAME)
-            step("renamed")
+            faults.reach("manifest renamed")
             sync_directory(directory)
-            step("directory-synced")
+            faults.reach("manifest directory synced")
         except OSError as error:
             file.close()
             raise _unwritable(directory, error) from error
         except BaseException:
             file.close()
             raise
-        return cls(directory, file, header, step)
+        return cls(directory, file, header)
 
     @classmethod
-    def open(
-        cls, out: str | os.PathLike[str], *, step: Callable[[str], None] = no_step
-    ) -> tuple[DatasetWriter, Manifest]:
-        """Go on with an existing directory; return the writer and what is there.
+    def open(cls, out: str | os.PathLike[str]) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
+        """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
 
-        Temporary files, parts that the manifest does not list and a half-written last line are removed.
-        `ManifestError` if there is no manifest, `OutputDirectoryError` if another process writes it.
+        Temporary files, parts that the manifest does not list and a half-written last line are removed. Every part is
+        read: a row group whose part is damaged is not there any more, neither for the writer nor in the manifest that
+        is returned. `ManifestError` if there is no manifest, `OutputDirectoryError` if another process writes it.
         """
         directory = Path(out)
         read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
@@ -142,15 +138,38 @@ class DatasetWriter:
             file.truncate(content.length)
             manifest = content.manifest
             assert manifest.header is not None, "read() refuses a manifest without a header"
-            writer = cls(directory, file, manifest.header, step)
-            for index, group in manifest.groups.items():
-                writer._parts[index] = present(directory, manifest.contents(index))
-                writer._conflicts.extend(group.conflicts)
+            writer = cls(directory, file, manifest.header)
+            found = (*content.damage, *writer._take(manifest))
             writer._remove_leftovers(processed=manifest.processed is not None)
+        except OSError as error:
+            file.close()
+            raise _unwritable(directory, error) from error
         except BaseException:
             file.close()
             raise
-        return writer, manifest
+        return writer, manifest, found
+
+    def _take(self, manifest: Manifest) -> Iterator[str]:
+        """Take over what is listed and whole; take the rest out of the manifest and say what it was."""
+        for index, group in list(manifest.groups.items()):
+            part = group.part
+            if part is not None:
+                wrong = damage(self.path, part)
+                if wrong is not None:
+                    del manifest.groups[index]
+                    yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are made again"
+                    continue
+                if part.staged is not None:
+                    # The process died before the rename, or after it.
+                    with suppress(FileNotFoundError):
+                        place(self.path, part)
+                    manifest.groups[index] = attrs.evolve(group, part=attrs.evolve(part, staged=None))
+            self._groups[index] = manifest.groups[index]
+        if manifest.processed is not None:
+            wrong = damage(self.path, manifest.processed.part)
+            if wrong is not None:
+                manifest.processed = manifest.finished = None
+                yield f"{wrong}; the processors over the whole dataset run again"
 
     def grow(self, header: Header) -> None:
         """Let another header count from now on: that of a dataset with more rows, or of code that changed.
@@ -158,8 +177,6 @@ class DatasetWriter:
         What was made of the whole dataset no longer counts and goes; `finish` is due again.
         """
         with self._alone():
-            # Twice, as the first one: without a header the rest means nothing.
-            self._append(header)
             self._append(header)
             self.header = header
             (self.path / PROCESSED_NAME).unlink(missing_ok=True)
@@ -182,12 +199,13 @@ class DatasetWriter:
         None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
         with self._alone():
-            if index in self._parts:
+            # A group that was skipped as a whole has no rows: it may be made after all.
+            if index in self._groups and self._groups[index].skipped is None:
                 raise StoreError(f"row group {index} is already in {str(self.path)!r}")
         part = None
         table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=part_name(index))
         if table.num_rows:
-            part = write_part(self.path, index, table, abandoned=abandoned, step=self._step)
+            part = self._write(self.path / part_name(index), table, abandoned)
             if part is None:
                 return None
         group = GroupRecord(
@@ -207,9 +225,67 @@ class DatasetWriter:
                     (self.path / part.name).unlink(missing_ok=True)
                 return None
             self._append(group)
-            self._parts[index] = part
-            self._conflicts.extend(conflicts)
+            self._groups[index] = group
         return group
+
+    def add_rows(
+        self,
+        index: int,
+        rows: Mapping[str, Sequence[Any]] | pl.DataFrame | None,
+        *,
+        order: Sequence[int],
+        drops: Iterable[Drop],
+        abandoned: Callable[[], bool] = lambda: False,
+    ) -> GroupRecord | None:
+        """Add rows to a row group that is written: its part is replaced as a whole, and its line by a newer one.
+
+        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left.
+        None if `abandoned()` turned true before the new content counted: then the old one still does.
+        """
+        with self._alone():
+            before = self._groups[index]
+        added, conflicts = arrow_table({} if rows is None else rows, self.declared, part=part_name(index))
+        table = added
+        if before.part is not None:
+            old = read_table(self.path / before.part.name)
+            table, more = _joined([old, added], self.declared, self.header.columns, part_name(index))
+            conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
+        table = table.take(pa.array(order, pa.int64()))
+        after = attrs.evolve(before, part=None, drops=tuple(drops), conflicts=conflicts, revision=before.revision + 1)
+        staged = stage(self.path / part_name(index), table) if table.num_rows else None
+        with self._alone():
+            if abandoned():
+                if staged is not None:
+                    discard(self.path, staged)
+                return None
+            return self._replace(attrs.evolve(after, part=staged))
+
+    def _replace(self, group: GroupRecord) -> GroupRecord:
+        """List a group in place of what is listed, and rename its staged part.
+
+        Listed before the rename: at every instant the manifest names a file that is there and whole.
+        """
+        try:
+            self._append(group)
+        except BaseException:
+            if group.part is not None:
+                discard(self.path, group.part)
+            raise
+        faults.reach("part listed")
+        if group.part is None:
+            (self.path / part_name(group.index)).unlink(missing_ok=True)
+        else:
+            group = attrs.evolve(group, part=place(self.path, group.part))
+        self._groups[group.index] = group
+        return group
+
+    def _write(self, path: Path, table: pa.Table, abandoned: Callable[[], bool]) -> PartRecord | None:
+        """Write a file that nothing lists yet; None, and no file, if it was given up directly before the rename."""
+        staged = stage(path, table)
+        try:
+            return None if abandoned() else place(self.path, staged)
+        finally:
+            discard(self.path, staged)
 
     def write_spending(self, entries: Iterable[tuple[str, str, int, int, int, float]]) -> None:
         """Note what all runs of this dataset have used so far."""
@@ -223,35 +299,32 @@ class DatasetWriter:
         is left as it is and the directory stays readable but unfinished.
         """
         with self._alone():
-            parts = [part for _, part in sorted(self._parts.items()) if part is not None]
+            groups = [group for _, group in sorted(self._groups.items())]
             schema, found = unify(
-                ((part.name, part.schema) for part in parts), declared=self.declared, order=self.header.columns
+                ((group.part.name, group.part.schema) for group in groups if group.part is not None),
+                declared=self.declared,
+                order=self.header.columns,
             )
-            conflicts = [*self._conflicts, *found]
-            for index, part in sorted(self._parts.items()):
+            conflicts = [*(conflict for group in groups for conflict in group.conflicts), *found]
+            for group in groups:
                 if abandoned():
                     return distinct_conflicts(conflicts)
-                if part is not None and part.schema != schema:
-                    conflicts += self._rewrite(index, part, schema, {conflict.column for conflict in conflicts})
+                if group.part is not None and group.part.schema != schema:
+                    conflicts += self._rewrite(group, group.part, schema, {conflict.column for conflict in conflicts})
             finished = Finished(schema=schema, conflicts=distinct_conflicts(conflicts))
             self._append(finished)
             self._remove_leftovers(processed=True)
             return finished.conflicts
 
-    def _rewrite(self, index: int, part: PartRecord, schema: pa.Schema, kept: set[str]) -> Sequence[Conflict]:
+    def _rewrite(self, group: GroupRecord, part: PartRecord, schema: pa.Schema, kept: set[str]) -> Sequence[Conflict]:
         """Rewrite a part in the unified schema; columns in conflict (`kept`, or found so now) stay as they are."""
         own = set(part.schema.names) & kept
         target = pa.schema([part.schema.field(field.name) if field.name in own else field for field in schema])
         if target == part.schema:
             return ()
-        table, conflicts = conform(read_table(self.path / part.name), target, part=part.name)
-
-        def list_first(record: PartRecord) -> bool:
-            # Listed before the rename, so that at every instant the file is one that the manifest knows.
-            self._append(Rewritten(index=index, part=record))
-            return True
-
-        self._parts[index] = write_table(self.path / part.name, table, commit=list_first, step=self._step)
+        path = self.path / part.name
+        table, conflicts = conform(read_table(path), target, part=part.name)
+        self._replace(attrs.evolve(group, part=stage(path, table)))
         return conflicts
 
     def write_processed(
@@ -259,7 +332,7 @@ class DatasetWriter:
     ) -> PartRecord | None:
         """Write what a processor made of the whole dataset beside the parts, which stay as they are."""
         table, conflicts = arrow_table(frame, {}, part=PROCESSED_NAME)
-        part = write_table(self.path / PROCESSED_NAME, table, commit=lambda _: not abandoned(), step=self._step)
+        part = self._write(self.path / PROCESSED_NAME, table, abandoned)
         if part is not None:
             with self._alone():
                 self._append(Processed(part=part, conflicts=conflicts))
@@ -294,10 +367,10 @@ class DatasetWriter:
                 self._lock.release()
 
     def _append(self, record: Record) -> None:
-        append(self._file, record, step=self._step)
+        append(self._file, record)
 
     def _remove_leftovers(self, *, processed: bool) -> None:
-        listed = {part.name for part in self._parts.values() if part is not None}
+        listed = {group.part.name for group in self._groups.values() if group.part is not None}
         if processed:
             listed.add(PROCESSED_NAME)
         for path in self.path.iterdir():
@@ -317,3 +390,28 @@ def _lock_file(file: io.FileIO, directory: Path) -> None:
         raise OutputDirectoryError(
             f"another process is writing {str(directory)!r}: wait until it is over or stop it; nothing was changed here"
         ) from error
+
+
+def _joined(
+    tables: Sequence[pa.Table], declared: Mapping[str, pa.DataType], order: Sequence[str], part: str
+) -> tuple[pa.Table, tuple[Conflict, ...]]:
+    """Return the rows of several tables as one; a column without one type for all becomes what its values are."""
+    schema, conflicts = unify(((part, table.schema) for table in tables), declared=declared, order=order)
+    arrays = []
+    found: list[Conflict] = []
+    fitting = [conform(table, schema, part=part) for table in tables]
+    misfits = {conflict.column for conflict in (*conflicts, *(each for _, more in fitting for each in more))}
+    for name in schema.names:
+        if name not in misfits:
+            columns = [table.column(name) for table, _ in fitting]
+            arrays.append(pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type))
+            continue
+        values = [
+            value
+            for table in tables
+            for value in (table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows)
+        ]
+        one, more = arrow_table({name: values}, declared, part=part)
+        arrays.append(one.column(name))
+        found += more
+    return pa.Table.from_arrays(arrays, names=schema.names), tuple(found)
