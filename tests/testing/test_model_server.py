@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -129,6 +130,21 @@ async def test_what_was_sent_to_whom_and_when_is_kept() -> None:
     assert [each.prompt for each in server.answers] == [each.prompt for each in server.requests]
     instants = [before, *(each.time for each in server.answers), time.monotonic()]
     assert instants == sorted(instants)
+
+
+def test_a_call_that_hangs_can_be_let_go() -> None:
+    """A test holds an answer back for as long as it likes and then lets it go, from its own thread."""
+    answers: list[Any] = []
+    with serve_openai_sync() as server, ThreadPoolExecutor(2) as pool:
+        one, two = (pool.submit(post, server.url, chat(f"[[hang]] {name}")) for name in ("one", "two"))
+        while server.statistics.in_flight < 2:
+            time.sleep(0.001)
+        server.release(lambda prompt: "two" in prompt)
+        answers.append(two.result(10))
+        assert not one.done()
+        server.release()
+        answers.append(one.result(10))
+    assert [status for status, *_ in answers] == [200, 200]
 
 
 async def test_a_key_is_asked_for() -> None:

@@ -32,7 +32,7 @@ from .wire_format import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from ..models.wire import Wire
     from .wire_format import Script
@@ -97,6 +97,9 @@ class OpenAIServer:
         self._record = record
         self._ssl_context = ssl_context
         self.timers = Timers()
+        # Calls that hang, each with what it waits in.
+        self._hanging: list[tuple[str, trio.CancelScope]] = []
+        self._token = trio.lowlevel.current_trio_token()
         # Pulsed at each change that a test may wait for.
         self._changed = trio.Event()
 
@@ -104,6 +107,15 @@ class OpenAIServer:
         """Wait until at least so much has happened."""
         while self.statistics.requests < requests or self.statistics.disconnects < disconnects:
             await self._changed.wait()
+
+    def release(self, wanted: Callable[[str], bool] = lambda _prompt: True) -> None:
+        """Answer the calls that hang now, or those of them whose prompt is wanted; from any thread."""
+        self._token.run_sync_soon(self._release, wanted)
+
+    def _release(self, wanted: Callable[[str], bool]) -> None:
+        for prompt, scope in self._hanging:
+            if wanted(prompt):
+                scope.cancel()
 
     def _pulse(self) -> None:
         if self._changed.statistics().tasks_waiting:
@@ -180,7 +192,10 @@ class OpenAIServer:
             statistics.max_in_flight = statistics.in_flight
         self._pulse()
         try:
-            is_there = await connection.wait(float("inf") if fate.outcome == "hang" else fate.latency)
+            if fate.outcome == "hang":
+                is_there = await self._hang(connection, prompt)
+            else:
+                is_there = await connection.wait(fate.latency)
         finally:
             statistics.in_flight -= is_work
         if not is_there:
@@ -208,6 +223,16 @@ class OpenAIServer:
             self._note(connection, 0)
             return False
         return await self._send(connection, 200, content)
+
+    async def _hang(self, connection: _Connection, prompt: str) -> bool:
+        """Wait until the call is released; whether the client is still there then."""
+        with trio.CancelScope() as scope:
+            self._hanging.append((prompt, scope))
+            try:
+                await connection.wire.wait_readable()
+            finally:
+                self._hanging.remove((prompt, scope))
+        return scope.cancelled_caught
 
     async def _send(
         self, connection: _Connection, status: int, content: bytes, headers: Mapping[str, str] | None = None
