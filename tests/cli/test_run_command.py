@@ -298,3 +298,48 @@ def test_progress_can_be_switched_off(tmp_path: Path) -> None:
     ended = seedbed("run", recipe(tmp_path), "-n", "10", "-o", tmp_path / "out", "--progress", "none", "--head", "0")
     assert ended.err == ""
     assert ended.out.startswith("10 of 10 rows in")
+
+
+def test_a_dataset_grows(tmp_path: Path) -> None:
+    """`resume --rows` makes more rows of a finished dataset, and its rows are those of one run; fewer are refused."""
+    path, out = recipe(tmp_path, TEXT), tmp_path / "out"
+    assert seedbed("run", path, "-n", "5", "-o", out).code == 0
+    ended = seedbed("resume", out, "--rows", "12", "--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["rows"], ended.json["written"]) == (12, 12)
+    assert ended.json["usage"]["review"]["calls"] == 12
+    assert seedbed("run", path, "-n", "12", "-o", tmp_path / "whole").code == 0
+    grown, whole = (library.Dataset.open(each).to_polars() for each in (out, tmp_path / "whole"))
+    assert grown.equals(whole)
+    ended = seedbed("resume", out, "-n", "3")
+    assert ended.code == 3
+    assert "rows: 12 there, 3 here; a dataset can grow, but rows are not taken away" in ended.err
+    assert seedbed("run", path, "-n", "14", "-o", out, "--resume").code == 0
+    assert library.Dataset.open(out).rows == 14
+
+
+def test_changes_are_told_and_accepted(tmp_path: Path) -> None:
+    """An edited prompt is refused field by field; edited code is too, until it is accepted."""
+    path, out = custom(tmp_path, "f", "def f(thing: str) -> str:\n    return 'old'\n"), tmp_path / "out"
+    run = ("run", path, "-n", "4", "-o", out, "--resume", "--allow-code")
+    assert seedbed(*run, "--buffer-size", "2").code == 0
+    (tmp_path / "mine.py").write_text("def f(thing: str) -> str:\n    return 'new'\n", encoding="utf-8")
+    ended = seedbed("resume", out, "--allow-code", "--rows", "6")
+    assert ended.code == 3
+    assert "columns.mine.function: its code was edited: mine:f" in ended.err
+    assert "--accept-changes" in ended.err
+    ended = seedbed("resume", out, "--allow-code", "--rows", "6", "--accept-changes")
+    assert ended.code == 0, ended.err
+    assert library.Dataset.open(out).to_polars()["mine"].to_list() == ["old"] * 4 + ["new"] * 2
+    path.write_text(path.read_text(encoding="utf-8").replace("lamp", "torch"), encoding="utf-8")
+    ended = seedbed("run", path, "-n", "6", "-o", out, "--resume", "--allow-code", "--accept-changes")
+    assert ended.code == 3
+    assert "columns.thing.values" in ended.err
+
+
+def test_options_of_a_resume_need_one(tmp_path: Path) -> None:
+    """`run --accept-changes` without --resume is refused before anything is written."""
+    ended = seedbed("run", recipe(tmp_path), "-n", "1", "-o", tmp_path / "out", "--accept-changes")
+    assert ended.code == 2
+    assert "accept_changes is about a dataset that is there: it needs out and resume=True" in ended.err
+    assert not (tmp_path / "out").exists()

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 # Byte code differs between versions of Python and with -O: digests with another tag cannot be compared.
 _TAG = f"{sys.implementation.cache_tag}-{sys.flags.optimize}"
 _HAS_DOCSTRING: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # since Python 3.14; before, the first constant tells
+# What kind of function it is; other flags say how it was compiled, such as imports from __future__.
+_FLAGS = (
+    inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
+    | inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+    | inspect.CO_ITERABLE_COROUTINE
+)
 _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -89,7 +98,7 @@ def _code(code: CodeType) -> tuple[Any, ...]:
         documented = not code.co_name.startswith("<") and bool(constants) and isinstance(constants[0], str)
     if documented:
         constants[0] = None
-    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & ~_HAS_DOCSTRING)
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     return (shape, names, code.co_code, code.co_exceptiontable, [_plain(each) for each in constants])
 

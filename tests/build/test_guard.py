@@ -1,0 +1,231 @@
+"""Which directory a build may go on with, and what is said of one that it may not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seedbed as sb
+from seedbed.build.guard import check_resumable
+from seedbed.build.source import make_source
+from seedbed.errors import ConfigError, ManifestError
+from seedbed.store.records import Header
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=120),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def header(fingerprint: dict[str, Any], rows: int = 10) -> Header:
+    """The header of a directory with one column."""
+    return Header(rows=rows, buffer_size=4, columns=("a",), fingerprint=fingerprint, created=0.0, version="0")
+
+
+def refusal(there: dict[str, Any], here: dict[str, Any], **options: Any) -> list[str]:
+    """The lines of the error that a build gets."""
+    with pytest.raises(ManifestError) as raised:
+        check_resumable(header(there), here, **{"rows": 10, "outputs": ("a",), **options})
+    first, *lines = str(raised.value).split("\n")
+    assert first == "the directory belongs to another build and cannot be resumed by this one:"
+    return lines
+
+
+@given(json_values, json_values)
+def test_only_equal_values_pass(there: Any, here: Any) -> None:
+    """What is equal is gone on with as it is; of what is not, something is told, in short lines."""
+    if there == here and json.dumps(there) == json.dumps(here):
+        found = check_resumable(header({"x": there}), {"x": here}, outputs=("a",), rows=10)
+        assert found == header({"x": there})
+    elif there != here:
+        lines = refusal({"x": there}, {"x": here})
+        assert lines
+        assert all(line.startswith("  - x") for line in lines)
+
+
+class TestWhatIsTold:
+    def test_fields_by_their_place(self) -> None:
+        """Columns go by name, lists of one length by position, the rest as a whole."""
+        there = {"seed": 1, "columns": [{"name": "a", "values": ["x", "y"]}, {"name": "b"}], "processors": [{"e": 1}]}
+        here = {"seed": 2, "columns": [{"name": "a", "values": ["x", "z"]}, {"name": "c"}], "processors": [{"e": 2}]}
+        assert refusal(there, here) == [
+            "  - seed: 1 there, 2 here",
+            "  - columns.a.values[1]: 'y' there, 'z' here",
+            "  - columns.b: {'name': 'b'} there, nothing here",
+            "  - columns.c: nothing there, {'name': 'c'} here",
+            "  - processors[0].e: 1 there, 2 here",
+        ]
+
+    def test_another_order_of_columns(self) -> None:
+        """Is told as such."""
+        columns = [{"name": "a"}, {"name": "b"}]
+        assert refusal({"columns": columns}, {"columns": columns[::-1]}) == [
+            "  - columns: in the order a, b there, b, a here"
+        ]
+
+    def test_long_texts_around_the_first_difference(self) -> None:
+        """What comes before and after is left out."""
+        there, here = "w" * 200 + " in a friendly tone" + "v" * 200, "w" * 200 + " in an angry tone" + "v" * 200
+        (line,) = refusal({"prompt": there}, {"prompt": here})
+        assert "www in a friendly tonevvv" in line
+        assert "www in an angry tonevvv" in line
+        assert line.count("…") == 4
+        assert len(line) < 220
+
+    def test_fewer_rows(self) -> None:
+        """Rows are not taken away."""
+        assert refusal({}, {}, rows=9) == [
+            "  - rows: 10 there, 9 here; a dataset can grow, but rows are not taken away"
+        ]
+
+    def test_other_outputs(self) -> None:
+        """Code that now makes other columns is told by them, and cannot be accepted."""
+        assert refusal({}, {}, outputs=("a", "b"), accept_changes=True) == ["  - outputs: ['a'] there, ['a', 'b'] here"]
+
+
+CODE = {"code": {"columns.a.function": {"name": "m:f", "digest": "cpython-311-0:1"}}, "data": {}}
+EDITED = {"code": {"columns.a.function": {"name": "m:f", "digest": "cpython-311-0:2"}}, "data": {}}
+
+
+class TestElsewhere:
+    def test_changes_are_told_and_can_be_accepted(self) -> None:
+        """The error says how; once accepted, the directory knows the new code."""
+        lines = refusal(CODE, EDITED)
+        assert lines == [
+            "  - columns.a.function: its code was edited: m:f (cpython-311-0:1) there, m:f (cpython-311-0:2) here",
+            "to go on all the same and keep what is there: --accept-changes (accept_changes=True)",
+        ]
+        found = check_resumable(header(CODE), EDITED, outputs=("a",), rows=10, accept_changes=True)
+        assert found == header(EDITED)
+
+    def test_what_cannot_be_accepted(self) -> None:
+        """With another difference there is no such way out."""
+        lines = refusal({"seed": 1, **CODE}, {"seed": 2, **EDITED}, accept_changes=True)
+        assert lines[0] == "  - seed: 1 there, 2 here"
+        assert len(lines) == 2
+
+    @pytest.mark.parametrize(("resume", "out"), [(False, True), (True, False)])
+    @pytest.mark.parametrize("option", ["retry_dropped", "accept_changes"])
+    async def test_options_of_a_resume_alone(self, option: str, resume: bool, out: bool, tmp_path: Path) -> None:
+        """They are refused where nothing is gone on with."""
+        target = tmp_path / "d" if out else None
+        options: dict[str, Any] = {"resume": resume, option: True}
+        with pytest.raises(ConfigError, match=f"{option} is about a dataset that is there"):
+            async with sb.open_build([sb.Column("n", list, kind="from_scratch")], rows=1, out=target, **options):
+                pass
+
+
+def test_growth() -> None:
+    """More rows make another header, whose groups follow those that are there."""
+    grown = check_resumable(header({}), {}, outputs=("a",), rows=15)
+    assert (grown.rows, grown.segments) == (15, (10,))
+    assert attrs.evolve(grown, rows=10, segments=()) == header({})
+
+
+class TestRecipes:
+    """Whole recipes: what the fingerprint takes in besides the fields."""
+
+    def fingerprint(self, recipe: sb.Recipe, **options: Any) -> dict[str, Any]:
+        source = make_source(recipe, **options)
+        assert source.fingerprint is not None
+        return dict(source.fingerprint())
+
+    def test_a_seed_file_counts_by_its_content(self, tmp_path: Path) -> None:
+        """A file may be moved, but not edited; a pattern may name several."""
+        (tmp_path / "a.csv").write_text("x\n1\n")
+        recipe = sb.Recipe(columns=[sb.Seed("s", path=tmp_path / "a.csv")])
+        before = self.fingerprint(recipe)
+        (tmp_path / "a.csv").rename(tmp_path / "b.csv")
+        moved = sb.Recipe(columns=[sb.Seed("s", path="b.csv")], base=tmp_path)
+        assert self.fingerprint(moved) == before
+        (tmp_path / "b.csv").write_text("x\n2\n")
+        edited = self.fingerprint(moved)
+        assert list(edited["data"]) == ["columns.s.path"]
+        assert {**edited, "data": {}} == {**before, "data": {}}
+        assert edited["data"] != before["data"]
+        (tmp_path / "c.csv").write_text("x\n3\n")
+        several = self.fingerprint(sb.Recipe(columns=[sb.Seed("s", path="*.csv")], base=tmp_path))
+        assert several["data"]["columns.s.path"].startswith("2 files, 8 bytes")
+
+    def test_a_seed_file_far_away(self) -> None:
+        """Behind a URL it counts in the same way."""
+        fsspec = pytest.importorskip("fsspec")
+        memory = fsspec.filesystem("memory")
+        memory.pipe("/guard/a.csv", b"x\n1\n")
+        recipe = sb.Recipe(columns=[sb.Seed("s", path="memory://guard/a.csv")])
+        before = self.fingerprint(recipe)["data"]
+        memory.pipe("/guard/a.csv", b"x\n2\n")
+        assert self.fingerprint(recipe)["data"] != before
+        assert before["columns.s.path"].startswith("1 file, 4 bytes")
+
+    def test_a_frame_counts_by_its_rows(self) -> None:
+        """It has no file."""
+        one, other = (sb.Recipe(columns=[sb.Seed("s", frame=pl.DataFrame({"x": [x]}))]) for x in (1, 2))
+        assert self.fingerprint(one)["data"] == {}
+        assert self.fingerprint(one) != self.fingerprint(other)
+
+    def test_a_schema_counts_by_what_it_says(self, tmp_path: Path) -> None:
+        """Written down, in a file or of a class: it is the same column, and an edit of the file is another one."""
+        schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+        (tmp_path / "s.json").write_text(json.dumps(schema))
+
+        class Told:
+            @classmethod
+            def model_json_schema(cls, **_: str) -> dict[str, Any]:
+                return schema
+
+            @classmethod
+            def model_validate(cls, value: Any) -> Any:
+                return value
+
+        def recipe(given: Any) -> sb.Recipe:
+            column = sb.LLMStructured("a", model="m", prompt="p", schema=given)
+            return sb.Recipe(columns=[column], models={"m": sb.Scripted()}, base=tmp_path)
+
+        columns = [self.fingerprint(recipe(given))["columns"] for given in (schema, "s.json", Told)]
+        assert columns[0] == columns[1] == columns[2]
+        assert columns[0][0]["schema"] == schema
+        assert "columns.a.schema" in self.fingerprint(recipe(Told))["code"]
+        (tmp_path / "s.json").write_text(json.dumps({**schema, "required": []}))
+        assert self.fingerprint(recipe("s.json"))["columns"] != columns[0]
+
+    def test_functions_of_files_count_as_those_of_python(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A recipe written in Python is resumed by the file that is stored of it; its code is told by digest."""
+        (tmp_path / "guarded.py").write_text(
+            "import seedbed as sb\n\n@sb.column\ndef twice(n: int) -> int:\n    return n * 2\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        import guarded  # noqa: PLC0415
+
+        number = sb.Category("n", values=[1, 2])
+        written = sb.Recipe(columns=[number, guarded.twice])
+        named = sb.Recipe(columns=[number, sb.Custom("twice", "guarded:twice")], base=tmp_path)
+        code = self.fingerprint(written)["code"]["columns.twice.function"]
+        assert code["name"] == "guarded:twice"
+        assert "digest" in code
+        assert self.fingerprint(named) == self.fingerprint(written)
+
+    def test_processors_that_are_given_beside_the_recipe(self) -> None:
+        """They count too."""
+        recipe = sb.Recipe(columns=[sb.Category("n", values=[1, 2])])
+        processor = sb.Processor(stage="post_batch", apply=lambda frame: frame, name="same")
+        found = self.fingerprint(recipe, processors=[processor])
+        assert found["more_processors"] == [{"stage": "post_batch", "name": "same"}]
+        assert "more_processors[0].apply" in found["code"]
+
+    def test_models_that_nobody_uses(self) -> None:
+        """They may come and go."""
+        column = sb.LLMText("a", model="m", prompt="p")
+        one = sb.Recipe(columns=[column], models={"m": sb.Scripted()})
+        more = sb.Recipe(columns=[column], models={"m": sb.Scripted(), "n": sb.Scripted(model="other")})
+        assert self.fingerprint(one) == self.fingerprint(more)
