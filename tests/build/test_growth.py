@@ -132,6 +132,42 @@ def test_other_types_of_later_rows(tmp_path: Path) -> None:
     assert not dataset.verify()
 
 
+class Counter:
+    """Counts its cells, whatever they are; `remembers` tells its state, else it has to be called again."""
+
+    is_stateful = True
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def generate(self, n: int) -> int:
+        self.count += 1
+        return self.count * 1000 + n
+
+
+class Remembers(Counter):
+    """The same, which can tell its state."""
+
+    def get_state(self) -> int:
+        return self.count
+
+    def set_state(self, state: int) -> None:
+        self.count = state
+
+
+@pytest.mark.parametrize("kind", [Counter, Remembers])
+def test_stateful_generators_go_on(kind: type[Counter], tmp_path: Path) -> None:
+    """They give the rows that they would have given to a build of so many at once."""
+
+    def columns() -> list[sb.Column]:
+        return [sb.Column("n", numbers, kind="from_scratch"), sb.Column("c", kind())]
+
+    config = sb.RunConfig(buffer_size=3)
+    sb.build(columns(), rows=4, out=tmp_path / "d", config=config)
+    grown = sb.resume(tmp_path / "d", columns(), rows=9)
+    assert grown.to_polars().rows() == [(n, (n + 1) * 1000 + n) for n in range(9)]
+
+
 def test_changed_code_is_accepted_once(tmp_path: Path) -> None:
     """An edited function is refused; accepted, it makes the rest, and the directory knows it from then on."""
     out = tmp_path / "d"

@@ -1,4 +1,4 @@
-"""Going on with a directory that a build left unfinished, row group by row group."""
+"""Going on with a directory that a build left unfinished, cell by cell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Calls:
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.seen: list[int] = []
-        self.answered = 0
+        self.done: list[int] = []
         self.stop_at = stop_at
         self.build: sb.Build | None = None
 
@@ -36,7 +36,7 @@ class Calls:
             assert self.build is not None
             self.build.stop()
             await trio.sleep_forever()
-        self.answered += 1
+        self.done.append(n)
         context.report_usage(input_tokens=3, output_tokens=4, cost=0.5, model="m")
         return n * 2
 
@@ -56,7 +56,7 @@ async def stopped(out: Path, at: int = 25) -> Calls:
 
 
 async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> None:
-    """The dataset is that of a run without a stop, complete row groups are not made again, usage goes on counting."""
+    """The dataset is that of a run without a stop, nothing that was answered is asked again, usage goes on counting."""
     out = tmp_path / "d"
     before = await stopped(out)
     assert Dataset.open(out).rows == 20
@@ -64,13 +64,14 @@ async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> Non
     dataset = await sb.build_async(columns(again), rows=50, out=out, config=CONFIG, resume=True)
     assert dataset.complete
     assert dataset.to_polars().rows() == [(n, n * 2) for n in range(50)]
-    assert sorted(again.seen) == list(range(20, 50))
+    assert not set(again.seen) & set(before.done)
+    assert sorted([*again.seen, *before.done]) == list(range(50))
     report = dataset.report
     assert report is not None
     assert (report.written, report.rows, report.unfinished) == (50, 50, ())
     usage = report.usage["v"]
-    assert usage.calls == before.answered + again.answered
-    assert before.answered > 20
+    assert usage.calls == len(before.done) + len(again.done)
+    assert len(before.done) > 20
     assert usage.cost == usage.calls * 0.5
     assert report.model_usage["m"] == usage
 
@@ -128,3 +129,14 @@ def test_resume_takes_the_rows_from_the_directory(tmp_path: Path) -> None:
     assert dataset.complete
     with pytest.raises(ManifestError, match="holds no recipe"):
         sb.resume(out)
+
+
+def test_a_lost_recipe_file_is_written_again(tmp_path: Path) -> None:
+    """A process may die before the file is there: the manifest has the recipe too."""
+    recipe = sb.Recipe(columns=[sb.Category("a", values=["x", "y"])], name="kept", run={"buffer_size": 2})
+    before = sb.build(recipe, rows=3, out=tmp_path / "d").to_polars()
+    kept = tmp_path / "d" / "recipe.yaml"
+    text = kept.read_text(encoding="utf-8")
+    kept.unlink()
+    assert sb.resume(tmp_path / "d").to_polars().equals(before)
+    assert kept.read_text(encoding="utf-8") == text

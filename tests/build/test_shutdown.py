@@ -14,10 +14,12 @@ from step_harness import check_run
 import seedbed as sb
 from seedbed.build import admission
 from seedbed.build import cell as cell_module
+from seedbed.build import checkpoint as checkpoint_module
 from seedbed.build.dispatch import Dispatcher
 from seedbed.build.row_group import RowGroup
 from seedbed.observe import events
 from seedbed.store import parts, writer
+from seedbed.store.journal_file import JOURNAL_FILES
 from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ def open_build(columns: list[sb.Column], *, rows: int = 6, **options: Any) -> An
 
 
 def left_in(directory: Path) -> set[str]:
-    """What is in an output directory beside its manifest."""
-    return {path.name for path in directory.iterdir()} - {MANIFEST_NAME}
+    """What is in an output directory beside its manifest and its journal."""
+    return {path.name for path in directory.iterdir()} - {MANIFEST_NAME, *JOURNAL_FILES}
 
 
 async def test_the_first_stop_gives_grace(autojump_clock: trio.testing.MockClock) -> None:
@@ -195,14 +197,14 @@ async def test_an_error_of_the_engine_says_where(
         key = None
     else:
         key = None
-        original = admission._checkpoint
+        original = admission.checkpoint
 
         async def checkpoint(run: Any, group: Any) -> Any:
             if group.index == 1:
                 raise RuntimeError("the engine is broken")
             return await original(run, group)
 
-        monkeypatch.setattr(admission, "_checkpoint", checkpoint)
+        monkeypatch.setattr(admission, "checkpoint", checkpoint)
 
     columns = [SEED, sb.Column("gated", gated, key=key)]
     with pytest.raises(RuntimeError, match="the engine is broken") as raised:
@@ -272,7 +274,7 @@ def _broken_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _broken_rename(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = parts.write_table.__globals__["PartRecord"]
+    real = parts.PartRecord
 
     def record(**fields: Any) -> Any:
         if fields["name"] == "batch_0000001.parquet":
@@ -332,7 +334,7 @@ async def test_a_disk_that_hangs_does_not_hang_the_run(
 
     armed = False
     monkeypatch.setattr(parts.os, "fsync", fsync)
-    monkeypatch.setattr(admission, "CHECKPOINT_DEADLINE", 0.2)
+    monkeypatch.setattr(checkpoint_module, "CHECKPOINT_DEADLINE", 0.2)
     out = tmp_path / "out"
     try:
         with pytest.raises(sb.StoreError, match=r"writing row group 0 to .* took more than 0.2 s"):
@@ -388,11 +390,11 @@ async def test_a_stop_while_parts_are_rewritten_leaves_them_readable(
     real = writer.DatasetWriter._rewrite
     rewritten = []
 
-    def rewrite(self: Any, index: int, *args: Any) -> Any:
+    def rewrite(self: Any, group: Any, *args: Any) -> Any:
         token.run_sync_soon(entered.set)
         leave.wait()
-        rewritten.append(index)
-        return real(self, index, *args)
+        rewritten.append(group.index)
+        return real(self, group, *args)
 
     async def mixed(n: int) -> float:
         return n if n < 4 else n + 0.5

@@ -16,6 +16,7 @@ import attrs
 import pytest
 
 import seedbed as sb
+from seedbed.store.journal_file import JOURNAL_FILES
 from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -85,11 +86,12 @@ def child(script: str, *arguments: str | Path) -> Iterator[Child]:
 
 
 def rows_in(directory: Path) -> list[int]:
-    """The rows of a directory that opens, is undamaged and holds nothing but its parts."""
+    """The rows of a directory that opens, is undamaged and holds nothing but its parts and the journal."""
     dataset = sb.Dataset.open(directory).raw()
     dataset.verify()
     parts = {part.name for part in dataset.parts}
-    assert {path.name for path in directory.iterdir()} <= {*parts, MANIFEST_NAME, "processed.parquet"}
+    names = {path.name for path in directory.iterdir()}
+    assert names <= {*parts, MANIFEST_NAME, "processed.parquet", *JOURNAL_FILES}
     return dataset.to_polars()["n"].to_list()
 
 

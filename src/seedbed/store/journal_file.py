@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ..runtime import faults
 from .journal_log import Row
+from .journal_salvage import PAGE_SIZE
 from .parts import sync_directory
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 JOURNAL_NAME = "journal.sqlite"
 WAL_NAME = JOURNAL_NAME + "-wal"
 MARK_NAME = "journal.mark"
+JOURNAL_FILES = (JOURNAL_NAME, WAL_NAME, MARK_NAME)
 
 PAGE_SIZE = 4096
 
@@ -53,6 +56,26 @@ def make_database(path: Path, rows: Iterable[Row]) -> None:
         database.close()
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def replace_database(directory: Path, rows: Iterable[Row]) -> None:
+    """Put a database with these records in the place of a damaged one and its log, at any instant all or nothing."""
+    make_database(directory / SALVAGED_NAME, rows)
+    faults.reach("journal salvaged")
+    finish_replacing(directory)
+
+
+def finish_replacing(directory: Path) -> None:
+    """Finish what `replace_database` began, if the process died in between.
+
+    A log that is left beside a database is taken for its own, so it goes first; until then the new one is not used.
+    """
+    if (directory / SALVAGED_NAME).exists():
+        (directory / WAL_NAME).unlink(missing_ok=True)
+        sync_directory(directory)
+        (directory / SALVAGED_NAME).replace(directory / JOURNAL_NAME)
+        sync_directory(directory)
+        faults.reach("journal replaced")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -90,6 +113,11 @@ def row_data(database: sqlite3.Connection, identity: int) -> bytes:
     data: bytes
     (data,) = database.execute("SELECT data FROM log WHERE id = ?", (identity,)).fetchone()
     return data
+
+
+def is_sound(database: sqlite3.Connection) -> bool:
+    """Whether SQLite finds nothing wrong with its pages, those that are free included."""
+    return database.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
 
 
 def write_mark(mark: int, totals: Totals) -> None:
