@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..errors import ConfigError, ManifestError
+from ..errors import ConfigError, ManifestError, StoreError
 from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
 from ..models import MODEL_TYPES, open_http, open_models
 from ..recipe.custom import Custom
-from ..recipe.dump import dump_recipe
+from ..recipe.dump import recipe_text
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
+from ..store.manifest import read as read_manifest
+from ..store.parts import sync_directory
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
 from .processor import Processor
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
@@ -51,10 +53,9 @@ class Source:
     watched: frozenset[str] = frozenset()
     recipe: Recipe | None = None
 
-    def store(self, directory: Path) -> None:
-        """Keep the recipe with the dataset, so that `resume` needs nothing but the directory."""
-        if self.recipe is not None:
-            dump_recipe(self.recipe, directory / RECIPE_NAME)
+    def text(self) -> str | None:
+        """The recipe file that is kept with the dataset, so that `resume` needs nothing but the directory."""
+        return None if self.recipe is None else recipe_text(self.recipe)
 
 
 def load_recipe(path: str | os.PathLike[str], *, allow_code: bool = False) -> Recipe:
@@ -70,8 +71,28 @@ def stored_recipe(directory: Path, *, allow_code: bool = False) -> Recipe:
     """The recipe that is kept with a dataset."""
     path = directory / RECIPE_NAME
     if not path.exists():
-        raise ManifestError(f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from")
+        header = read_manifest(directory).manifest.header
+        if header is None or header.recipe is None:
+            raise ManifestError(
+                f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"
+            )
+        # A process that died right after it had made the directory.
+        keep_recipe(directory, header.recipe)
     return load_recipe(path, allow_code=allow_code)
+
+
+def keep_recipe(directory: Path, text: str) -> None:
+    """Write the recipe file of a dataset: it is there as a whole or not at all."""
+    temporary = directory / f".{RECIPE_NAME}.tmp"
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(directory / RECIPE_NAME)
+        sync_directory(directory)
+    except OSError as error:
+        raise StoreError(f"the recipe cannot be kept in {str(directory)!r}: {error}") from error
 
 
 def make_source(

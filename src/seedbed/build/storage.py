@@ -15,6 +15,7 @@ from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
 from .recorder import key_parts
+from .source import keep_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,7 @@ def open_store(plan: BuildPlan, out: Path) -> Store:
 
 
 def _new_store(plan: BuildPlan, out: Path) -> Store:
+    recipe = plan.source.text()
     store = Store(
         DatasetWriter.create(
             out,
@@ -62,13 +64,15 @@ def _new_store(plan: BuildPlan, out: Path) -> Store:
                 columns=plan.graph.outputs,
                 declared=pa.schema(list(plan.declared.items())),
                 fingerprint=plan.fingerprint,
+                recipe=recipe,
                 created=time.time(),
                 version=version("seedbed"),
             ),
         )
     )
     try:
-        plan.source.store(out)
+        if recipe is not None:
+            keep_recipe(out, recipe)
         if plan.config.durability == "cell":
             store.journal = Journal.create(out)
     except BaseException:

@@ -55,14 +55,18 @@ def recipe_data(recipe: Recipe) -> dict[str, Any]:
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
     """Write a recipe file, YAML or JSON by its suffix."""
-    data = recipe_data(recipe)
     if path.suffix.lower() == ".json":
-        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(recipe_data(recipe), indent=2, ensure_ascii=False) + "\n"
     elif path.suffix.lower() in (".yaml", ".yml"):
-        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+        text = recipe_text(recipe)
     else:
         raise ConfigError(f"{path}: a recipe is written as .yaml or .json, not {path.suffix!r}")
     path.write_text(text, encoding="utf-8")
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as a YAML file has it."""
+    return yaml.dump(recipe_data(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def fingerprint(

@@ -68,6 +68,8 @@ class Header:
     columns: tuple[str, ...]
     declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]))
     fingerprint: Mapping[str, Any] = attrs.field(factory=dict)
+    # The recipe file that is kept beside the manifest, should that be lost.
+    recipe: str | None = None
     created: float
     version: str
     format: int = FORMAT
