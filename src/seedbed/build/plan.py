@@ -157,6 +157,8 @@ def plan_build(
     for name, asked in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
         if asked and not (resume and out is not None):
             raise ConfigError(f"{name} is about a dataset that is there: it needs out and resume=True")
+    if retry_dropped and config.engine == "sequential":
+        raise ConfigError("retry_dropped works with engine='concurrent', not with engine='sequential'")
     columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits, config)
     problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
