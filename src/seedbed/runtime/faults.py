@@ -26,6 +26,8 @@ POINTS = (
     "journal marked",
     "journal kept",
     "journal freed",
+    "journal salvaged",
+    "journal replaced",
     "journal closed",
     "journal unmarked",
     "journal removed",

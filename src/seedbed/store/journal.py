@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -27,20 +30,26 @@ from . import codec
 from .journal_file import (
     JOURNAL_NAME,
     MARK_NAME,
+    SALVAGED_NAME,
     WAL_NAME,
     change_rows,
     connect,
     every_row,
+    finish_replacing,
+    is_sound,
     make_database,
+    read_mark,
+    replace_database,
     row_data,
     write_mark,
 )
 from .journal_log import Change, Log
+from .journal_salvage import header_is_whole, log_is_broken, salvage
+from .manifest import is_being_written
 from .parts import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from .codec import Entry
     from .journal_log import Spent
@@ -48,7 +57,7 @@ if TYPE_CHECKING:
 
 def has_journal(directory: Path) -> bool:
     """Whether there is a journal in this directory, or was and should be."""
-    return any((directory / name).exists() for name in (JOURNAL_NAME, MARK_NAME))
+    return any((directory / name).exists() for name in (JOURNAL_NAME, MARK_NAME, SALVAGED_NAME))
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +74,8 @@ class Recovered:
     """What a journal held when it was opened.
 
     `groups` has the number of entries that can be read of each unfinished row group, `kept` the row groups with
-    finished cells of dropped rows. `damage` is one sentence for each thing that was lost.
+    finished cells of dropped rows. `damage` is one sentence for each thing that was found damaged. A journal that a
+    running build writes is not looked into: then only `in_use` is said.
     """
 
     groups: Mapping[int, int] = attrs.field(factory=dict)
@@ -73,6 +83,7 @@ class Recovered:
     spending: Spent = ()
     states: Mapping[str, bytes] = attrs.field(factory=dict)
     damage: tuple[str, ...] = ()
+    in_use: bool = False
 
 
 class Journal:
@@ -81,7 +92,7 @@ class Journal:
     Whoever opens it holds the writer of the directory, which keeps other processes out.
     """
 
-    def __init__(self, directory: Path, log: Log, *, trusted: bool) -> None:
+    def __init__(self, directory: Path, database: sqlite3.Connection, log: Log, *, trusted: bool) -> None:
         self.directory = directory
         # Entries that could not be kept, by column; changed by `commit` and `keep`.
         self.unkept: Counter[str] = Counter()
@@ -90,13 +101,10 @@ class Journal:
         # Guards the connection and the log, which says where each record is and follows every transaction.
         self._lock = threading.Lock()
         self._log = log
-        try:
-            self._database: sqlite3.Connection | None = connect(self._path)
-            self._inode = _inode(self._path)
-            self._mark = os.open(directory / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
-            write_mark(self._mark, log.totals)
-        except (OSError, sqlite3.Error) as error:
-            raise self._failed(error) from error
+        self._database: sqlite3.Connection | None = database
+        self._inode = _inode(self._path)
+        self._mark = os.open(directory / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+        write_mark(self._mark, log.totals)
 
     @classmethod
     def create(cls, directory: Path) -> Journal:
@@ -107,22 +115,34 @@ class Journal:
         try:
             make_database(directory / JOURNAL_NAME, change.inserted)
             faults.reach("journal made")
+            log.apply(change)
+            return cls(directory, connect(directory / JOURNAL_NAME), log, trusted=True)
         except (OSError, sqlite3.Error) as error:
             raise _failed(directory, error) from error
-        log.apply(change)
-        return cls(directory, log, trusted=True)
 
     @classmethod
     def open(cls, directory: Path, *, trusted: bool) -> tuple[Journal, Recovered]:
         """Go on with the journal of a dataset directory; one that is missing is made.
 
-        Values of types that are not known to be harmless are read only if the directory is `trusted`, that is, may run
-        code as the caller's own does; otherwise the entries that hold them are left out.
+        All of it is read. What is left of a damaged one is put into a new file that takes its place. Values of types
+        that are not known to be harmless are read only if the directory is `trusted`, that is, may run code as the
+        caller's own does; otherwise the entries that hold them are left out.
         """
         if not has_journal(directory):
             return cls.create(directory), Recovered()
-        journal = cls(directory, Log(), trusted=trusted)
-        return journal, journal._recover()
+        try:
+            finish_replacing(directory)
+            database, log, damage = _open_files(directory)
+            journal = cls(directory, database, log, trusted=trusted)
+        except (OSError, sqlite3.Error) as error:
+            raise _failed(directory, error) from error
+        return journal, Recovered(
+            groups={group: found.entries for group, found in log.groups.items()},
+            kept=frozenset(log.kept),
+            spending=log.totals.spending,
+            states={name: journal._entries([at])[0][1] for name, at in log.states.items()},
+            damage=damage,
+        )
 
     def commit(self, batch: Batch) -> int:
         """Make a batch durable; return how many of its entries are, which is all but those that cannot be pickled.
@@ -216,20 +236,6 @@ class Journal:
                 raise self._failed(error) from error
         faults.reach("journal closed")
 
-    def _recover(self) -> Recovered:
-        states = {}
-        with self._lock:
-            for row in every_row(self._connection()):
-                self._log.take(row)
-            for name, identity in self._log.states.items():
-                states[name] = self._entries([identity])[0][1]
-        return Recovered(
-            groups={group: found.entries for group, found in self._log.groups.items()},
-            kept=frozenset(self._log.kept),
-            spending=self._log.totals.spending,
-            states=states,
-        )
-
     def _entries(self, identities: Sequence[int]) -> list[Entry]:
         found: list[Entry] = []
         for identity in identities:
@@ -275,6 +281,64 @@ class Journal:
 
     def _failed(self, error: Exception) -> StoreError:
         return _failed(self.directory, error)
+
+
+def inspect_journal(directory: Path) -> Recovered | None:
+    """Look into the journal of a directory without changing anything; None if there is none."""
+    if not has_journal(directory):
+        return None
+    if is_being_written(directory):
+        return Recovered(in_use=True)
+    with tempfile.TemporaryDirectory(prefix="seedbed-") as scratch:
+        try:
+            for name in (JOURNAL_NAME, WAL_NAME, MARK_NAME, SALVAGED_NAME):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(directory / name, Path(scratch) / name)
+        except OSError as error:
+            raise _failed(directory, error) from error
+        journal, found = Journal.open(Path(scratch), trusted=False)
+        journal.close()
+    return found
+
+
+def _open_files(directory: Path) -> tuple[sqlite3.Connection, Log, tuple[str, ...]]:
+    """Open the database of a journal, or one with what is left if it is damaged, and say what was found."""
+    path = directory / JOURNAL_NAME
+    # Read before SQLite sees it: what it cannot use it throws away.
+    wal = _read(directory / WAL_NAME)
+    mark = read_mark(directory / MARK_NAME)
+    database = None
+    log = Log()
+    is_sane = False
+    try:
+        with path.open("rb") as file:
+            is_sane = header_is_whole(file.read(100))
+        if is_sane:
+            database = connect(path)
+            is_sane = is_sound(database) and all(log.take(row) for row in every_row(database)) and log.is_whole
+    except (FileNotFoundError, sqlite3.DatabaseError):
+        is_sane = False
+    wal_is_whole = not log_is_broken(wal) and (mark is None or mark[0] <= log.totals.commits)
+    if database is not None and is_sane and wal_is_whole:
+        return database, log, ()
+    left = salvage(_read(path), wal, mark)
+    what = "is damaged" if path.exists() else "is missing"
+    name = WAL_NAME if is_sane else JOURNAL_NAME
+    replace_database(directory, left.rows)
+    if database is not None:
+        # Only now: it must not tidy up what was not salvaged yet. The file that it has open is in no directory now.
+        database.close()
+    log = Log()
+    for row in left.rows:
+        log.take(row)
+    return connect(path), log, (f"{name!r} {what}: {left.cost()}",)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _failed(directory: Path, error: Exception) -> StoreError:

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 JOURNAL_NAME = "journal.sqlite"
 WAL_NAME = JOURNAL_NAME + "-wal"
 MARK_NAME = "journal.mark"
-JOURNAL_FILES = (JOURNAL_NAME, WAL_NAME, MARK_NAME)
-
-PAGE_SIZE = 4096
+SALVAGED_NAME = "journal.salvaged"
+JOURNAL_FILES = (JOURNAL_NAME, WAL_NAME, MARK_NAME, SALVAGED_NAME)
 
 # Pages in the write-ahead log before they are copied into the database: about a second of a busy run.
 _WAL_PAGES = 256

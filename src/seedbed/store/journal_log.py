@@ -48,22 +48,26 @@ class Row:
     @property
     def whole(self) -> bool:
         """Whether it is what was written."""
-        return self.sum == _checksum(self.identity, self.kind, self.group, self.count, self.data)
+        # What a damaged file gives need not even be of the right types.
+        return isinstance(self.data, bytes) and self.sum == _checksum(
+            self.identity, self.kind, self.group, self.count, self.data
+        )
 
 
 @attrs.frozen(kw_only=True)
 class Totals:
-    """What there must be: records and entries of each unfinished row group, records of the other kinds.
+    """What there must be: of each unfinished row group the first record and how many records and entries there are.
 
-    `commits` and `entries` count everything that was ever committed.
+    `kept` is how many records of that kind there are, `states` where each one is. `commits` and `entries` count
+    everything that was ever committed.
     """
 
     commits: int = 0
     entries: int = 0
     spending: Spent = ()
-    groups: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
+    groups: Mapping[int, tuple[int, int, int]] = attrs.field(factory=dict)
     kept: int = 0
-    states: int = 0
+    states: Mapping[str, int] = attrs.field(factory=dict)
     format: int = FORMAT
 
     def encode(self) -> bytes:
@@ -96,14 +100,14 @@ class Log:
     totals_at: int | None = None
     last: int = 0
 
-    def take(self, row: Row) -> None:
-        """Take in a record that is whole; they come in the order in which they were written."""
+    def take(self, row: Row) -> bool:
+        """Take in a record, in the order in which they were written; false if it is not whole and does not count."""
+        if not row.whole:
+            return False
         self.last = max(self.last, row.identity)
         match row.kind:
             case "entries":
-                found = self.groups.setdefault(row.group, Unfinished())
-                found.identities.append(row.identity)
-                found.entries += row.count
+                self._add(row)
             case "kept":
                 self.kept[row.group] = row.identity
             case "state":
@@ -111,6 +115,29 @@ class Log:
                 self.states[name] = row.identity
             case "totals":
                 self.totals, self.totals_at = Totals.decode(row.data), row.identity
+        return True
+
+    def _add(self, row: Row) -> None:
+        found = self.groups.setdefault(row.group, Unfinished())
+        found.identities.append(row.identity)
+        found.entries += row.count
+
+    def counted(self) -> Totals:
+        """Return the totals of what is here."""
+        return attrs.evolve(
+            self.totals,
+            groups={
+                group: (found.identities[0], len(found.identities), found.entries)
+                for group, found in self.groups.items()
+            },
+            kept=len(self.kept),
+            states=dict(self.states),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is here that the totals say."""
+        return self.totals_at is not None and self.counted() == self.totals
 
     def apply(self, change: Change) -> None:
         """Follow a change that is durable."""
@@ -118,7 +145,7 @@ class Log:
             del self.groups[group]
         for row in change.inserted:
             if row.kind == ENTRIES:
-                self.take(row)
+                self._add(row)
         _follow(self.kept, change.kept)
         _follow(self.states, change.states)
         self.totals, self.totals_at = change.totals, change.inserted[-1].identity
@@ -169,22 +196,24 @@ class Change:
         log = self._log
         if log.totals_at is not None:
             self.deleted.append(log.totals_at)
-        groups = {group: (len(found.identities), found.entries) for group, found in log.groups.items()}
+        groups = dict(log.counted().groups)
         for group in self.forgotten:
             del groups[group]
         added = 0
         for row in self.inserted:
             if row.kind == ENTRIES:
-                records, entries = groups.get(row.group, (0, 0))
-                groups[row.group] = (records + 1, entries + row.count)
+                first, records, entries = groups.get(row.group, (row.identity, 0, 0))
+                groups[row.group] = (first, records + 1, entries + row.count)
                 added += row.count
+        states = dict(log.states)
+        _follow(states, self.states)
         self.totals = Totals(
             commits=log.totals.commits + 1,
             entries=log.totals.entries + added,
             spending=self.spending,
             groups=groups,
-            kept=len(log.kept) + _growth(log.kept, self.kept),
-            states=len(log.states) + _growth(log.states, self.states),
+            kept=len(log.kept) + sum((at is not None) - (key in log.kept) for key, at in self.kept.items()),
+            states=states,
         )
         self._insert(TOTALS, 0, 0, self.totals.encode())
 
@@ -200,10 +229,6 @@ def _follow(places: dict[_Key, int], changed: Mapping[_Key, int | None]) -> None
             del places[key]
         else:
             places[key] = identity
-
-
-def _growth(places: Mapping[_Key, int], changed: Mapping[_Key, int | None]) -> int:
-    return sum((identity is not None) - (key in places) for key, identity in changed.items())
 
 
 def _checksum(identity: int, kind: str, group: int, count: int, data: bytes) -> bytes:

@@ -9,8 +9,10 @@ that damage in one place costs nothing.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import attrs
@@ -30,7 +32,6 @@ from .records import (
 )
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -183,6 +184,28 @@ def read(directory: Path) -> ManifestFile:
     if header.format != FORMAT:
         raise ManifestError(f"{str(path)!r} has format {header.format}, this version reads format {FORMAT}")
     return content
+
+
+def lock(file: io.FileIO, *, exclusive: bool) -> bool:
+    """Take the lock of an open manifest, which dies with its owner; false if another has it."""
+    if sys.platform == "win32":
+        return True
+    import fcntl  # noqa: PLC0415 - not there on Windows
+
+    try:
+        fcntl.flock(file.fileno(), (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_being_written(directory: Path) -> bool:
+    """Whether a process is writing the dataset in this directory now."""
+    try:
+        with io.FileIO(directory / MANIFEST_NAME) as file:
+            return not lock(file, exclusive=False)
+    except FileNotFoundError:
+        return False
 
 
 def append(file: io.FileIO, record: Record) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import tempfile
 import threading
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .manifest import MANIFEST_NAME, Manifest, append, read
+from .manifest import MANIFEST_NAME, Manifest, append, lock, read
 from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
 from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
@@ -380,16 +379,10 @@ class DatasetWriter:
 
 
 def _lock_file(file: io.FileIO, directory: Path) -> None:
-    if sys.platform == "win32":
-        return
-    import fcntl  # noqa: PLC0415 - not there on Windows
-
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not lock(file, exclusive=True):
         raise OutputDirectoryError(
             f"another process is writing {str(directory)!r}: wait until it is over or stop it; nothing was changed here"
-        ) from error
+        )
 
 
 def _joined(
