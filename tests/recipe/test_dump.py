@@ -156,5 +156,7 @@ def test_frames_are_told_by_what_they_hold() -> None:
     assert plain(frame) == plain(frame.clone())
     assert plain(frame) != plain(frame.reverse())
     assert plain(frame)["frame"] == {"a": "Int64"}
+    one, other = (pl.DataFrame({"a": [[value]]}) for value in (b"\xff", b"\xfe"))
+    assert plain(one) == plain(one.clone()) != plain(other)
     with pytest.raises(ConfigError, match=r"cannot be stored with .* in it: it is neither data nor a function"):
         plain(object())
