@@ -15,7 +15,7 @@ from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
 from .recorder import key_parts
-from .source import keep_recipe
+from .source import RECIPE_NAME, keep_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +90,8 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             raise OutputDirectoryError(
                 f"another process wrote {str(out)!r} while this build was getting ready: start it again"
             )
+        if writer.header.recipe is not None and not (out / RECIPE_NAME).exists():
+            keep_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
         if plan.header is not None:
             writer.grow(plan.header)
         # A journal that is there is read, whatever is asked for now: it is paid for.
