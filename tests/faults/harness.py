@@ -1,0 +1,378 @@
+"""Builds in real processes that are killed, and what must hold after they were gone on with.
+
+`Trial` has a dataset directory, a server that counts every request by cell, and one run after the other in it. What a
+run had made durable is known from the run itself: it tells what it finished, in order, and when a commit returned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import attrs
+import polars as pl
+from shapes import Shape, Trouble, answer_to, cell_of
+
+import seedbed as sb
+from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.testing import Fate, OpenAIServer, ServerRequest, serve_openai_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+PATIENCE = 60.0
+"""Seconds after which a child hangs; it is killed, and its test fails."""
+
+FAULTS = Path(__file__).parent
+Cell = tuple[str, int]
+
+
+@attrs.define(eq=False)
+class Running:
+    """A build in a child process."""
+
+    pid: int
+    _answers: IO[str]
+    hung: bool = False
+
+    def kill(self) -> None:
+        """Kill it; it may be over already."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal; it may be over already."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit status, negative if a signal ended it."""
+
+        def give_up() -> None:
+            self.hung = True
+            self.kill()
+
+        timer = threading.Timer(PATIENCE, give_up)
+        timer.start()
+        try:
+            status = int(self._answers.readline())
+        finally:
+            timer.cancel()
+            timer.join()
+        assert not self.hung, f"the build hung for {PATIENCE:g} s"
+        return status
+
+
+class Builds:
+    """The process that builds are forked off; one at a time."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(Path(sb.__file__).parents[1]), str(FAULTS), os.environ.get("PYTHONPATH", "")])
+        self._process = subprocess.Popen(
+            [sys.executable, str(FAULTS / "forked_builds.py")],
+            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, job: dict[str, Any]) -> Running:
+        """Start a build."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{json.dumps(job)}\n")
+        process.stdin.flush()
+        return Running(int(process.stdout.readline()), process.stdout)
+
+    def close(self) -> None:
+        """End it."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(PATIENCE)
+
+
+@attrs.frozen
+class Ended:
+    """How a run ended, and what it said."""
+
+    number: int
+    status: int
+    said: list[dict[str, Any]]
+    log: str
+
+    @property
+    def killed(self) -> bool:
+        return self.status == -signal.SIGKILL
+
+    @property
+    def through(self) -> dict[str, Any]:
+        """What a run said that got to its end."""
+        assert self.status == 0, (self.status, self.said[-3:], self.log)
+        return self.said[-1]
+
+
+class Trial:
+    """One dataset directory and the runs that work on it."""
+
+    def __init__(
+        self,
+        builds: Builds,
+        server: OpenAIServer,
+        directory: Path,
+        shape: Shape,
+        hanging: dict[Cell, int],
+        trouble: Trouble,
+        **knobs: Any,
+    ) -> None:
+        self.builds = builds
+        self.server = server
+        self.out = directory / "out"
+        self.shape = shape
+        self.knobs = knobs
+        self.runs: list[Ended] = []
+        self._directory = directory
+        self._hanging = hanging
+        self._trouble = trouble
+
+    def let_go(self) -> None:
+        """Answer everything from now on."""
+        self._hanging.clear()
+
+    def release(self, cells: Collection[Cell]) -> None:
+        """Answer calls that hang now."""
+        self.server.release(lambda prompt: cell_of(prompt) in cells)
+
+    def heal(self) -> None:
+        """Let no call fail from now on."""
+        self._trouble.heal()
+
+    @property
+    def _said(self) -> Path:
+        return self._directory / f"said{len(self.runs)}"
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds of the run that is under way."""
+        until = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < until, "it never came to that"
+            time.sleep(0.005)
+
+    def said_now(self) -> list[dict[str, Any]]:
+        """What the run that is under way has said so far."""
+        return _read_said(self._said)
+
+    def said_event(self, kind: str) -> bool:
+        """Whether the run that is under way has said so."""
+        return any(each.get("event") == kind for each in self.said_now())
+
+    def finished_calls(self) -> int:
+        """How many tasks of model columns have ended in the run that is under way."""
+        models = {column.name for column in self.shape.models}
+        return sum(each.get("event") == "TaskFinished" and each["column"] in models for each in self.said_now())
+
+    def cells_since(self, number: int) -> list[Cell]:
+        """The cells that were asked for after the first so many requests."""
+        return [cell_of(request.prompt) for request in self.server.requests[number:]]
+
+    def durable_now(self) -> set[Cell]:
+        """The model cells that the run under way has made durable so far."""
+        return self._durable(self.said_now())
+
+    def run(self, disturb: Callable[[Running], None] | None = None, **job: Any) -> Ended:
+        """Begin or go on; `disturb` is called with the process."""
+        number = len(self.runs)
+        said, log = self._said, self._directory / f"log{number}"
+        running = self.builds.start(
+            {
+                "out": str(self.out),
+                "shape": self.shape.to_json(),
+                "url": self.server.url,
+                "run": number,
+                "said": str(said),
+                "log": str(log),
+                "knobs": self.knobs,
+                **job,
+            }
+        )
+        try:
+            if disturb is not None:
+                disturb(running)
+        finally:
+            status = running.wait()
+        ended = Ended(number, status, _read_said(said), log.read_text() if log.exists() else "")
+        self.runs.append(ended)
+        assert not processes_of(running.pid), "a process outlived the build"
+        return ended
+
+    def requests(self, run: int) -> Counter[Cell]:
+        """How often each cell was asked for by a run."""
+        return Counter(
+            cell_of(request.prompt)
+            for request in list(self.server.requests)
+            if request.headers.get("x-run") == str(run)
+        )
+
+    def answered(self) -> Counter[Cell]:
+        """How many answers with a value each cell got, over all runs."""
+        return Counter(cell_of(answer.prompt) for answer in list(self.server.answers) if answer.status == 200)
+
+    def durable(self, run: int) -> set[Cell]:
+        """The model cells that a run finished and had made durable, by its own account."""
+        return self._durable(self.runs[run].said)
+
+    def _durable(self, said: list[dict[str, Any]]) -> set[Cell]:
+        # A commit holds everything that was finished when it began, and it begins after the one before has returned: so
+        # what was finished before the commit before the last one is durable, and every cell of a checkpointed group.
+        commits = [at for at, each in enumerate(said) if each.get("event") == "CellsCommitted"]
+        safe = commits[-2] if len(commits) > 1 else 0
+        groups = {each["group"] for each in said if each.get("event") == "RowGroupFinished"}
+        models = {column.name for column in self.shape.models}
+        return {
+            (each["column"], self.shape.group_rows(each["group"])[each["row"]])
+            for at, each in enumerate(said)
+            if each.get("event") == "TaskFinished"
+            and each["column"] in models
+            and each["status"] in ("success", "permanent")
+            and (at < safe or each["group"] in groups)
+        }
+
+    def check_paid_once(self) -> None:
+        """Nothing that was durable is asked for again."""
+        for run in range(len(self.runs)):
+            durable = self.durable(run)
+            for later in range(run + 1, len(self.runs)):
+                again = durable & set(self.requests(later))
+                assert not again, f"run {later} asked again for what run {run} had made durable: {sorted(again)[:5]}"
+
+    def check_dataset(self, expected: Made) -> None:
+        """The dataset is the one of a run that nothing happened to, and nothing else is in its directory."""
+        check_same(self.out, self.shape, expected)
+
+
+def check_same(directory: Path, shape: Shape, expected: Made) -> None:
+    """A directory holds what was expected: values and types, drops, files; every row is accounted for."""
+    made = Made.read(directory)
+    check_frame(made.raw, expected.raw)
+    check_frame(made.frame, expected.frame)
+    assert made.lost == expected.lost
+    assert made.files == expected.files, made.files ^ expected.files
+    check_accounted(directory, shape)
+
+
+def check_frame(made: pl.DataFrame, expected: pl.DataFrame) -> None:
+    """Two frames are the same to the bit: nan is nan, and -0.0 is not 0.0."""
+    assert made.schema == expected.schema
+    assert made.height == expected.height
+    for name in expected.columns:
+        differing = [
+            (row, ours, theirs)
+            for row, (ours, theirs) in enumerate(zip(made[name].to_list(), expected[name].to_list(), strict=True))
+            if repr(ours) != repr(theirs)
+        ]
+        assert not differing, f"column {name!r}: {differing[:3]}"
+
+
+@attrs.frozen
+class Made:
+    """A finished dataset, for comparison."""
+
+    frame: pl.DataFrame
+    raw: pl.DataFrame
+    lost: set[tuple[int, int, str]]
+    files: set[str]
+
+    @classmethod
+    def read(cls, directory: Path) -> Made:
+        """What is in a directory."""
+        dataset = sb.Dataset.open(directory)
+        assert dataset.complete
+        dataset.verify()
+        dataset.raw().verify()
+        return cls(
+            dataset.to_polars(),
+            dataset.raw().to_polars(),
+            {(drop.row, drop.copy, drop.kind) for drop in dataset.drops},
+            {path.name for path in directory.iterdir()},
+        )
+
+
+def check_accounted(directory: Path, shape: Shape) -> None:
+    """Every row that was asked for is written or among the drops, and none is both."""
+    dataset = sb.Dataset.open(directory).raw()
+    written = dataset.to_polars()["n"].to_list() if dataset.rows else []
+    assert written == shape.written()
+    drops = {(drop.row, drop.copy) for drop in dataset.drops}
+    assert len(drops) == len(dataset.drops)
+    if shape.pre not in ("more", "both"):  # a row that was put in another's place counts as that one, changed
+        assert set(written) | {row for row, _ in drops} == set(range(shape.rows))
+        assert len(written) + len(drops) == shape.rows
+    assert {drop.row for drop in dataset.drops if drop.kind == "failed"} <= shape.lost()
+    assert not [path.name for path in directory.iterdir() if path.name.endswith((".tmp", "-wal", "-shm"))]
+    assert (directory / MANIFEST_NAME).is_file()
+
+
+def _read_said(path: Path) -> list[dict[str, Any]]:
+    # The last line of a process that was killed may be half of one.
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@contextmanager
+def open_trial(
+    builds: Builds,
+    directory: Path,
+    shape: Shape,
+    *,
+    latency: float = 0.005,
+    hang: Collection[Cell] | Mapping[Cell, int] = (),
+    **knobs: Any,
+) -> Iterator[Trial]:
+    """A trial with a server of its own; cells take up to `latency`, each its own time, and fail as the shape says.
+
+    Those in `hang` are never answered, the first time or from a later time on, until `let_go` is called.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    trouble, hanging = Trouble(shape), dict(hang) if isinstance(hang, Mapping) else dict.fromkeys(hang, 1)
+
+    def script(request: ServerRequest) -> Fate:
+        column, row = cell_of(request.prompt)
+        status = trouble.status(column, row)
+        if trouble.seen[column, row] >= hanging.get((column, row), math.inf):
+            return Fate(outcome="hang", text=answer_to(request.prompt))
+        own = latency * (zlib.crc32(request.prompt.encode()) % 16) / 15
+        if status != 200:
+            return Fate(outcome="status", status=status, latency=own)
+        return Fate(text=answer_to(request.prompt), latency=own)
+
+    with serve_openai_sync(script=script, record=True) as server:
+        yield Trial(builds, server, directory, shape, hanging, trouble, **knobs)
+
+
+def processes_of(session: int, patience: float = 10.0) -> list[str]:
+    """The command lines of the processes of a session that do not end by themselves."""
+    until = time.monotonic() + patience
+    while True:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and fields[0] not in "ZX":
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.01)

@@ -1,0 +1,103 @@
+"""Builds in virtual time that are killed at every point where the disk changes, and gone on with from there."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import attrs
+import pytest
+from harness import Made, check_same
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from shape_strategies import shapes
+from shapes import PLAIN, ColumnShape, Shape
+from snapshots import Snapshot, World, check_paid_once, grow
+
+from seedbed.runtime.faults import POINTS
+
+COSTLY = settings(max_examples=settings.default.max_examples // 8)
+INTERVAL = 0.05  # the default of `commit_interval`
+
+SMALL = attrs.evolve(PLAIN, rows=10, buffer_size=3)
+STATEFUL = Shape(
+    rows=9,
+    buffer_size=3,
+    pre="both",
+    post=True,
+    after=True,
+    columns=(
+        ColumnShape(name="seed", type="seeded"),
+        ColumnShape(name="a", type="model", bad={2: (500, 1), 5: (400, None)}),
+        ColumnShape(name="count", type="counted", requires=("a",)),
+        ColumnShape(name="kept", type="kept", requires=("a", "count")),
+        ColumnShape(name="all", type="whole", requires=("kept",)),
+        ColumnShape(name="b", type="model", requires=("all",), bad={7: (500, None)}),
+    ),
+)
+
+
+def whole(shape: Shape, directory: Path) -> Made:
+    """The dataset of a run that nothing happens to."""
+    grow(World(shape), directory)
+    return Made.read(directory)
+
+
+def go_on(world: World, snapshot: Snapshot, expected: Made) -> None:
+    """Resume from a snapshot, and look at everything."""
+    after = world.since(snapshot)
+    grow(after, snapshot.directory)
+    check_paid_once(snapshot, after, INTERVAL)
+    check_same(snapshot.directory, world.shape, expected)
+
+
+@pytest.mark.parametrize("shape", [SMALL, STATEFUL], ids=["plain", "stateful"])
+def test_a_run_killed_at_any_of_its_points_can_go_on(shape: Shape, tmp_path: Path) -> None:
+    """At every point of a whole run: the same dataset, every row accounted for, and nothing durable paid for twice."""
+    world, expected = World(shape), whole(shape, tmp_path / "whole")
+    _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed")
+    assert len(snapshots) > 40
+    for snapshot in snapshots:
+        go_on(world, snapshot, expected)
+
+
+def test_every_named_point_is_reached(tmp_path: Path) -> None:
+    """There is no fault point that these tests pass by: those of a run, and those of going on and trying again."""
+    reached = set()
+    for shape in (SMALL, STATEFUL):
+        world = World(shape)
+        out = tmp_path / f"{shape.pre}"
+        _, snapshots = grow(world, out, into=tmp_path / f"into {shape.pre}")
+        reached |= {snapshot.point for snapshot in snapshots}
+        for number, snapshot in enumerate(snapshots[:: len(snapshots) // 4]):
+            after = world.since(snapshot)
+            _, more = grow(after, snapshot.directory, into=tmp_path / f"more {shape.pre} {number}")
+            reached |= {each.point for each in more}
+        _, more = grow(world, out, into=tmp_path / f"retried {shape.pre}", retry_dropped=True)
+        reached |= {each.point for each in more}
+    assert reached == set(POINTS)
+
+
+@COSTLY
+@given(shape=shapes(), kills=st.lists(st.integers(1, 80), min_size=1, max_size=4))
+def test_any_recipe_killed_again_and_again(shape: Shape, kills: list[int]) -> None:
+    """Whatever the recipe: a run that is killed, gone on with and killed again gives the dataset that it would have."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        expected = whole(shape, directory / "whole")
+        world, out = World(shape), directory / "run"
+        earlier: list[Snapshot] = []
+        for index, kill in enumerate(kills):
+            _, snapshots = grow(world, out, into=directory / f"killed {index}", wanted=lambda n, k=kill: n == k)
+            for before in earlier:
+                check_paid_once(before, world, INTERVAL)
+            if not snapshots:
+                break  # the run was through before
+            note(f"killed at {snapshots[0].point!r}")
+            # What an earlier run was answered is as durable as it was then.
+            earlier.append(snapshots[0])
+            world, out = world.since(snapshots[0]), snapshots[0].directory
+        grow(world, out)
+        for before in earlier:
+            check_paid_once(before, world, INTERVAL)
+        check_same(out, shape, expected)
