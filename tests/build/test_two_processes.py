@@ -14,6 +14,9 @@ import pytest
 from locked_build import columns
 
 import seedbed as sb
+from seedbed.build.plan import plan_build
+from seedbed.build.source import make_source
+from seedbed.build.storage import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +80,23 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
             assert first.poll() is None
         finally:
             first.kill()
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_a_directory_that_another_wrote_meanwhile(rows: int, tmp_path: Path) -> None:
+    """What was planned by the state before is not run on the one after it, whether groups were added or rows."""
+    out, config = tmp_path / "d", sb.RunConfig(buffer_size=2)
+    numbers = columns(process=False)[:1]
+    sb.build(numbers, rows=3, out=out, config=config)
+    if rows == 3:  # as a run leaves it that ended before its last row group
+        lines = (out / "manifest.jsonl").read_bytes().split(b"\n\n")
+        kept = [line for line in lines if b'"kind":"header"' in line or b'"index":0' in line]
+        (out / "manifest.jsonl").write_bytes(b"\n\n".join([*kept, b""]))
+    plan = plan_build(make_source(numbers), rows=rows, out=out, resume=True)
+    sb.resume(out, numbers, rows=rows)
+    with pytest.raises(sb.OutputDirectoryError, match="while this build was getting ready: start it again"):
+        open_store(plan, out)
+    assert sb.Dataset.open(out).rows == rows
 
 
 @pytest.mark.parametrize("options", [(), ("process",)])

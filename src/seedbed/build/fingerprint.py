@@ -96,8 +96,8 @@ def _told(value: Any, environment: Environment, where: str) -> dict[str, str]:
 
 
 def _data(columns: Iterable[Column]) -> dict[str, str]:
-    """What the data of columns is that come from files: their generators have a method `content`."""
-    found = {column.name: getattr(column.generator, "content", None) for column in columns}
+    """What the data of columns is that come from files: their generators have a method `tell_content`."""
+    found = {column.name: getattr(column.generator, "tell_content", None) for column in columns}
     told = {name: tell() for name, tell in found.items() if callable(tell)}
     return {f"columns.{name}.path": content for name, content in told.items() if content is not None}
 

@@ -83,7 +83,7 @@ class SeedReader:
         """How many rows there can be; None if they begin again."""
         return None if self._source.spec.cycle else len(self._source.rows)
 
-    def content(self) -> str | None:
+    def tell_content(self) -> str | None:
         """What stands for the data in the fingerprint of a build; None where the recipe itself holds it."""
         return self._source.content()
 
