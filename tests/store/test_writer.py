@@ -318,6 +318,9 @@ class TestOpen:
                 "the processors over the whole dataset run again",
             ]
             assert (set(manifest.groups), manifest.complete, manifest.processed) == ({3}, False, None)
+            with pytest.raises(OutputDirectoryError, match="another process is writing"):
+                DatasetWriter.open(tmp_path)
+            assert Dataset.open(tmp_path).damage() == ()
             assert names(tmp_path) == [part_name(3), MANIFEST_NAME]
             for index in range(3):
                 writer.write_group(index, {"a": [index, index]}, start=2 * index, stop=2 * index + 2)
@@ -326,6 +329,29 @@ class TestOpen:
         dataset.verify()
         assert dataset.complete
         assert dataset.to_polars()["a"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    def test_damaged_lines_are_cleared_away(self, tmp_path: Path) -> None:
+        """A manifest with damaged lines is replaced by one that says the same, and a second time nothing is damaged."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
+            writer.write_spending([("a", "small", 1, 2, 3, 0.5)])
+            writer.finish()
+        path = tmp_path / MANIFEST_NAME
+        data = path.read_bytes()
+        before = read(tmp_path).manifest
+        path.write_bytes(data.replace(b'"start":2', b'"start":3', 1).replace(b'"small"', b'"smell"'))
+        writer, manifest, damage = DatasetWriter.open(tmp_path)
+        with writer:
+            spared, lost = damage
+            assert spared == "line 9 of 'manifest.jsonl' is damaged; nothing is lost, there is a copy of what it said"
+            assert lost.startswith("lines 13, 15 of 'manifest.jsonl' are damaged and without a copy; ")
+            assert (manifest.groups, manifest.finished) == (before.groups, before.finished)
+        content = read(tmp_path)
+        assert (content.damaged, content.manifest.groups, content.manifest.complete) == ((), before.groups, True)
+        writer, _, damage = DatasetWriter.open(tmp_path)
+        writer.close()
+        assert damage == ()
+        assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME]
 
     def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
         """A conflict that was found before the process died is reported at the end."""

@@ -35,32 +35,40 @@ def inspect(
     profile
         Show where the time went, for runs with --trace or --profile.
     verify
-        Read every file and compare it with its checksum.
+        Read every file, the journal too, and tell what is damaged and what that costs; nothing is changed.
 
     """
     from ..observe.profile import load_profile
     from ..store.dataset import Dataset
-    from ..store.manifest import read
+    from ..store.manifest import is_being_written, read
     from . import output
+    from .exit_codes import ExitCode
 
     dataset = Dataset.open(directory)
-    if verify:
-        dataset.verify()
     found = _facts(dataset, read(directory).manifest)
-    usable = [name for name in dataset.columns if name not in {conflict.column for conflict in dataset.conflicts}]
-    rows = dataset.scan(usable).head(max(0, sample)).collect().to_dicts()
+    found["running"] = is_being_written(directory)
+    damage = dataset.damage() if verify else ()
+    code = ExitCode.BAD_DATASET if damage else ExitCode.OK
+    if verify:
+        found["damage"] = list(damage)
+    rows = [] if damage else _sample(dataset, sample)
     profiles = load_profile(directory) if profile else []
     if machine is not None and machine.json:
         more = {"profile": [_profile_data(each) for each in profiles]} if profile else {}
         output.print_json({**found, "sample": output.finite(rows), **more})
-        return 0
+        return code
     _tell(found)
     output.print_records(rows)
     if profile and not profiles:
         output.console(error=True).print("no traces are kept in this directory: run with --profile or --trace FILE")
     elif profile:
         _tell_profile(profiles)
-    return 0
+    return code
+
+
+def _sample(dataset: Dataset, count: int) -> list[dict[str, Any]]:
+    usable = [name for name in dataset.columns if name not in {conflict.column for conflict in dataset.conflicts}]
+    return dataset.scan(usable).head(max(0, count)).collect().to_dicts()
 
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
@@ -91,23 +99,30 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
 
 def _tell(found: dict[str, Any]) -> None:
     from . import output
+    from .running import resume_command
 
     print = output.console().print  # noqa: A001
     state = "complete" if found["complete"] else "not complete"
     print(f"{found['path']}: {state}", markup=False, style="bold")
     print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {_size(found['bytes'])} of parquet")
     print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
-    if not found["complete"]:
-        from .running import resume_command
-
+    if found["running"]:
+        print("a run is writing it now; its journal is not looked into")
+    elif not found["complete"]:
         print(f"to go on: {resume_command(found['path'])}", markup=False)
+    for sentence in found.get("damage", ()):
+        print(f"damage: {sentence}", markup=False, style="red")
+    if found.get("damage"):
+        print(f"to make again what is lost: {resume_command(found['path'])}", markup=False)
+    elif "damage" in found:
+        print("every file was read: nothing is damaged")
     for index, reason in found["skipped_row_groups"].items():
         print(f"row group {index} was skipped: {reason}", markup=False)
     if found["drops_by_reason"]:
         output.print_drops(found["drops_by_reason"])
     for conflict in found["conflicts"]:
         print(f"conflict: {conflict}", markup=False, style="yellow")
-    if found["damaged_manifest_lines"]:
+    if found["damaged_manifest_lines"] and "damage" not in found:
         print(f"lines of the manifest that cannot be read: {found['damaged_manifest_lines']}", style="red")
     if found["spending"]:
         heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")

@@ -2,7 +2,10 @@
 
 `buffer` holds one row group; `values`, `dtypes` and `schema` turn Python values into arrow columns of one type;
 `parts` writes parquet files, `manifest` the log that says which of them count, `writer` both; `records` is what the log
-holds; `dataset` reads a directory back.
+holds, `layout` which rows are in which group; `dataset` reads a directory back.
+
+`journal` keeps what is finished of row groups that are not: `codec` makes bytes of its entries, `journal_log` knows
+which records count, `journal_file` has the files and `journal_salvage` reads damaged ones.
 
 Everything here is synchronous and runs in whatever thread calls it. It may import `errors`, `graph`, `runtime` and
 `observe.events`; `build`, `plans` and what stands on them may import it.

@@ -11,6 +11,7 @@ from polars.io.plugins import register_io_source
 
 from ..errors import PartError
 from .dtypes import stored
+from .journal import inspect_journal
 from .manifest import Manifest, ManifestFile, read
 from .parts import damage, locate, read_table
 from .schema import Conflict, conflict_error, conform, distinct_conflicts, unify
@@ -133,15 +134,32 @@ class Dataset:
 
     def verify(self) -> None:
         """Read every file and compare it with its checksum; `PartError` names those that differ."""
-        found = list(self._damaged_parts())
+        found = [wrong for part in self._parts if (wrong := self._wrong(part)) is not None]
         if found:
             raise PartError(f"in {str(self.path)!r}: {'; '.join(found)}")
 
-    def _damaged_parts(self) -> Iterator[str]:
-        for part in self._parts:
-            wrong = damage(self.path, part)
+    def damage(self) -> tuple[str, ...]:
+        """Read every file, the manifest and the journal too, and say what is damaged and what that costs.
+
+        One sentence each; nothing is changed. `seedbed resume` makes again what is lost.
+        """
+        manifest = self._content.manifest
+        found = list(self._content.damage)
+        for _, group in sorted(manifest.groups.items()):
+            wrong = self._wrong(group.part)
             if wrong is not None:
-                yield wrong
+                found.append(f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are lost")
+        wrong = self._wrong(manifest.processed.part if manifest.processed else None)
+        if wrong is not None:
+            found.append(f"{wrong}; the rows as generated are still there")
+        journal = inspect_journal(self.path)
+        return (*found, *journal.damage) if journal is not None else tuple(found)
+
+    def _wrong(self, part: PartRecord | None) -> str | None:
+        try:
+            return damage(self.path, part) if part is not None else None
+        except OSError as error:
+            return f"part {part.name!r} cannot be read: {error}" if part is not None else None
 
     def _unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
         manifest = self._content.manifest

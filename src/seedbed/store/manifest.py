@@ -32,7 +32,7 @@ from .records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -70,6 +70,11 @@ class Manifest:
             case Spending():
                 self.spending = record
 
+    def records(self) -> Iterator[Record]:
+        """Yield records that add up to this."""
+        found = (self.header, *self.groups.values(), self.spending, self.finished, self.processed)
+        yield from (record for record in found if record is not None)
+
     @property
     def expected_groups(self) -> int:
         """How many row groups the whole dataset has."""
@@ -102,7 +107,7 @@ class ManifestFile:
             sentences.append(f"{_lines(spared)} damaged; nothing is lost, there is a copy of what it said")
         if self.lost:
             sentences.append(
-                f"{_lines(self.lost)} damaged and without a copy; a row group that was listed there is made again"
+                f"{_lines(self.lost)} damaged and without a copy; a row group that was listed there is lost"
             )
         return tuple(sentences)
 
@@ -210,9 +215,14 @@ def is_being_written(directory: Path) -> bool:
 
 def append(file: io.FileIO, record: Record) -> None:
     """Append a record, twice, and wait until it is on disk; after an error the file ends where it ended before."""
+    write(file, [record])
+
+
+def write(file: io.FileIO, records: Iterable[Record]) -> None:
+    """Append several records as one."""
     end = file.seek(0, os.SEEK_END)
     try:
-        rest = memoryview(encode(record) * 2)
+        rest = memoryview(b"".join(encode(record) * 2 for record in records))
         while rest:
             rest = rest[file.write(rest) :]
         faults.reach("line written")

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .manifest import MANIFEST_NAME, Manifest, append, lock, read
+from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
 from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
 from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
@@ -84,6 +84,7 @@ class DatasetWriter:
         self.header = header
         self.declared: dict[str, pa.DataType] = {field.name: field.type for field in header.declared}
         self._file = file
+        self._replaced: io.FileIO | None = None
         # Guards the manifest file and what it lists, which grows by one entry a row group.
         self._lock = threading.Lock()
         self._closing = False
@@ -122,8 +123,9 @@ class DatasetWriter:
         """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
 
         Temporary files, parts that the manifest does not list and a half-written last line are removed. Every part is
-        read: a row group whose part is damaged is not there any more, neither for the writer nor in the manifest that
-        is returned. `ManifestError` if there is no manifest, `OutputDirectoryError` if another process writes it.
+        read: a row group whose part is damaged is not there any more, and damaged lines are cleared away, so that a
+        second time nothing is found damaged. `ManifestError` if there is no manifest, `OutputDirectoryError` if another
+        process writes it.
         """
         directory = Path(out)
         read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
@@ -131,20 +133,26 @@ class DatasetWriter:
             file = io.FileIO(os.open(directory / MANIFEST_NAME, os.O_RDWR), "r+")
         except OSError as error:
             raise _unwritable(directory, error) from error
+        writer = None
         try:
             _lock_file(file, directory)
+            if os.fstat(file.fileno()).st_ino != (directory / MANIFEST_NAME).stat().st_ino:
+                # Another process has put a new one in its place since, and has let go of both.
+                raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             content = read(directory)
             file.truncate(content.length)
             manifest = content.manifest
             assert manifest.header is not None, "read() refuses a manifest without a header"
             writer = cls(directory, file, manifest.header)
             found = (*content.damage, *writer._take(manifest))
+            if found:
+                writer._renew(manifest)
             writer._remove_leftovers(processed=manifest.processed is not None)
         except OSError as error:
-            file.close()
+            (writer or file).close()
             raise _unwritable(directory, error) from error
         except BaseException:
-            file.close()
+            (writer or file).close()
             raise
         return writer, manifest, found
 
@@ -169,6 +177,19 @@ class DatasetWriter:
             if wrong is not None:
                 manifest.processed = manifest.finished = None
                 yield f"{wrong}; the processors over the whole dataset run again"
+
+    def _renew(self, manifest: Manifest) -> None:
+        """Put a manifest that says what this one says in the place of the damaged one."""
+        temporary = self.path / f".{MANIFEST_NAME}.tmp"
+        # The old one stays open, and with it locked: a process that has it open already must not take it for free.
+        self._replaced = self._file
+        self._file = io.FileIO(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), "r+")
+        _lock_file(self._file, self.path)
+        write(self._file, manifest.records())
+        temporary.replace(self.path / MANIFEST_NAME)
+        faults.reach("manifest renamed")
+        sync_directory(self.path)
+        faults.reach("manifest directory synced")
 
     def grow(self, header: Header) -> None:
         """Let another header count from now on: that of a dataset with more rows, or of code that changed.
@@ -362,6 +383,8 @@ class DatasetWriter:
         if self._lock.acquire(blocking=False):
             try:
                 self._file.close()
+                if self._replaced is not None:
+                    self._replaced.close()
             finally:
                 self._lock.release()
 

@@ -1,0 +1,82 @@
+"""`seedbed inspect --verify` and what `seedbed resume` makes of the damage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+from command import TEXT, recipe, seedbed
+
+from seedbed.store.dataset import Dataset
+from seedbed.store.journal import Batch, Journal
+from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.writer import DatasetWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_whole_dataset(tmp_path: Path) -> None:
+    """Where nothing is damaged that is said, with status 0."""
+    out = tmp_path / "out"
+    assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
+    ended = seedbed("inspect", out, "--verify")
+    assert (ended.code, ended.err) == (0, "")
+    assert "nothing is damaged" in ended.out
+    assert seedbed("inspect", out, "--verify", "--json").json["damage"] == []
+    assert "damage" not in seedbed("inspect", out, "--json").json
+
+
+def test_damage_is_named_and_resume_repairs_it(tmp_path: Path) -> None:
+    """A damaged part and a damaged line are named with what they cost; after a resume the dataset is what it was."""
+    out = tmp_path / "out"
+    file = recipe(tmp_path, TEXT)
+    assert seedbed("run", file, "-n", "6", "-o", out, "--buffer-size", "2").code == 0
+    whole = Dataset.open(out).to_polars()
+    part = out / "batch_0000001.parquet"
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    manifest = out / MANIFEST_NAME
+    manifest.write_bytes(b"?" + manifest.read_bytes()[1:])
+    ended = seedbed("inspect", out, "--verify")
+    assert ended.code == 3
+    told = " ".join(ended.out.split())
+    assert "line 1 of 'manifest.jsonl' is damaged; nothing is lost" in told
+    assert "part 'batch_0000001.parquet' is damaged: its checksum differs; rows 2 to 3 are lost" in told
+    assert "to make again what is lost: seedbed resume" in told
+    found = seedbed("inspect", out, "--verify", "--json")
+    assert (found.code, len(found.json["damage"]), found.json["sample"]) == (3, 2, [])
+    ended = seedbed("resume", out)
+    assert ended.code == 0, ended.err
+    assert seedbed("inspect", out, "--verify").code == 0
+    after = Dataset.open(out).to_polars()
+    assert after.height == 6
+    kept = pl.concat([whole.head(2), whole.tail(2)])
+    assert pl.concat([after.head(2), after.tail(2)]).equals(kept)
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    """Damage to the journal of an unfinished dataset is told too, and looking changes nothing."""
+    out = tmp_path / "out"
+    assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
+    journal, _ = Journal.open(out, trusted=False)
+    journal.commit(Batch(groups={7: [("ok", "review", 0, "x")]}))
+    journal.close()
+    assert seedbed("inspect", out, "--verify").code == 0
+    file = out / "journal.sqlite"
+    file.write_bytes(b"?" + file.read_bytes()[1:])
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    ended = seedbed("inspect", out, "--verify")
+    assert ended.code == 3
+    assert "'journal.sqlite' is damaged: nothing is lost" in " ".join(ended.out.split())
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_directory_that_is_being_written(tmp_path: Path) -> None:
+    """Beside a run that goes on, that is said instead of how to go on."""
+    out = tmp_path / "out"
+    assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
+    writer, _, _ = DatasetWriter.open(out)
+    with writer:
+        ended = seedbed("inspect", out, "--verify")
+    assert ended.code == 0
+    assert "a run is writing it now" in ended.out
