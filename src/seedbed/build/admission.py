@@ -266,6 +266,8 @@ def _emit_started(run: Run) -> None:
             time=trio.current_time(), rows=plan.rows, row_groups=plan.group_count, columns=plan.graph.outputs
         )
     )
+    for message in run.ledger.damage:
+        run.events.emit(events.DamageFound(time=trio.current_time(), message=message))
 
 
 def make_report(run: Run) -> BuildReport:

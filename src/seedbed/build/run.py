@@ -94,6 +94,7 @@ class Run:
         # Row groups that the journal has entries of.
         self.recorded: frozenset[int] = frozenset() if store is None else frozenset(store.recovered.groups)
         if store is not None:
+            self.ledger.damage = store.damage
             if store.journal is not None:
                 self.recorder = Recorder(
                     store.journal,

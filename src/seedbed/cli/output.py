@@ -113,6 +113,9 @@ def report_data(report: BuildReport) -> dict[str, Any]:
         "usage": {name: spent_data(spent) for name, spent in report.usage.items()},
         "model_usage": {name: spent_data(spent) for name, spent in report.model_usage.items()},
         "conflicts": list(report.conflicts),
+        "damage": list(report.damage),
+        "durable_cells": report.durable,
+        "restored_cells": report.restored,
         "seconds": report.seconds,
     }
 

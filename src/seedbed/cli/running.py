@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BuildStopped, ProcessorFailed
+from ..errors import BuildStopped, ProcessorFailed, StoreError
 from ..observe.chrome import write_chrome_trace
 from ..observe.lines import Lines
 from ..observe.log import LogReader
@@ -60,7 +60,9 @@ def run_watched(
         report: BuildReport | None = getattr(error, "report", None)
         if report is not None:
             _keep_traces(report, out, watching)
-        if isinstance(error, BuildStopped | ProcessorFailed) and is_dataset(out):
+        # Of the errors of the store only the plain one, of a disk that failed; the others are about the directory.
+        is_resumable = isinstance(error, BuildStopped | ProcessorFailed) or type(error) is StoreError
+        if is_resumable and is_dataset(out):
             error.add_note(f"to go on: {resume}")
         raise
     assert dataset.report is not None  # it has just been built

@@ -124,6 +124,13 @@ class RowGroupFinished(Event):
 
 
 @attrs.frozen(kw_only=True)
+class DamageFound(Event):
+    """Something in the directory that is gone on with is damaged; what it held is made again."""
+
+    message: str
+
+
+@attrs.frozen(kw_only=True)
 class CellsCommitted(Event):
     """More finished cells are durable; `total` is how many of the run are now."""
 

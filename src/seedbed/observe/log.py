@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from .events import (
+    DamageFound,
     LateThread,
     RowDropped,
     RowGroupFinished,
@@ -24,7 +25,7 @@ logger = logging.getLogger("seedbed")
 
 
 class LogReader:
-    """A reader of events that logs drops, skips, conflicts and stops as warnings, salvage and checkpoints as info.
+    """A reader of events that logs drops, skips, conflicts, damage and stops as warnings, salvage and checkpoints as info.
 
     Of rows dropped by one column for one reason in one row group, the first few are logged and the rest counted when
     the row group ends: a server that is gone must not fill a disk with lines.
@@ -43,6 +44,7 @@ class LogReader:
             SchemaConflictFound: self._on_conflict,
             StopRequested: self._on_stop,
             LateThread: self._on_late_thread,
+            DamageFound: self._on_damage,
         }
 
     def __call__(self, event: Event) -> None:
@@ -88,6 +90,9 @@ class LogReader:
 
     def _on_stop(self, event: StopRequested) -> None:
         self._log.warning("stopping: %s", event.reason)
+
+    def _on_damage(self, event: DamageFound) -> None:
+        self._log.warning("%s", event.message)
 
     def _on_late_thread(self, event: LateThread) -> None:
         self._log.warning(

@@ -60,6 +60,8 @@ class BuildReport:
     # them were taken over from the journal of earlier runs.
     durable: int = 0
     restored: int = 0
+    # What was found damaged in the directory that the build went on with, and made again.
+    damage: tuple[str, ...] = ()
     traces: tuple[TaskTrace, ...] = ()
 
     @property
@@ -93,6 +95,7 @@ class Ledger:
         self.conflicts: list[str] = []
         self.durable = 0
         self.restored = 0
+        self.damage: tuple[str, ...] = ()
         self.traces: list[TaskTrace] = []
         # By column and model: calls, input tokens, output tokens, cost; of earlier runs of this dataset too.
         self.spent: defaultdict[tuple[str, str], tuple[int, int, int, float]] = defaultdict(lambda: (0, 0, 0, 0.0))
@@ -161,5 +164,6 @@ class Ledger:
             seconds=seconds,
             durable=self.durable,
             restored=self.restored,
+            damage=self.damage,
             traces=tuple(self.traces),
         )

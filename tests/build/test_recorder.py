@@ -1,0 +1,167 @@
+"""Group commit: when, in which order, and what happens when it fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seedbed import RunConfig
+from seedbed.build.recorder import COMMIT_DEADLINE, OK, Recorder, kept_key, key_parts, retry_key
+from seedbed.errors import StoreError
+from seedbed.graph import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio.testing import MockClock
+
+    from seedbed.store.journal import Batch
+
+
+@given(index=st.integers(0, 2**40 - 1), revision=st.integers(0, 2**20))
+def test_keys_tell_what_they_are_for(index: int, revision: int) -> None:
+    """Group and revision come back from a key, and no key of one kind is one of the other."""
+    assert key_parts(kept_key(index, revision)) == (index, revision)
+    assert key_parts(retry_key(index, revision)) == (index, revision)
+    assert kept_key(index, revision) >= 0 > retry_key(index, revision) >= -(2**63)
+
+
+def entry(row: int) -> tuple[Any, ...]:
+    """A finished cell."""
+    return (OK, "v", row, 1, 0, f"value {row}", None)
+
+
+class FakeJournal:
+    """Keeps what is committed, and when."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[float, dict[int, list[Any]]]] = []
+        self.freed: list[int] = []
+        self.fail = False
+
+    def commit(self, batch: Batch) -> int:
+        if self.fail:
+            raise StoreError("no space left")
+        self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
+        return sum(map(len, batch.groups.values()))
+
+    def free(self, key: int) -> None:
+        self.freed.append(key)
+
+
+class Scene:
+    """A recorder over a journal that needs no thread."""
+
+    def __init__(self, **knobs: Any) -> None:
+        self.journal = FakeJournal()
+        self.durable = 0
+        self.hang = False
+        self.recorder = Recorder(
+            self.journal,  # type: ignore[arg-type]
+            RunConfig(**knobs),
+            in_thread=self._in_thread,
+            spending=tuple,
+            on_commit=self._on_commit,
+        )
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        if self.hang:
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+        return work()
+
+    def _on_commit(self, cells: int) -> None:
+        self.durable += cells
+
+
+async def test_entries_are_committed_after_the_interval(autojump_clock: MockClock) -> None:
+    """What is added within an interval is one commit, in order; a cell is durable only after it."""
+    scene = Scene(commit_interval=0.05)
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.recorder.run)
+        scene.recorder.add(0, entry(1))
+        await trio.sleep(0.04)
+        scene.recorder.add(1, entry(2))
+        scene.recorder.add(0, entry(3))
+        assert scene.durable == 0
+        await trio.sleep(1)
+        assert scene.durable == 3
+        nursery.cancel_scope.cancel()
+    [(when, groups)] = scene.journal.commits
+    assert when - start == pytest.approx(0.05)
+    assert groups == {0: [entry(1), entry(3)], 1: [entry(2)]}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_so_many_entries_are_not_kept_waiting(count: int, autojump_clock: MockClock) -> None:
+    """`commit_count` entries are committed at once, whatever the interval."""
+    scene = Scene(commit_interval=10, commit_count=count)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(scene.recorder.run)
+        for row in range(count):
+            scene.recorder.add(0, entry(row))
+        await trio.testing.wait_all_tasks_blocked()
+        assert scene.durable == count
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_task_for_a_whole_group_counts_its_rows() -> None:
+    """Durable cells are counted as cells, whoever made them."""
+    scene = Scene()
+    scene.recorder.add(0, (OK, "v", GROUP, 1, 0, ([0, 1, 2], [["a", "b", "c"]]), None))
+    scene.recorder.add(0, ("failed", "v", 0, 1, 0, "no", False))
+    await scene.recorder.flush()
+    assert scene.durable == 3
+
+
+async def test_a_flush_is_not_interrupted() -> None:
+    """Whatever was added is durable although the run is being cancelled."""
+    scene = Scene()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        scene.recorder.add(0, entry(1))
+        await scene.recorder.flush()
+    assert scene.durable == 1
+
+
+async def test_nothing_is_committed_after_a_commit_that_failed() -> None:
+    """What is durable is always a beginning of what happened, so after a gap nothing may follow."""
+    scene = Scene()
+    scene.recorder.add(0, entry(1))
+    scene.journal.fail = True
+    with pytest.raises(StoreError, match="no space left"):
+        await scene.recorder.flush()
+    scene.journal.fail = False
+    scene.recorder.add(0, entry(2))
+    await scene.recorder.flush()
+    assert scene.journal.commits == []
+    assert scene.durable == 0
+
+
+async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
+    """A commit that does not come back is given up after its deadline."""
+    scene = Scene()
+    scene.hang = True
+    scene.recorder.add(0, entry(1))
+    start = trio.current_time()
+    with pytest.raises(StoreError, match="could not be written within 60 s"):
+        await scene.recorder.flush()
+    assert trio.current_time() - start == pytest.approx(COMMIT_DEADLINE)
+
+
+async def test_a_finished_group_is_not_committed_any_more() -> None:
+    """Entries of a group that is in the dataset are dropped, and its cells count as durable."""
+    scene = Scene()
+    scene.recorder.add(0, entry(1))
+    scene.recorder.add(1, entry(2))
+    await scene.recorder.free(0)
+    assert scene.journal.freed == [0]
+    assert scene.durable == 1
+    await scene.recorder.flush()
+    assert [groups for _, groups in scene.journal.commits] == [{1: [entry(2)]}]
+    assert scene.durable == 2
