@@ -1,0 +1,164 @@
+"""Any writes, stopped at any point: what is on disk at that instant is a dataset, and can be gone on with."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seedbed.runtime import faults
+from seedbed.store.dataset import Dataset
+from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.parts import part_name
+from seedbed.store.records import Drop, Header
+from seedbed.store.writer import PROCESSED_NAME, DatasetWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEADER = Header(rows=8, buffer_size=2, columns=("a",), created=0.0, version="0")
+DROP = Drop(row=0, column="a", attempts=1, error="no", kind="failed")
+
+Rows = dict[int, list[Any]]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@attrs.frozen
+class Write:
+    """A row group, with as many rows as values."""
+
+    index: int
+    values: list[Any]
+
+    def change(self, rows: Rows) -> None:
+        """Do it to the model."""
+        rows.setdefault(self.index, self.values)
+
+    def work(self, writer: DatasetWriter, rows: Rows) -> None:
+        """Do it on disk."""
+        if self.index not in rows:
+            start = 2 * self.index
+            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[DROP])
+
+
+@attrs.frozen
+class Add:
+    """Rows before those that a group has."""
+
+    index: int
+    values: list[Any]
+
+    def change(self, rows: Rows) -> None:
+        """Do it to the model."""
+        if self.index in rows:
+            rows[self.index] = self.values + rows[self.index]
+
+    def work(self, writer: DatasetWriter, rows: Rows) -> None:
+        """Do it on disk."""
+        if self.index in rows:
+            old, new = len(rows[self.index]), len(self.values)
+            order = [*range(old, old + new), *range(old)]
+            writer.add_rows(self.index, {"a": self.values}, order=order, drops=[])
+
+
+@attrs.frozen
+class Finish:
+    """One schema for all, and what a processor makes of it."""
+
+    def change(self, rows: Rows) -> None:
+        """Rows stay."""
+
+    def work(self, writer: DatasetWriter, rows: Rows) -> None:
+        """Do it on disk."""
+        writer.finish()
+        writer.write_processed(pl.DataFrame({"z": [len(rows)]}))
+
+
+# Of several types, so that parts differ and are rewritten at the end.
+values = st.lists(st.none() | st.integers(0, 9), max_size=3) | st.lists(st.sampled_from([0.5, 1.5]), max_size=3)
+operations = st.lists(
+    st.builds(Write, st.integers(0, 3), values) | st.builds(Add, st.integers(0, 3), values) | st.builds(Finish),
+    min_size=1,
+    max_size=8,
+)
+
+
+def stop_at(number: int, directory: Path, copy: Path) -> Callable[[str], None]:
+    """A hook that copies the directory as it is at the n-th point, and ends everything."""
+    left = number
+
+    def hook(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            shutil.copytree(directory, copy)
+            raise Killed
+
+    return hook
+
+
+def rows_of(directory: Path) -> Rows:
+    """The rows of each group, and nothing is damaged."""
+    dataset = Dataset.open(directory).raw()
+    assert dataset.damage() == ()
+    found = iter(dataset.to_arrow().column("a").to_pylist() if dataset.columns else [])
+    return {int(part.name[6:13]): [next(found) for _ in range(part.rows)] for part in dataset.parts}
+
+
+def with_rows(rows: Rows) -> Rows:
+    """The groups that have a part."""
+    return {index: group for index, group in rows.items() if group}
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(operations, st.lists(st.integers(1, 30), min_size=1, max_size=3))
+def test_stopped_anywhere(todo: list[Write | Add | Finish], stops: list[int]) -> None:
+    """Every write counts as a whole or not at all, however often the process dies, and nothing is left behind."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch, "0")
+        writer = DatasetWriter.create(directory, HEADER)
+        rows: Rows = {}
+        stops = [*stops, 0]
+        faults.hook = stop_at(stops[0], directory, Path(scratch, "1"))
+        try:
+            for operation in todo:
+                while True:
+                    before, after = dict(rows), dict(rows)
+                    operation.change(after)
+                    try:
+                        operation.work(writer, rows)
+                    except Killed:
+                        faults.hook = None
+                        writer.close()
+                        directory = directory.parent / str(int(directory.name) + 1)
+                        found = rows_of(directory)
+                        assert found in (with_rows(before), with_rows(after))
+                        writer, manifest, damage = DatasetWriter.open(directory)
+                        assert damage == ()
+                        assert rows_of(directory) == found
+                        # A group without rows has no part to be seen, so whether it is listed says the rest.
+                        is_done = found == with_rows(after) and after.keys() == manifest.groups.keys()
+                        rows = after if is_done else before
+                        stops.pop(0)
+                        following = directory.parent / str(int(directory.name) + 1)
+                        faults.hook = stop_at(stops[0], directory, following)
+                        if is_done and not isinstance(operation, Finish):
+                            break
+                    else:
+                        rows = after
+                        break
+        finally:
+            faults.hook = None
+            writer.close()
+        assert rows_of(directory) == with_rows(rows)
+        listed = {part_name(index) for index in with_rows(rows)}
+        assert {path.name for path in directory.iterdir()} - {PROCESSED_NAME} == {MANIFEST_NAME, *listed}
