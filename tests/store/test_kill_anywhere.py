@@ -84,11 +84,18 @@ class Finish:
 
 
 # Of several types, so that parts differ and are rewritten at the end.
-values = st.lists(st.none() | st.integers(0, 9), max_size=3) | st.lists(st.sampled_from([0.5, 1.5]), max_size=3)
+values = st.lists(st.none() | st.integers(0, 9), min_size=1, max_size=3) | st.lists(
+    st.sampled_from([0.5, 1.5]), max_size=3
+)
+indices = st.integers(0, 2)
+# Each with the number of the point at which it is stopped; 0 is none, and so is one that it does not come to.
 operations = st.lists(
-    st.builds(Write, st.integers(0, 3), values) | st.builds(Add, st.integers(0, 3), values) | st.builds(Finish),
+    st.tuples(
+        st.builds(Write, indices, values) | st.builds(Add, indices, values) | st.builds(Finish),
+        st.integers(0, 8) | st.integers(0, 24),
+    ),
     min_size=1,
-    max_size=8,
+    max_size=6,
 )
 
 
@@ -120,42 +127,35 @@ def with_rows(rows: Rows) -> Rows:
 
 
 @settings(max_examples=settings.default.max_examples // 2)
-@given(operations, st.lists(st.integers(1, 30), min_size=1, max_size=3))
-def test_stopped_anywhere(todo: list[Write | Add | Finish], stops: list[int]) -> None:
+@given(values, values, operations)
+def test_stopped_anywhere(first: list[Any], second: list[Any], todo: list[tuple[Write | Add | Finish, int]]) -> None:
     """Every write counts as a whole or not at all, however often the process dies, and nothing is left behind."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch, "0")
         writer = DatasetWriter.create(directory, HEADER)
         rows: Rows = {}
-        stops = [*stops, 0]
-        faults.hook = stop_at(stops[0], directory, Path(scratch, "1"))
         try:
-            for operation in todo:
-                while True:
-                    before, after = dict(rows), dict(rows)
-                    operation.change(after)
-                    try:
-                        operation.work(writer, rows)
-                    except Killed:
-                        faults.hook = None
-                        writer.close()
-                        directory = directory.parent / str(int(directory.name) + 1)
-                        found = rows_of(directory)
-                        assert found in (with_rows(before), with_rows(after))
-                        writer, manifest, damage = DatasetWriter.open(directory)
-                        assert damage == ()
-                        assert rows_of(directory) == found
-                        # A group without rows has no part to be seen, so whether it is listed says the rest.
-                        is_done = found == with_rows(after) and after.keys() == manifest.groups.keys()
-                        rows = after if is_done else before
-                        stops.pop(0)
-                        following = directory.parent / str(int(directory.name) + 1)
-                        faults.hook = stop_at(stops[0], directory, following)
-                        if is_done and not isinstance(operation, Finish):
-                            break
-                    else:
-                        rows = after
-                        break
+            for operation, stop in [(Write(0, first), 0), (Write(1, second), 0), *todo]:
+                copy = Path(scratch, str(int(directory.name) + 1))
+                after = dict(rows)
+                operation.change(after)
+                faults.hook = stop_at(stop, directory, copy)
+                try:
+                    operation.work(writer, rows)
+                except Killed:
+                    faults.hook = None
+                    writer.close()
+                    directory = copy
+                    found = rows_of(directory)
+                    assert found in (with_rows(rows), with_rows(after))
+                    writer, manifest, damage = DatasetWriter.open(directory)
+                    assert damage == ()
+                    assert rows_of(directory) == found
+                    # A group without rows has no part to be seen, so whether it is listed says the rest.
+                    is_done = found == with_rows(after) and after.keys() == manifest.groups.keys()
+                    rows = after if is_done else rows
+                else:
+                    rows = after
         finally:
             faults.hook = None
             writer.close()
