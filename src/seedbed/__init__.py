@@ -1,7 +1,7 @@
 """seedbed grows datasets: columns that depend on each other, each cell run as soon as its inputs are there."""
 
-from .build.checkpoint import FinishedGroup
 from .build.api import Build, Preview, build, build_async, open_build, preview, resume
+from .build.checkpoint import FinishedGroup
 from .build.config import RunConfig
 from .build.processor import Processor
 from .build.source import load_recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,10 +43,13 @@ class FakeJournal:
         self.commits: list[tuple[float, dict[int, list[Any]]]] = []
         self.freed: list[int] = []
         self.fail = False
+        self.unkept: Counter[str] = Counter()
 
     def commit(self, batch: Batch) -> int:
         if self.fail:
             raise StoreError("no space left")
+        for entries in batch.groups.values():
+            self.unkept.update(each[1] for each in entries if each[5] == "unkept")
         self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
         return sum(map(len, batch.groups.values()))
 
@@ -60,12 +64,14 @@ class Scene:
         self.journal = FakeJournal()
         self.durable = 0
         self.hang = False
+        self.unkept: list[str] = []
         self.recorder = Recorder(
             self.journal,  # type: ignore[arg-type]
             RunConfig(**knobs),
             in_thread=self._in_thread,
             spending=tuple,
             on_commit=self._on_commit,
+            on_unkept=self.unkept.append,
         )
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
@@ -117,6 +123,17 @@ async def test_a_task_for_a_whole_group_counts_its_rows() -> None:
     scene.recorder.add(0, ("failed", "v", 0, 1, 0, "no", False))
     await scene.recorder.flush()
     assert scene.durable == 3
+
+
+async def test_what_cannot_be_kept_is_not_durable_and_is_told_once() -> None:
+    """A value that the journal had to leave out does not count, and its column is named."""
+    scene = Scene()
+    for row in range(2):
+        scene.recorder.add(0, entry(row))
+        scene.recorder.add(0, (OK, "odd", row, 1, 0, "unkept", None))
+        await scene.recorder.flush()
+    assert scene.durable == 2
+    assert scene.unkept == ["odd"]
 
 
 async def test_a_flush_is_not_interrupted() -> None:

@@ -82,7 +82,7 @@ async def run_build(
             run.dispatcher.close()
         if error is not None and store is not None and run.ledger.spent:
             # What was paid for row groups that are not finished counts too.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(StoreError):
                 await note_spending(run, store.writer)
         report = make_report(run)
         if emitter.active:
@@ -285,7 +285,8 @@ def make_report(run: Run) -> BuildReport:
 def _sole(error: BaseException) -> BaseException:
     """One leaf is raised as itself; several as one `BuildError` with the group as its cause."""
     found = list(leaves(error))
-    if len(found) == 1:
+    if len(found) == 1 or all(isinstance(leaf, StoreError) for leaf in found):
+        # A disk that refuses one thread refuses the others too: that is one message and not several.
         return found[0]
     several = BuildError(f"{len(found)} errors ended the build: " + "; ".join(error_text(leaf) for leaf in found))
     several.__cause__ = error

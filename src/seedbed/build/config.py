@@ -93,8 +93,8 @@ class RunConfig:
     # The run stops before the call that would pass one of these, in the unit that columns report and in tokens.
     max_cost: float | None = attrs.field(default=None, validator=_optional(_number(0)))
     max_tokens: int | None = attrs.field(default=None, validator=_optional(_count(0)))
-    # What a crash may cost: with `cell` the cells of the last commit, with `row_group` those of open row groups. Finished
-    # cells are committed to the journal so often, or when there are so many of them.
+    # What a crash may cost: with `cell` the cells of the last commit, with `row_group` those of open row groups.
+    # Finished cells are committed to the journal so often, or when there are so many of them.
     durability: str = attrs.field(default="cell", validator=_one_of("cell", "row_group"))
     commit_interval: float = attrs.field(default=0.05, validator=_number(0))
     commit_count: int = attrs.field(default=500, validator=_count(1))

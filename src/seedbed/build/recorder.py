@@ -80,11 +80,15 @@ class Recorder:
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         spending: Callable[[], tuple[tuple[str, str, int, int, int, float], ...]],
         on_commit: Callable[[int], None],
+        on_unkept: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._in_thread = in_thread
         self._spending = spending
         self._on_commit = on_commit
+        self._on_unkept = on_unkept
+        self._unkept: set[str] = set()  # columns that were told of
+        self._unkept_total = 0
         self._interval = config.commit_interval
         self._most = config.commit_count
         self._pending: dict[int, list[Entry]] = {}
@@ -133,7 +137,16 @@ class Recorder:
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(_cells(batch.groups.values()))
+            self._on_commit(_cells(batch.groups.values()) - self._count_unkept())
+
+    def _count_unkept(self) -> int:
+        """How many entries of the last commit could not be kept; their columns are told of once."""
+        total = self._journal.unkept.total()
+        before, self._unkept_total = self._unkept_total, total
+        for column in self._journal.unkept.keys() - self._unkept:
+            self._unkept.add(column)
+            self._on_unkept(column)
+        return total - before
 
     async def read(self, key: int) -> list[Entry]:
         """What earlier runs have recorded of a row group."""

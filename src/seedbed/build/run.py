@@ -102,6 +102,7 @@ class Run:
                     in_thread=self.store_thread,
                     spending=self.spent,
                     on_commit=self.committed,
+                    on_unkept=self.not_kept,
                 )
             if store.manifest is not None:
                 self._take_over(store.manifest, store.recovered)
@@ -158,6 +159,11 @@ class Run:
         self.ledger.durable += cells
         if self.events.active:
             self.events.emit(events.CellsCommitted(time=trio.current_time(), cells=cells, total=self.ledger.durable))
+
+    def not_kept(self, column: str) -> None:
+        """A column has values that the journal cannot keep."""
+        if self.events.active:
+            self.events.emit(events.ColumnNotKept(time=trio.current_time(), column=column))
 
     def restored(self, row_group: int, cells: Mapping[str, int]) -> None:
         """So many finished cells of each column were taken over from earlier runs."""

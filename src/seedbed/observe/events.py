@@ -139,6 +139,13 @@ class CellsCommitted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ColumnNotKept(Event):
+    """A column has values that cannot be written to the journal; they are made again if the run dies."""
+
+    column: str
+
+
+@attrs.frozen(kw_only=True)
 class CellsRestored(Event):
     """Finished cells of a column were taken over from what earlier runs have recorded of a row group."""
 

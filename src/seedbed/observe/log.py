@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from .events import (
+    ColumnNotKept,
     DamageFound,
     LateThread,
     RowDropped,
@@ -25,7 +26,7 @@ logger = logging.getLogger("seedbed")
 
 
 class LogReader:
-    """A reader of events that logs drops, skips, conflicts, damage and stops as warnings, salvage and checkpoints as info.
+    """A reader of events: logs drops, skips, conflicts, damage and stops as warnings, salvage and checkpoints as info.
 
     Of rows dropped by one column for one reason in one row group, the first few are logged and the rest counted when
     the row group ends: a server that is gone must not fill a disk with lines.
@@ -45,6 +46,7 @@ class LogReader:
             StopRequested: self._on_stop,
             LateThread: self._on_late_thread,
             DamageFound: self._on_damage,
+            ColumnNotKept: self._on_not_kept,
         }
 
     def __call__(self, event: Event) -> None:
@@ -93,6 +95,12 @@ class LogReader:
 
     def _on_damage(self, event: DamageFound) -> None:
         self._log.warning("%s", event.message)
+
+    def _on_not_kept(self, event: ColumnNotKept) -> None:
+        self._log.warning(
+            "values that cannot be pickled are not in the journal: a run that dies makes them again (column=%s)",
+            event.column,
+        )
 
     def _on_late_thread(self, event: LateThread) -> None:
         self._log.warning(
