@@ -211,7 +211,7 @@ class TestAddRows:
 
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(0, {"a": [1]}, start=0, stop=2)
-            with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            with monkeypatch.context() as patch, pytest.raises(StoreError, match="no space"):
                 patch.setattr(faults, "hook", hook)
                 writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[])
             assert names(tmp_path) == [part_name(0), MANIFEST_NAME]

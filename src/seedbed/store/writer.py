@@ -389,7 +389,10 @@ class DatasetWriter:
                 self._lock.release()
 
     def _append(self, record: Record) -> None:
-        append(self._file, record)
+        try:
+            append(self._file, record)
+        except OSError as error:
+            raise StoreError(f"the manifest in {str(self.path)!r} cannot be written: {error}") from error
 
     def _remove_leftovers(self, *, processed: bool) -> None:
         listed = {group.part.name for group in self._groups.values() if group.part is not None}
