@@ -253,6 +253,35 @@ async def test_a_stateful_generator_goes_on_from_where_it_was(kind: type[Countin
     assert dataset.to_polars()["count"].to_list() == Counting().generate(range(20))
 
 
+class Asking(KeptChain):
+    """A stateful generator with a key: it is not called again just for its state."""
+
+    calls = 0
+
+    async def agenerate(self, n: int) -> int:
+        type(self).calls += 1
+        return await super().agenerate(n)
+
+
+@pytest.mark.parametrize("durability", ["cell", "row_group"])
+async def test_a_dataset_that_grows_goes_on_with_the_state_of_its_end(
+    durability: str, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state outlives the journal, which is gone when a build is complete."""
+    monkeypatch.setattr(Asking, "calls", 0)
+
+    def columns() -> list[Column]:
+        return [Column("n", numbers, kind="from_scratch"), Column("chain", Asking(), key="k")]
+
+    config = RunConfig(buffer_size=4, durability=durability)
+    for rows in (6, 6, 9, 15):
+        await sb.build_async(columns(), rows=rows, out=tmp_path / "grown", config=config, resume=True)
+    assert Asking.calls == 15
+    whole = await sb.build_async(columns(), rows=15, out=tmp_path / "whole", config=config)
+    assert sb.Dataset.open(tmp_path / "grown").to_polars().equals(whole.to_polars())
+    assert not {path.name for path in (tmp_path / "grown").iterdir()} & {*JOURNAL_FILES}
+
+
 async def test_more_attempts_are_not_made_than_one_run_would(tmp_path: Path) -> None:
     """Attempts go on counting: a cell that failed twice before the stop has one attempt left of three."""
     attempts: list[int] = []

@@ -180,6 +180,9 @@ async def finish(run: Run) -> None:
         if plan.after_generation:
             frame = await _process_all(run, writer)
             await _wind_up(run, lambda abandoned: writer.write_processed(frame, abandoned=abandoned))
+        states = run.states()
+        if states:
+            await _wind_up(run, lambda _: writer.write_states(states))
         if journal is not None:
             await _wind_up(run, lambda _: journal.finish())
     except OSError as error:

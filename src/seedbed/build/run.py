@@ -133,8 +133,9 @@ class Run:
             self.spending.tokens += input_tokens + output_tokens
             self.spending.cost += cost
         if done.groups or recovered.groups:
+            states = {**(done.states.states if done.states is not None else {}), **recovered.states}
             for identity, nodes in self.plan.instances.items():
-                if not restore_state(self.plan.steps, nodes, recovered.states):
+                if not restore_state(self.plan.steps, nodes, states):
                     self.replaying.add(identity)
 
     def must_replay(self, step: Step) -> bool:
@@ -147,6 +148,12 @@ class Run:
         if state is not None and self.recorder is not None:
             nodes = self.plan.instances[id(step.instance)]
             self.recorder.keep_state(state_name(self.plan.steps, nodes), state)
+
+    def states(self) -> dict[str, bytes]:
+        """The states of all stateful generators that can tell it."""
+        steps = self.plan.steps
+        found = {state_name(steps, nodes): read_state(steps[nodes[0]]) for nodes in self.plan.instances.values()}
+        return {name: state for name, state in found.items() if state is not None}
 
     def spent(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
         """What all runs of this dataset have used so far, as the store keeps it."""

@@ -27,6 +27,7 @@ from .records import (
     Processed,
     Record,
     Spending,
+    States,
     record_from_dict,
     record_to_dict,
 )
@@ -51,6 +52,7 @@ class Manifest:
     finished: Finished | None = None
     processed: Processed | None = None
     spending: Spending | None = None
+    states: States | None = None
 
     def apply(self, record: Record) -> None:
         """Take in the next record; of two that say the same thing the last one counts."""
@@ -61,18 +63,20 @@ class Manifest:
                 self.finished = self.processed = None
             case GroupRecord():
                 self.groups[record.index] = record
-                # The unified schema and what was made of the whole know nothing of this group.
-                self.finished = self.processed = None
+                # The unified schema, what was made of the whole and the states know nothing of this group.
+                self.finished = self.processed = self.states = None
             case Finished():
                 self.finished = record
             case Processed():
                 self.processed = record
             case Spending():
                 self.spending = record
+            case States():
+                self.states = record
 
     def records(self) -> Iterator[Record]:
         """Yield records that add up to this."""
-        found = (self.header, *self.groups.values(), self.spending, self.finished, self.processed)
+        found = (self.header, *self.groups.values(), self.spending, self.finished, self.processed, self.states)
         yield from (record for record in found if record is not None)
 
     @property

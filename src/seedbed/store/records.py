@@ -128,7 +128,24 @@ class Spending:
     entries: tuple[tuple[str, str, int, int, int, float], ...]
 
 
-Record: TypeAlias = Header | GroupRecord | Finished | Processed | Spending
+@attrs.frozen(kw_only=True)
+class States:
+    """The states of stateful generators when everything was made, for a dataset that grows: (name, base64)."""
+
+    entries: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, states: Mapping[str, bytes]) -> States:
+        """Return the record of these states."""
+        return cls(entries=tuple((name, base64.b64encode(state).decode()) for name, state in states.items()))
+
+    @property
+    def states(self) -> dict[str, bytes]:
+        """What was kept, by name."""
+        return {name: base64.b64decode(state) for name, state in self.entries}
+
+
+Record: TypeAlias = Header | GroupRecord | Finished | Processed | Spending | States
 
 _KINDS: dict[str, type[Any]] = {
     "header": Header,
@@ -136,6 +153,7 @@ _KINDS: dict[str, type[Any]] = {
     "finished": Finished,
     "processed": Processed,
     "spending": Spending,
+    "states": States,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 

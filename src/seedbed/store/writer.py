@@ -17,7 +17,7 @@ from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
 from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
-from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending
+from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending, States
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -311,6 +311,11 @@ class DatasetWriter:
         """Note what all runs of this dataset have used so far."""
         with self._lock:
             self._append(Spending(entries=tuple(entries)))
+
+    def write_states(self, states: Mapping[str, bytes]) -> None:
+        """Note the states of stateful generators now that everything is made."""
+        with self._lock:
+            self._append(States.of(states))
 
     def finish(self, *, abandoned: Callable[[], bool] = lambda: False) -> tuple[Conflict, ...]:
         """Give every part one schema and say that the build finished; return the columns that could not have one.
