@@ -74,10 +74,17 @@ def _sample(dataset: Dataset, count: int) -> list[dict[str, Any]]:
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from collections import Counter
 
-    header, spending = manifest.header, manifest.spending
+    from ..store.journal import inspect_journal
+
+    header = manifest.header
+    journal = inspect_journal(dataset.path)
     reasons = Counter(drop.reason for drop in dataset.drops)
     heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
-    entries = [dict(zip(heads, entry, strict=True)) for entry in (spending.entries if spending else ())]
+    # What was spent since the last checkpoint is in the journal only.
+    spent = {entry[:2]: entry for entry in (manifest.spending.entries if manifest.spending else ())}
+    for entry in journal.spending if journal else ():
+        spent[entry[:2]] = max(entry, spent.get(entry[:2], entry), key=lambda each: each[2])
+    entries = [dict(zip(heads, entry, strict=True)) for entry in spent.values()]
     return {
         "path": str(dataset.path),
         "complete": dataset.complete,
@@ -86,6 +93,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "row_groups": len(manifest.groups),
         "row_groups_wanted": manifest.expected_groups,
         "bytes": sum(part.size for part in dataset.parts),
+        "journal_entries": sum(journal.groups.values()) if journal else 0,
         "dropped": len(dataset.drops),
         "drops_by_reason": dict(reasons.most_common()),
         "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},
@@ -106,6 +114,8 @@ def _tell(found: dict[str, Any]) -> None:
     print(f"{found['path']}: {state}", markup=False, style="bold")
     print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {_size(found['bytes'])} of parquet")
     print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
+    if found["journal_entries"]:
+        print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
     if found["running"]:
         print("a run is writing it now; its journal is not looked into")
     elif not found["complete"]:

@@ -63,7 +63,7 @@ def resume(
         watching=watching,
         machine=machine or Machine(),
         source=compile_recipe(recipe, allow_code=allow_code),
-        rows_before=rows_settled(directory),
+        rows_before=rows_settled(directory, retry_dropped=retry_dropped),
         # The directory knows by then how many rows there are to be, and what was accepted.
         resume=resume_command(
             directory,

@@ -79,11 +79,15 @@ def resume_command(out: Path, *flags: str) -> str:
     return " ".join(["seedbed resume", shlex.quote(str(out)), *flags])
 
 
-def rows_settled(directory: Path) -> int:
-    """How many rows earlier runs have written or given up; 0 where there is no dataset yet."""
+def rows_settled(directory: Path, *, retry_dropped: bool = False) -> int:
+    """How many rows earlier runs have written or given up for good; 0 where there is no dataset yet."""
     if not is_dataset(directory):
         return 0
-    return sum(group.stop - group.start for group in read(directory).manifest.groups.values())
+    groups = read(directory).manifest.groups.values()
+    settled = sum(group.stop - group.start for group in groups)
+    if retry_dropped:
+        settled -= sum(drop.kind in {"failed", "skipped"} for group in groups for drop in group.drops)
+    return settled
 
 
 def _shows(state: ProgressState, title: str, watching: Watching) -> list[Show]:
