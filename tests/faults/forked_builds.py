@@ -24,14 +24,18 @@ from typing import TYPE_CHECKING, Any
 import shapes
 
 import seedbed as sb
-import seedbed.cli.main
 from seedbed.build import api
 from seedbed.build.source import make_source
+from seedbed.cli.exit_codes import exit_code
+from seedbed.cli.main import main
 from seedbed.observe.events import Events
 from seedbed.runtime import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+COMMITTED = "journal committed"
 
 
 class Teller:
@@ -48,11 +52,9 @@ class Teller:
         """Say of an event what the parent wants to know."""
         kind = type(event).__name__
         if kind == "TaskFinished":
-            self.tell(
-                event=kind, column=event.column, group=event.row_group, row=event.row, status=event.status
-            )
-        elif kind in ("RowGroupFinished", "CellsCommitted", "BuildStarted", "StopRequested", "RowGroupAdmitted"):
-            self.tell(event=kind, group=getattr(event, "row_group", None))
+            self.tell(event=kind, column=event.column, group=event.row_group, row=event.row, status=event.status)
+        elif kind in ("RowGroupFinished", "CellsCommitted", "BuildStarted", "StopRequested"):
+            self.tell(event=kind, group=getattr(event, "row_group", None), total=getattr(event, "total", None))
 
 
 class Occasions:
@@ -104,7 +106,7 @@ def disturb(job: dict[str, Any], teller: Teller) -> None:
     occasions = Occasions()
 
     def reach(name: str) -> None:
-        if job.get("tell_points"):
+        if job.get("tell_points") or (name == COMMITTED and "file_size" not in job):
             teller.tell(point=name)
         occasions.happen(name)
         occasions.happen("any point")
@@ -151,8 +153,6 @@ def build(job: dict[str, Any], teller: Teller) -> int:
             **options,
         )
     except sb.SeedbedError as error:
-        from seedbed.cli.exit_codes import exit_code
-
         teller.tell(failed=type(error).__name__, message=str(error))
         return exit_code(error)
     report = dataset.report
@@ -180,7 +180,7 @@ def run(job: dict[str, Any]) -> int:
     if (arguments := job.get("arguments")) is not None:
         # The command has readers of its own; ours is one more.
         api.Events = lambda readers: Events([*readers, teller.read])
-        return seedbed.cli.main.main(arguments)
+        return main(arguments)
     return build(job, teller)
 
 

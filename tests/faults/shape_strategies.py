@@ -24,7 +24,7 @@ def shapes(draw: Any, *, stateful: bool = True) -> Shape:
     kinds = (*OTHERS, "model", "model", *(STATEFUL if stateful else ()))
     for index in range(draw(st.integers(1, 6))):
         name, kind = f"c{index}", draw(st.sampled_from(kinds))
-        made = [column.name for column in columns if column.type not in ("rich",)]
+        made = [column.name for column in columns if column.type != "rich"]
         some = draw(st.lists(st.sampled_from(made), unique=True, max_size=2))
         requires = tuple(dict.fromkeys([*some, *after]))
         if kind in SAMPLED or kind in ("rich", "seeded"):
@@ -39,9 +39,7 @@ def shapes(draw: Any, *, stateful: bool = True) -> Shape:
                 bad[row] = draw(st.sampled_from(TROUBLES))
                 failing.remove(row)
         columns.append(
-            ColumnShape(
-                name=name, type=kind, requires=requires, bad=bad, skips=kind == "model" and draw(st.booleans())
-            )
+            ColumnShape(name=name, type=kind, requires=requires, bad=bad, skips=kind == "model" and draw(st.booleans()))
         )
     if not any(column.type == "model" for column in columns):
         columns.append(ColumnShape(name="last", type="model", requires=tuple(after)))

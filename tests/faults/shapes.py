@@ -140,6 +140,7 @@ class Trouble:
     """Which calls fail, counted over all runs of a dataset."""
 
     def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self._bad = {(column.name, row): how for column in shape.models for row, how in column.bad.items()}
         self.seen: dict[tuple[str, int], int] = {}
 
@@ -193,6 +194,11 @@ class Rich:
             "text": f"\u2028 \U0001f331 {n} \x00",
             "nothing": None if n % 2 else [{"deep": n}],
         }
+
+
+def squared(n: int) -> int:
+    """A cell that is made in another process."""
+    return n * n
 
 
 class Whole:
@@ -298,6 +304,8 @@ def _column(column: ColumnShape, ask: Ask | None) -> Any:
             return sb.Custom(name, Joined(name), requires=["n", *requires], side_effects=[f"{name}_aux"])
         case "rich":
             return sb.Custom(name, Rich())
+        case "process":
+            return sb.Custom(name, squared, process=True)
         case "counted":
             return sb.Custom(name, Counted(), requires=["n", *requires])
         case "kept":

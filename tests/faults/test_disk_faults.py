@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="needs fork and /proc")
 
+AFTERWARDS = {"journal committed", "journal kept", "journal freed", "journal marked", "journal closed"}
 FAULTS = settings(
     max_examples=settings.default.max_examples // 16,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
@@ -90,7 +91,7 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", str(directory)], check=True)
 
 
-@pytest.mark.parametrize("size", ["16k", "64k", "96k"])
+@pytest.mark.parametrize("size", ["16k", "32k", "64k"])
 def test_a_disk_that_is_full(size: str, builds: Builds, plain: Made, tmp_path: Path) -> None:
     """A run on a full disk stops and says so; with more room it goes on."""
     disk = tmp_path / "disk"
@@ -101,7 +102,11 @@ def test_a_disk_that_is_full(size: str, builds: Builds, plain: Made, tmp_path: P
         check_goes_on(trial, plain)
 
 
-@pytest.mark.parametrize("point", POINTS)
+# What comes right after a commit or at the end of all has nothing to refuse any more.
+WRITES = [point for point in POINTS if point not in AFTERWARDS]
+
+
+@pytest.mark.parametrize("point", WRITES)
 def test_a_write_that_fails_at_every_point(point: str, builds: Builds, plain: Made, tmp_path: Path) -> None:
     """Whatever the store was about to do when the disk refused, the run stops with one message and can go on."""
     number = errno.ENOSPC

@@ -20,6 +20,8 @@ COSTLY = settings(max_examples=settings.default.max_examples // 8)
 INTERVAL = 0.05  # the default of `commit_interval`
 
 SMALL = attrs.evolve(PLAIN, rows=10, buffer_size=3)
+LOSING = attrs.evolve(SMALL, columns=(*SMALL.columns, ColumnShape(name="last", type="model", bad={3: (400, None)})))
+SAVED = attrs.evolve(LOSING, columns=(*SMALL.columns, ColumnShape(name="last", type="model")))
 STATEFUL = Shape(
     rows=9,
     buffer_size=3,
@@ -62,20 +64,34 @@ def test_a_run_killed_at_any_of_its_points_can_go_on(shape: Shape, tmp_path: Pat
 
 
 def test_every_named_point_is_reached(tmp_path: Path) -> None:
-    """There is no fault point that these tests pass by: those of a run, and those of going on and trying again."""
-    reached = set()
-    for shape in (SMALL, STATEFUL):
-        world = World(shape)
-        out = tmp_path / f"{shape.pre}"
-        _, snapshots = grow(world, out, into=tmp_path / f"into {shape.pre}")
-        reached |= {snapshot.point for snapshot in snapshots}
-        for number, snapshot in enumerate(snapshots[:: len(snapshots) // 4]):
-            after = world.since(snapshot)
-            _, more = grow(after, snapshot.directory, into=tmp_path / f"more {shape.pre} {number}")
-            reached |= {each.point for each in more}
-        _, more = grow(world, out, into=tmp_path / f"retried {shape.pre}", retry_dropped=True)
-        reached |= {each.point for each in more}
-    assert reached == set(POINTS)
+    """There is no fault point that these tests pass by: those of a run, of a resume, of another try and of salvage."""
+    world = World(SMALL)
+    _, first = grow(world, tmp_path / "run", into=tmp_path / "first")
+    _, salvaged = salvage(world, first[len(first) // 2], tmp_path / "salvaged")
+    grow(World(LOSING), tmp_path / "losing")
+    _, retried = grow(World(LOSING), tmp_path / "losing", into=tmp_path / "retried", retry_dropped=True)
+    _, regained = grow(World(SAVED), tmp_path / "losing", into=tmp_path / "regained", retry_dropped=True)
+    assert {snapshot.point for snapshot in (*first, *salvaged, *retried, *regained)} == set(POINTS)
+
+
+def salvage(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:
+    """Go on with a journal that has lost almost everything, and keep what there is at every point of that."""
+    journal = snapshot.directory / "journal.sqlite"
+    content = journal.read_bytes()
+    journal.write_bytes(content[:50])
+    after = world.since(snapshot)
+    _, found = grow(after, snapshot.directory, into=into)
+    return after, found
+
+
+def test_killed_while_a_damaged_journal_is_put_in_order(tmp_path: Path) -> None:
+    """A resume that salvages what is left of a journal may be killed as any other."""
+    world, expected = World(SMALL), whole(SMALL, tmp_path / "whole")
+    _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed")
+    after, salvaged = salvage(world, snapshots[len(snapshots) // 2], tmp_path / "salvaged")
+    assert {"journal salvaged", "journal replaced"} <= {snapshot.point for snapshot in salvaged}
+    for snapshot in salvaged[: len(salvaged) // 2]:
+        go_on(after, snapshot, expected)
 
 
 @COSTLY

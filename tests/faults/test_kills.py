@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from harness import Made, open_trial
+from harness import Made, open_trial, processes_of
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
@@ -122,12 +122,12 @@ def test_recipes_of_every_shape(builds: Builds, shape: Shape, kills: list[int]) 
 
 def test_what_was_answered_is_durable_while_the_run_waits(builds: Builds, tmp_path: Path) -> None:
     """Everything that was answered becomes durable without anything else happening; only what hangs is asked again."""
-    shape = Shape(rows=8, buffer_size=4, columns=(ColumnShape(name="a", type="model", requires=("n",)),))
+    shape = Shape(rows=8, buffer_size=4, columns=(ColumnShape(name="a", type="model"),))
     hanging = {("a", 3), ("a", 6)}
     with open_trial(builds, tmp_path, shape, hang=hanging) as trial:
 
         def wait_and_kill(running: Running) -> None:
-            trial.wait_for(lambda: len(trial.durable_now()) == 6)
+            trial.wait_for(lambda: trial.durable_cells() == 8 + 6)  # the column `n` too
             running.kill()
 
         assert trial.run(wait_and_kill).killed
@@ -135,6 +135,26 @@ def test_what_was_answered_is_durable_while_the_run_waits(builds: Builds, tmp_pa
         trial.run().through  # noqa: B018
         assert set(trial.requests(0)) == {("a", n) for n in range(8)}
         assert set(trial.requests(1)) == hanging
+
+
+def test_processes_of_a_killed_run_end_too(builds: Builds, tmp_path: Path) -> None:
+    """Worker processes do not outlive the run that had them, whether it is killed or gets through."""
+    shape = Shape(
+        rows=8,
+        buffer_size=4,
+        columns=(ColumnShape(name="p", type="process"), ColumnShape(name="a", type="model", requires=("p",))),
+    )
+    with open_trial(builds, tmp_path, shape, hang={("a", 5)}, max_processes=2) as trial:
+
+        def kill(running: Running) -> None:
+            trial.wait_for(lambda: trial.finished_calls() == 7)
+            assert len(processes_of(running.pid, patience=0)) > 1  # `run` looks that there are none afterwards
+            running.kill()
+
+        assert trial.run(kill).killed
+        trial.let_go()
+        trial.run().through  # noqa: B018
+        trial.check_paid_once()
 
 
 def test_a_finished_dataset_leaves_no_journal(builds: Builds, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_drops_stay_dropped_without_the_option(tmp_path: Path) -> None:
 
 
 def test_killed_at_every_point_of_another_try(tmp_path: Path) -> None:
-    """A run that tries dropped rows again can be killed at any point; trying once more pays only for what is missing."""
+    """A run that tries dropped rows again can be killed anywhere; another pays only for what is missing."""
     out = tmp_path / "d"
     answered = losing_run(out)
     expected = whole(healthy(LOSING), tmp_path / "whole")

@@ -82,8 +82,30 @@ def _new_store(plan: BuildPlan, out: Path) -> Store:
 
 
 def _left_store(plan: BuildPlan, out: Path) -> Store:
-    writer, manifest, damage = DatasetWriter.open(out)
+    opened: list[tuple[Journal, Recovered]] = []
+
+    def open_journal() -> tuple[Journal, Recovered]:
+        if not opened:
+            opened.append(Journal.open(out, trusted=plan.runs_own_code))
+        return opened[0]
+
+    def forget_states() -> None:
+        # Before the damage is cleared away: a process that dies in between must not find states that look right.
+        if has_journal(out):
+            journal, recovered = open_journal()
+            journal.forget_states()
+            opened[0] = journal, attrs.evolve(recovered, states={})
+
+    try:
+        writer, manifest, damage = DatasetWriter.open(out, on_damage=forget_states)
+    except BaseException:
+        for journal, _ in opened:
+            with contextlib.suppress(StoreError):
+                journal.close()
+        raise
     store = Store(writer, manifest=manifest, damage=damage)
+    if opened:
+        store.journal, store.recovered = opened[0]
     try:
         assert plan.done is not None
         if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
@@ -96,7 +118,7 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             writer.grow(plan.header)
         # A journal that is there is read, whatever is asked for now: it is paid for.
         if plan.config.durability == "cell" or has_journal(out):
-            store.journal, store.recovered = Journal.open(out, trusted=plan.runs_own_code)
+            store.journal, store.recovered = open_journal()
             store.damage += store.recovered.damage
             _clear(store.journal, store.recovered, manifest)
     except BaseException:

@@ -198,6 +198,13 @@ class Journal:
             with self._transaction("journal freed") as change:
                 change.keep(group, 0, b"")
 
+    def forget_states(self) -> None:
+        """Forget the states of stateful generators: some of what they have given is lost."""
+        if self._log.states:
+            with self._transaction("journal freed") as change:
+                for name in list(self._log.states):
+                    change.set_state(name, None)
+
     def finish(self) -> None:
         """Close the journal of a build that is done: its files go, or shrink to the finished cells of dropped rows."""
         if not self._log.kept:

@@ -129,6 +129,10 @@ def salvage(database: bytes, wal: bytes, mark: tuple[int, int] | None) -> Left:
     commits, entries = max(mark or (0, 0), (totals.commits, totals.entries))
     expected = sum(count for _, _, count in totals.groups.values()) + entries - totals.entries
     there = sum(group.entries for group in log.groups.values())
+    if not at or there < expected:
+        # A state knows of calls whose values are lost: a generator that had it would not give them again.
+        log.states.clear()
+        rows = [row for row in rows if row.kind != STATE]
     log.last = max((at, *found))
     newest = attrs.evolve(log.counted(), commits=commits + 1, entries=entries, spending=totals.spending)
     rows.append(Row.make(log.last + 1, TOTALS, 0, 0, newest.encode()))

@@ -119,13 +119,15 @@ class DatasetWriter:
         return cls(directory, file, header)
 
     @classmethod
-    def open(cls, out: str | os.PathLike[str]) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
+    def open(
+        cls, out: str | os.PathLike[str], *, on_damage: Callable[[], None] = lambda: None
+    ) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
         """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
 
         Temporary files, parts that the manifest does not list and a half-written last line are removed. Every part is
         read: a row group whose part is damaged is not there any more, and damaged lines are cleared away, so that a
-        second time nothing is found damaged. `ManifestError` if there is no manifest, `OutputDirectoryError` if another
-        process writes it.
+        second time nothing is found damaged; `on_damage` is called before that. `ManifestError` if there is no
+        manifest, `OutputDirectoryError` if another process writes it.
         """
         directory = Path(out)
         read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
@@ -146,6 +148,9 @@ class DatasetWriter:
             writer = cls(directory, file, manifest.header)
             found = (*content.damage, *writer._take(manifest))
             if found:
+                # States of stateful generators know of calls whose values are lost.
+                manifest.states = None
+                on_damage()
                 writer._renew(manifest)
             writer._remove_leftovers(processed=manifest.processed is not None)
         except OSError as error:

@@ -1,0 +1,125 @@
+"""Bytes that were flipped or cut off in whatever a killed run left: found, named, and made again at the least cost."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from harness import Made, check_same
+from hypothesis import assume, given, note
+from hypothesis import strategies as st
+from shape_strategies import shapes
+from snapshots import Cell, Snapshot, World, check_paid_once, grow
+from test_kill_points import COSTLY, INTERVAL, SMALL, STATEFUL, whole
+
+import seedbed as sb
+from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.manifest import read as read_manifest
+
+if TYPE_CHECKING:
+    from shapes import Shape
+
+
+@attrs.frozen
+class Harm:
+    """What is done to a file: a byte is changed, a stretch is zeroed, or the end is cut off; `place` is a share."""
+
+    how: str
+    place: float
+    bits: int
+
+    def do(self, path: Path) -> None:
+        """Do it."""
+        content = bytearray(path.read_bytes())
+        at = int(self.place * (len(content) - 1))
+        if self.how == "flip":
+            content[at] ^= self.bits
+        elif self.how == "zero":
+            stretch = content[at : at + 512]
+            assume(any(stretch))
+            content[at : at + 512] = bytes(len(stretch))
+        else:
+            del content[at:]
+        path.write_bytes(content)
+
+
+HARMS = st.builds(Harm, st.sampled_from(["flip", "flip", "zero", "cut"]), st.floats(0, 1), st.integers(1, 255))
+
+
+def files_of(directory: Path) -> list[str]:
+    """What can be damaged: the journal with what belongs to it, the parts and the manifest."""
+    found = [path.name for path in directory.iterdir() if path.stat().st_size and not path.name.startswith(".")]
+    return sorted(name for name in found if name != "recipe.yaml")
+
+
+def cells_of_groups(shape: Shape, groups: Any) -> set[Cell]:
+    """The model cells of whole row groups."""
+    return {(column.name, n) for column in shape.models for group in groups for n in shape.group_rows(group)}
+
+
+def check_damage(world: World, snapshot: Snapshot, name: str, harm: Harm, expected: Made) -> None:
+    """Damage a file of a killed run, and go on: everything is made again that was hit, and nothing else."""
+    directory, shape = snapshot.directory, world.shape
+    listed = read_manifest(directory).manifest.groups
+    parts = {group.part.name: index for index, group in listed.items() if group.part is not None}
+    note(f"killed at {snapshot.point!r}, {name}: {harm}")
+    harm.do(directory / name)
+    after = world.since(snapshot)
+    try:
+        told = sb.Dataset.open(directory).damage()
+    except sb.ManifestError:
+        assert name == MANIFEST_NAME  # both copies of its beginning are gone: this is no dataset any more
+        assert harm.how != "flip"
+        with pytest.raises(sb.ManifestError):
+            grow(after, directory)
+        return
+    if name in parts:
+        assert any(name in sentence for sentence in told), told
+    dataset, _ = grow(after, directory)
+    check_same(directory, shape, expected, journal=name in parts)
+    if name in parts:
+        assert dataset.report is not None
+        assert any(name in sentence for sentence in dataset.report.damage)
+        hit = cells_of_groups(shape, [parts[name]])
+        after.asked[:] = [cell for cell in after.asked if cell not in hit]
+        check_paid_once(snapshot, after, INTERVAL)
+    elif name == MANIFEST_NAME and harm.how == "flip":
+        check_paid_once(snapshot, after, INTERVAL)
+    elif name != MANIFEST_NAME:
+        assert not cells_of_groups(shape, listed) & set(after.asked), "what is in a part is not the journal's to lose"
+    assert sb.Dataset.open(directory).damage() == ()
+    again = world.since(snapshot)
+    grow(again, directory)
+    assert again.asked == []
+
+
+@COSTLY
+@given(shape=st.sampled_from([SMALL, STATEFUL]) | shapes(), kill=st.integers(5, 80), harm=HARMS, data=st.data())
+def test_a_killed_run_whose_files_are_damaged(shape: Shape, kill: int, harm: Harm, data: Any) -> None:
+    """Whatever was left by a kill and whichever byte of it is lost, the dataset is the one that it would have been."""
+    with tempfile.TemporaryDirectory() as directory:
+        here = Path(directory)
+        expected = whole(shape, here / "whole")
+        world = World(shape)
+        _, snapshots = grow(world, here / "run", into=here / "killed", wanted=lambda number: number == kill)
+        assume(snapshots)
+        snapshot = snapshots[0]
+        name = data.draw(st.sampled_from(files_of(snapshot.directory)))
+        check_damage(world, snapshot, name, harm, expected)
+
+
+@COSTLY
+@given(shape=st.sampled_from([SMALL, STATEFUL]), harm=HARMS, data=st.data())
+def test_a_finished_dataset_that_is_damaged(shape: Shape, harm: Harm, data: Any) -> None:
+    """A resume of a complete dataset makes what was hit again."""
+    with tempfile.TemporaryDirectory() as directory:
+        here = Path(directory)
+        world = World(shape)
+        grow(world, here / "whole")
+        expected = Made.read(here / "whole")
+        snapshot = Snapshot(0, "the end", here / "whole", float("inf"), dict(world.delivered), dict(world.trouble.seen))
+        name = data.draw(st.sampled_from(files_of(snapshot.directory)))
+        check_damage(world, snapshot, name, harm, expected)
