@@ -23,6 +23,8 @@ from seedbed.build import api
 if TYPE_CHECKING:
     import polars as pl
 
+    from seedbed.build.storage import Store
+
 GO = threading.Event()
 
 

@@ -46,6 +46,8 @@ class Harm:
         path.write_bytes(content)
 
 
+# A row group that is made again comes before others with a stateful generator: what they had from it goes too.
+SERIAL = ("counted", "kept", "seeded")
 HARMS = st.builds(Harm, st.sampled_from(["flip", "flip", "zero", "cut"]), st.floats(0, 1), st.integers(1, 255))
 
 
@@ -85,7 +87,8 @@ def check_damage(world: World, snapshot: Snapshot, name: str, harm: Harm, expect
         assert any(name in sentence for sentence in dataset.report.damage)
         hit = cells_of_groups(shape, [parts[name]])
         after.asked[:] = [cell for cell in after.asked if cell not in hit]
-        check_paid_once(snapshot, after, INTERVAL)
+        if not any(column.type in SERIAL for column in shape.columns):
+            check_paid_once(snapshot, after, INTERVAL)
     elif name == MANIFEST_NAME and harm.how == "flip":
         check_paid_once(snapshot, after, INTERVAL)
     elif name != MANIFEST_NAME:

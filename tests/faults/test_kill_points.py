@@ -37,6 +37,17 @@ STATEFUL = Shape(
         ColumnShape(name="b", type="model", requires=("all",), bad={7: (500, None)}),
     ),
 )
+# Nothing is left to do for a row group once its last stateful cell is made, so that it is written right then.
+LATE = Shape(
+    rows=12,
+    buffer_size=2,
+    pre="more",
+    columns=(
+        ColumnShape(name="a", type="model", bad={8: (400, None)}, skips=True),
+        ColumnShape(name="kept", type="kept", requires=("a",)),
+        ColumnShape(name="all", type="whole", requires=("kept",)),
+    ),
+)
 
 
 def whole(shape: Shape, directory: Path) -> Made:
@@ -53,7 +64,7 @@ def go_on(world: World, snapshot: Snapshot, expected: Made) -> None:
     check_same(snapshot.directory, world.shape, expected)
 
 
-@pytest.mark.parametrize("shape", [SMALL, STATEFUL], ids=["plain", "stateful"])
+@pytest.mark.parametrize("shape", [SMALL, STATEFUL, LATE], ids=["plain", "stateful", "stateful-last"])
 def test_a_run_killed_at_any_of_its_points_can_go_on(shape: Shape, tmp_path: Path) -> None:
     """At every point of a whole run: the same dataset, every row accounted for, and nothing durable paid for twice."""
     world, expected = World(shape), whole(shape, tmp_path / "whole")

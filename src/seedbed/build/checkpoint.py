@@ -113,6 +113,7 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
         held = [[*retry.order, *held][at] for at in order]
         revision = retry.revision + 1
     if recorder is not None:
+        await recorder.flush_states()
         kept = group.kept_entries(held)
         if kept:
             await recorder.keep(kept_key(index, revision), kept)

@@ -93,6 +93,7 @@ class Recorder:
         self._most = config.commit_count
         self._pending: dict[int, list[Entry]] = {}
         self._states: dict[str, bytes] = {}
+        self._has_states = False
         self._count = 0
         self._wanted = trio.Event()  # there is something to commit
         self._full = trio.Event()  # there is so much that it is not waited for more
@@ -115,6 +116,7 @@ class Recorder:
     def keep_state(self, name: str, state: bytes) -> None:
         """The state of a stateful generator after the entry that is added next."""
         self._states[name] = state
+        self._has_states = True
 
     async def run(self) -> None:
         """Commit again and again, until cancelled; raises `StoreError` when the journal cannot be written."""
@@ -127,7 +129,10 @@ class Recorder:
     async def flush(self) -> None:
         """Make durable what was added so far; not interrupted by cancellation, but it takes only so long."""
         async with self._alone():
-            if not self._count or self._broken:
+            if not self._count:
+                self._wanted = trio.Event()  # what there was went with its row group
+                return
+            if self._broken:
                 return
             batch = Batch(groups=self._pending, spending=self._spending(), states=self._states)
             self._pending, self._states, self._count = {}, {}, 0
@@ -147,6 +152,14 @@ class Recorder:
             self._unkept.add(column)
             self._on_unkept(column)
         return total - before
+
+    async def flush_states(self) -> None:
+        """Make durable what stateful generators have told so far: before the rows that they made count as written.
+
+        Otherwise a generator would go on from before those rows, which nobody will ask it for again.
+        """
+        if self._has_states:
+            await self.flush()
 
     async def read(self, key: int) -> list[Entry]:
         """What earlier runs have recorded of a row group."""
