@@ -287,9 +287,9 @@ async def test_requests_that_would_make_each_other_late_are_refused(autojump_clo
         client.seen.clear()
         client.start = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for number in range(6):
+            for number in range(20):
                 nursery.start_soon(lambda number=number: client.send(f"hurried {number}", plan, deadline=0.035))
                 await trio.testing.wait_all_tasks_blocked()
-        hurried = [client.seen[f"hurried {number}"] for number in range(6)]
-        assert [outcome for outcome, _ in hurried[:2]] == ["OK", "OK"]
-        assert hurried[-1] == ("OVERLOADED", 0)
+        refused = [name for name, seen in client.seen.items() if seen == ("OVERLOADED", 0)]
+        assert len(refused) >= 15
+        assert "hurried 0" not in refused

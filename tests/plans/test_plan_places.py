@@ -14,6 +14,7 @@ from seedbed.plans.places import Claim, Places
 
 USUAL = Costs()
 STALLING = Costs(stall=0.01)
+STRUGGLING = Costs(stall=0.03)
 SLEEPY = Costs(work=0.2e-3, wait=5e-3, loop_pass=0.01e-3)
 PATIENT = 60.0
 
@@ -41,6 +42,8 @@ def overload(costs: Costs, *, times: float, load: float = 2.0, seed: int = 0) ->
         pytest.param(USUAL, 100, 0.95, id="more time than there are places"),
         pytest.param(STALLING, 2, 0.68, id="a machine that stalls"),
         pytest.param(STALLING, 5, 0.82, id="a machine that stalls, five times"),
+        pytest.param(STRUGGLING, 2, 0.63, id="a machine that stalls often"),
+        pytest.param(STRUGGLING, 5, 0.80, id="a machine that stalls often, five times"),
     ],
 )
 def test_an_engine_asked_for_twice_what_it_can_do_does_nearly_all_it_can(
@@ -48,12 +51,12 @@ def test_an_engine_asked_for_twice_what_it_can_do_does_nearly_all_it_can(
 ) -> None:
     """Under overload, most of what the engine could answer without a deadline is answered within the deadline.
 
-    For each of these, the best limit that somebody could have set by hand gives between 1 and 4 % more: a limit of 3
-    for the first, 4, 10, 32, 3 and 5 for the others. Any of them is useless where another is best.
+    For each of these, the best limit that somebody could have set by hand gives between 0 and 5 % more: 3 for the
+    first, 4, 10, 32, 3, 5, 2 and 5 for the others. Each of them is useless where another is best.
     """
     found, most = overload(costs, times=times, seed=seed)
     assert found.rate >= least * most
-    assert found.late < 0.15 * found.answered
+    assert found.late < 0.3 * found.answered
 
 
 @pytest.mark.parametrize("load", [4.0, 8.0])
@@ -183,7 +186,7 @@ class PlacesMachine(RuleBasedStateMachine):
         assert len(self.waiting) <= 2
         # Nobody waits for nobody.
         assert self.running or not self.waiting
-        assert all(0 <= one.share < math.inf and 0 <= one.alone < math.inf for one in self.forecasts)
+        assert all(0 <= one.share <= 1 and 0 <= one.alone < math.inf for one in self.forecasts)
 
 
 TestPlaces = PlacesMachine.TestCase

@@ -12,7 +12,7 @@ _FORGOTTEN: Final = 1 / 128
 # How fast the least time that requests took is let slip.
 _SLIP: Final = 1.005
 # What is ended at its deadline would have taken longer, and nobody knows how much. As much as this, the simulation in
-# the tests says: with less, too much is begun in vain, with more a machine that stalls now and then is left idle.
+# the tests says: with less, too much is begun in vain.
 _LATE: Final = 3.0
 
 
@@ -45,6 +45,8 @@ class Forecast:
         if running == 1:
             self.share -= self.share * _FORGOTTEN
         elif self.alone:
-            share = (took if in_time else took * _LATE) / self.alone / running
+            # Nobody can use more than all of the loop. Whoever seems to was held up by something else, which running
+            # fewer would not mend.
+            share = min(1.0, (took if in_time else took * _LATE) / self.alone / running)
             if in_time or share > self.share:  # being late is no sign that it would have been quick
                 self.share += (share - self.share) * _RECENT
