@@ -298,6 +298,7 @@ def test_explain_shows_segments_endpoints_writes_and_calibration() -> None:
     assert sorted(name for segment in found["segments"] for name in segment["nodes"]) == sorted(nodes)
     assert found["calibration"]["hop_us"] > 0
     assert "core::sort" in found["calibration"]["ops"]
+    assert all(doubt["found_us"] != doubt["taken_us"] for doubt in found["calibration"]["doubts"])
     assert "trace" not in found
     assert found["endpoints"][0]["at"] == "memory"
     apart = seedbed("plan", "explain", PLANS / "complex_dag.json", "--fusion", "off", "--json").json

@@ -11,7 +11,7 @@ import trio.testing
 from plan_helpers import INLINE, ids, jump_at, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import NodeTimeout, RequestDeadlineExceeded
-from seedbed.plans.calibration import Cost, calibrate
+from seedbed.plans.calibration import Cost, Doubt, calibrate, plausible
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.opspec import OpSpec, Rows
 
@@ -261,6 +261,23 @@ async def test_calibration_measures_this_machine() -> None:
     plain, pattern = (measured.cost(ops["core::filter"], predicate_size=3, patterns=count) for count in (0, 2))
     assert pattern.fixed > plain.fixed
     assert measured.cost(ops["t::x"]).fixed == math.inf
+
+
+def test_a_measurement_that_cannot_be_is_not_believed() -> None:
+    """A machine that was busy for a moment does not keep millions of rows on the loop; what was found is told."""
+    measured = dict.fromkeys(INLINE.ops, Cost(5e-6, 50e-9))
+    sound = plausible(100e-6, measured)
+    assert (sound.hop, dict(sound.ops), sound.doubts) == (100e-6, measured, ())
+    odd = plausible(3.0, {**measured, "core::sort": Cost(5e-6, 1e-10), "core::vm": Cost(0.5, 50e-9)})
+    assert odd.hop == 2e-3
+    assert odd.ops["core::sort"] == Cost(5e-6, 5e-9)
+    assert odd.ops["core::vm"] == Cost(1e-3, 50e-9)
+    assert odd.ops["core::filter"] == Cost(5e-6, 50e-9)
+    assert odd.doubts == (
+        Doubt(what="hop", found=3.0, taken=2e-3),
+        Doubt(what="core::vm, a call", found=0.5, taken=1e-3),
+        Doubt(what="core::sort, a row", found=1e-10, taken=5e-9),
+    )
 
 
 async def test_an_engine_calibrates_itself() -> None:

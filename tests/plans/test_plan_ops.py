@@ -239,3 +239,23 @@ def test_an_op_needs_something_to_run() -> None:
     with pytest.raises(ConfigError, match="run_inline but has no run"):
         OpSpec(name="x", gives=Rows.NEW, run_async=wait, run_inline=True)
     assert len(OpRegistry()) == 0
+
+
+@pytest.mark.parametrize("fusion", ["off", "auto"])
+@pytest.mark.parametrize("rows", [0, 3])
+async def test_a_param_that_is_no_pattern_fails_its_node(fusion: Any, rows: int) -> None:
+    """A pattern that comes with the request is judged even if there is no text to match, and its node is named."""
+    plan = plan_of(
+        node("s", "fixed_source", row_count=3),
+        node("some", "filter", "s", pred_id="some"),
+        node("f", "filter", "some", pred_id="p"),
+        predicates={
+            "some": {"op": "const_bool", "value": rows > 0},
+            "p": {"op": "regex", "key_id": 3001, "pattern": {"kind": "param", "param_id": 2}, "flags": ""},
+        },
+    )
+    async with open_engine() as engine:
+        with pytest.raises(NodeFailed, match=r"node 'f': param 'blocklist_regex' is not a pattern: missing \)"):
+            await engine.execute(plan, {"user_id": 1, "param_overrides": {"blocklist_regex": "("}}, fusion=fusion)
+        good = {"user_id": 1, "param_overrides": {"blocklist_regex": "x"}}
+        assert ids(await engine.execute(plan, good, fusion=fusion)) == []

@@ -92,6 +92,10 @@ def _data(loaded: LoadedPlan, explained: Explanation) -> dict[str, Any]:
                 name: {"fixed_us": cost.fixed * 1e6, "per_row_us": cost.per_row * 1e6}
                 for name, cost in explained.calibration.ops.items()
             },
+            "doubts": [
+                {"what": doubt.what, "found_us": doubt.found * 1e6, "taken_us": doubt.taken * 1e6}
+                for doubt in explained.calibration.doubts
+            ],
         },
     }
 
@@ -163,6 +167,12 @@ def _tell(loaded: LoadedPlan, explained: Explanation) -> None:
         title="calibration",
     )
     print(f"a hop to a thread and back: {measured['hop_us']:,.0f} µs")
+    for doubt in measured["doubts"]:
+        print(
+            f"not believed: {doubt['what']} in {doubt['found_us']:,.4g} µs; reckoned with {doubt['taken_us']:,.4g} µs",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _mermaid(plan: Plan, explained: Explanation) -> str:

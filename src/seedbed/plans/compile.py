@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from ..errors import ConfigError
 from .capabilities import ON_ERROR
 from .expressions import compile_expression
+from .forecast import Forecast
 from .ops import CORE_OPS, SORT, TAKE
 from .opspec import ParamKind
 from .predicates import compile_predicate
@@ -149,9 +150,7 @@ class CompiledPlan:
             step.cost = self._cost(step, calibration)
         self.outputs = tuple(positions[name] for name in plan.outputs)
         self.has_policies = ON_ERROR in plan.capabilities
-        # The least time that a request has taken so far, let slip a little by each one; the engine's to change.
-        self.fastest = 0.0
-        self.usual = 0.0  # what requests took of late; the engine's, too
+        self.forecast = Forecast()
         self._schedules: dict[str, Schedule] = {}
 
     def schedule(self, fusion: str) -> Schedule:

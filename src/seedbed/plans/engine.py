@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import secrets
-import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -15,13 +14,12 @@ import attrs
 import trio
 
 from ..errors import ConfigError, Overloaded, PlanError
-from ..runtime.offload import virtual_clock
 from .admission import Admission
 from .calibration import calibrate
 from .compile import FUSIONS, CompiledPlan
 from .context import RequestContext
 from .endpoints import open_endpoints
-from .execute import Execution
+from .execute import Execution, not_started
 from .memo import RequestEndpoints
 from .opspec import default_ops
 from .pool import ThreadPool
@@ -46,10 +44,6 @@ if TYPE_CHECKING:
 _COMPILED: Final = 256
 # How long requests that were cancelled at the end of grace may take to unwind before their endpoints are closed.
 _UNWIND: Final = 1.0
-# How fast the least time that a plan's requests took is forgotten.
-_SLIP: Final = 1.02
-# How much the last request counts in what is usual.
-_RECENT: Final = 1 / 16
 
 
 @attrs.frozen(kw_only=True)
@@ -149,8 +143,7 @@ class PlanEngine:
 
     async def __aenter__(self) -> Self:
         limit, max_queue, threads = self._limits
-        # Where time is made up, work takes none of it.
-        self._admission = Admission(limit, max_queue, time.thread_time if virtual_clock() is None else float)
+        self._admission = Admission(limit, max_queue)
         self._pool = ThreadPool(threads)
         self._clock = trio.lowlevel.current_clock().current_time
         if self._calibration is None:
@@ -249,6 +242,10 @@ class PlanEngine:
         calibration = self._measured()
         if schedule.needs_thread and self._pool.stuck:
             raise Overloaded("every thread (cpu_threads) still works on nodes whose time was over")
+        if arrival >= deadline:
+            raise not_started(schedule.roots[0])
+        # Nothing is made for a request that is refused: refusing must stay cheap when it happens most.
+        claim = await self._admission.enter(deadline, compiled.forecast)
         execution = Execution(
             compiled,
             schedule,
@@ -262,23 +259,17 @@ class PlanEngine:
             node_timeout=node_timeout,
             arrival=arrival if trace else None,
         )
-        if arrival >= deadline:
-            raise execution.deadline_error()
-        await self._admission.enter(deadline, compiled.fastest, compiled.usual)
         began = self._clock()
+        complete: bool | None = None
         self._executions.add(execution)
         try:
             complete = await execution.run()
         finally:
             self._executions.discard(execution)
             self._late_results += execution.late
-            self._admission.leave()
+            self._admission.leave(claim, in_time=complete)
         ended = self._clock()
-        compiled.usual += (ended - began - compiled.usual) * _RECENT
-        if complete:
-            slipped = compiled.fastest * _SLIP
-            compiled.fastest = ended - began if not slipped else min(slipped, ended - began)
-        elif not partial:
+        if not complete and not partial:
             raise execution.deadline_error()
         done = [rows for position in compiled.outputs if (rows := execution.results[position]) is not None]
         engine_id = f"{self._name}-{next(self._numbers)}"

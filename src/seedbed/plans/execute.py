@@ -124,7 +124,7 @@ class Execution:
             return self._error
         for unit in self._active:
             return RequestDeadlineExceeded("the request's deadline passed while it ran", node=self._at(unit).node_id)
-        return _not_started(self._schedule.roots[0])
+        return not_started(self._schedule.roots[0])
 
     def _at(self, unit: Unit) -> Step:
         """The step that a unit is at."""
@@ -157,7 +157,7 @@ class Execution:
         now = 0.0
         while unit is not None:
             if timed and (now := self._clock()) >= self.deadline:
-                return self.abort(_not_started(unit))
+                return self.abort(not_started(unit))
             self._active[unit] = now
             try:
                 rows = await (self._on_loop(unit.steps[0], now) if unit.is_async else self._segment(unit))
@@ -312,5 +312,6 @@ class Execution:
         )
 
 
-def _not_started(unit: Unit) -> RequestDeadlineExceeded:
+def not_started(unit: Unit) -> RequestDeadlineExceeded:
+    """What to say of a request whose deadline passed before this could start."""
     return RequestDeadlineExceeded("the request's deadline passed before it started", node=unit.steps[0].node_id)

@@ -6,12 +6,14 @@ Patterns are matched by RE2, which takes time in proportion to the text whatever
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from ..errors import NodeFailed
 from .expressions import as_float, compile_expression, either_null
 from .model import KeyType
 
@@ -75,8 +77,9 @@ def compile_predicate(tree: Mapping[str, Any], registries: Registries) -> Predic
     return _compared(tree, registries)
 
 
+@functools.lru_cache(maxsize=256)
 def pattern_problem(pattern: str) -> str | None:
-    """What is wrong with a pattern, or None."""
+    """What is wrong with a pattern, or None; the last ones are remembered, since requests bring the same again."""
     import pyarrow as pa  # noqa: PLC0415  slow to import, and most plans have no pattern
 
     try:
@@ -207,7 +210,12 @@ def _matching(tree: Mapping[str, Any], registries: Registries) -> Predicate:
     ignore_case = tree.get("flags", "") == "i"
 
     def test(rows: RowSet, params: Mapping[int, ParamValue]) -> NDArray[np.bool_] | bool:
-        wanted = params.get(param_id) if literal is None else literal
+        wanted = literal
+        if literal is None and (wanted := params.get(param_id)) is not None:
+            # Whether or not there is a text to match it with, so that a wrong pattern is an error at once.
+            complaint = pattern_problem(str(wanted))
+            if complaint is not None:
+                raise NodeFailed(f"param {registries.params[param_id].name!r} is not a pattern: {complaint}")
         values, nulls = rows.read(key)
         if wanted is None or nulls is True:
             return False
