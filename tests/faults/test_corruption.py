@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 from harness import Made, check_same
-from hypothesis import assume, given, note
+from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
 from snapshots import Cell, Snapshot, World, check_paid_once, grow
-from test_kill_points import COSTLY, INTERVAL, SMALL, STATEFUL, whole
+from test_kill_points import INTERVAL, SMALL, STATEFUL, whole
 
 import seedbed as sb
 from seedbed.store.manifest import MANIFEST_NAME
@@ -21,6 +21,8 @@ from seedbed.store.manifest import read as read_manifest
 
 if TYPE_CHECKING:
     from shapes import Shape
+
+COSTLY = settings(max_examples=settings.default.max_examples // 16)
 
 
 @attrs.frozen
