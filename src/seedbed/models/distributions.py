@@ -86,12 +86,12 @@ def mean(value: Any) -> float:
         return float(value)
     ((kind, given),) = value.items()
     if kind == "choice":
-        return sum(given) / len(given)
+        return float(sum(given) / len(given))
     if kind == "exponential":
         return float(given)
     if kind == "lognormal":
         return float(given[0]) * math.exp(given[1] ** 2 / 2)
-    return float(given[0]) if kind == "normal" else (given[0] + given[1]) / 2
+    return float(given[0] if kind == "normal" else (given[0] + given[1]) / 2)
 
 
 def parse_distribution(text: str) -> Any:

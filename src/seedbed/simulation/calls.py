@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import TYPE_CHECKING
 
 import attrs
@@ -70,7 +71,16 @@ class Caller:
     """Makes the calls of one column to one model, as their profile says."""
 
     def __init__(
-        self, column: str, alias: str, profile: CallProfile, *, line: Line, waits: Waits, seed: int, timeout: float
+        self,
+        column: str,
+        alias: str,
+        profile: CallProfile,
+        *,
+        line: Line,
+        waits: Waits,
+        seed: int,
+        timeout: float,
+        max_tokens: int | None,
     ) -> None:
         rng = random.Random(stable_seed(seed, column, alias))
         self.alias = alias
@@ -84,6 +94,7 @@ class Caller:
         self._quick = drawer(profile.refusal_latency, rng)
         self._input = None if profile.input_tokens is None else drawer(profile.input_tokens, rng)
         self._output = drawer(profile.output_tokens, rng)
+        self._most = max_tokens or sys.maxsize
         self._refused = profile.refused or 0.0
         self._fails = self._refused + (profile.failed or 0.0)
         calls = profile.calls or 1.0
@@ -104,7 +115,7 @@ class Caller:
             asked = rendered
         else:
             asked = self.rendered[int(self.chance() * len(self.rendered))] if self.rendered else 0
-        return max(0, round(asked)), max(0, round(self._output()))
+        return max(0, round(asked)), min(self._most, max(0, round(self._output())))
 
     async def call(self) -> None:
         """Take as long as a call takes; raises what becomes of it, if that is no answer."""

@@ -54,15 +54,14 @@ def _elsewhere(job: bytes) -> Outcome:
     ended = subprocess.run(
         [sys.executable, "-m", "seedbed.simulation.worker"],
         input=job,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         env=environment,
         check=False,
     )
     if ended.returncode:
         said = ended.stderr.decode(errors="replace").strip().splitlines()
         raise SeedbedError(f"a process that simulated died (status {ended.returncode}): {said[-1] if said else ''}")
-    result = pickle.loads(ended.stdout)  # noqa: S301  our own process wrote it
+    result = pickle.loads(ended.stdout)
     if isinstance(result, BaseException):
         raise result
     assert isinstance(result, Outcome)

@@ -169,7 +169,7 @@ def with_callers(function: Callable[..., Any], callers: Mapping[str, Caller]) ->
 
 
 def guarded(column: str, call: Call, notes: Notes) -> Callable[..., Any]:
-    """An expression over values some of which are placeholders: where it fails, the cell is null and not its row lost."""
+    """An expression over values that are placeholders in part: where it fails, the cell is null and no row is lost."""
 
     def fill(frame: pl.DataFrame, context: CellContext) -> list[Any]:
         try:

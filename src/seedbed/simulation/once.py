@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import trio
-from trio.testing import MockClock
 
 from ..build.admission import run_build
 from ..build.signals import run_in_thread
@@ -78,7 +77,9 @@ def simulate_once(setting: Setting, seed: int) -> Outcome:
 def _run(
     staged: Staged, seed: int, cancel: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] | None = None
 ) -> Outcome:
-    # Nothing here makes circles; looking for them takes a tenth of the time.
+    # Imported here: it takes longer than all the rest of trio, and nobody else needs it.
+    from trio.testing import MockClock  # noqa: PLC0415
+
     return trio.run(_main, staged, seed, cancel, clock=MockClock(autojump_threshold=0))
 
 
@@ -107,12 +108,13 @@ async def _main(
                 raise
             report, stopped = error.report, str(error)
         nursery.cancel_scope.cancel(reason="the simulated run is over")
-    return _outcome(staged, seed, report, runs[0], watch, stopped)
+    return _outcome(staged, seed, report, (runs[0], watch), stopped)
 
 
 def _outcome(
-    staged: Staged, seed: int, report: BuildReport, run: Run, watch: Watch, stopped: str | None
+    staged: Staged, seed: int, report: BuildReport, watched: tuple[Run, Watch], stopped: str | None
 ) -> Outcome:
+    run, watch = watched
     return Outcome(
         seed=seed,
         seconds=report.seconds,

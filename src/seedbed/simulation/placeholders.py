@@ -28,7 +28,7 @@ _BY_CLASS: dict[object, Any] = {
 }
 
 
-def of_type(arrow: pa.DataType) -> Any:  # noqa: PLR0911  a type, a value
+def of_type(arrow: pa.DataType) -> Any:
     """A value of a declared type; null where no plain one fits."""
     kind = pa.types
     if kind.is_string(arrow) or kind.is_large_string(arrow):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import yaml
 
 from ..errors import ConfigError
 from ..graph import nearest
+from ..models.behaviour import Behaviour
 from ..models.distributions import check_latency, distribution_text, is_distribution, parse_distribution
 
-SHARES = ("refused", "failed", "skipped")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_UNKNOWN = ("latency", "input_tokens", "output_tokens")
 
 
 def _read(value: Any) -> Any:
@@ -88,7 +91,10 @@ FIELDS = tuple(field.name for field in attrs.fields(CallProfile))
 # What is assumed where nothing is known, by what is asked for. Somebody who reads the result must be told.
 ASSUMED = {
     "chat": CallProfile(latency={"lognormal": [1.5, 0.5]}, output_tokens={"lognormal": [150, 0.5]}),
-    "function": CallProfile(latency={"lognormal": [1.5, 0.5]}, input_tokens=200, output_tokens={"lognormal": [150, 0.5]}),
+    # A function of the user's that asks a model: nobody knows its prompts.
+    "function": CallProfile(
+        latency={"lognormal": [1.5, 0.5]}, input_tokens=200, output_tokens={"lognormal": [150, 0.5]}
+    ),
     "embedding": CallProfile(latency={"lognormal": [0.15, 0.3]}),
     "image": CallProfile(latency={"lognormal": [8.0, 0.3]}),
     "validation": CallProfile(latency={"lognormal": [0.1, 0.3]}),
@@ -107,7 +113,7 @@ class Resolved:
     @property
     def assumed(self) -> tuple[str, ...]:
         """What nobody said and nobody measured."""
-        return tuple(name for name in ("latency", "input_tokens", "output_tokens") if self.origins.get(name) == "assumed")
+        return tuple(name for name in _UNKNOWN if self.origins.get(name) == "assumed")
 
 
 def resolve_profile(
@@ -117,12 +123,17 @@ def resolve_profile(
     *,
     given: Mapping[str, CallProfile],
     measured: Mapping[str, CallProfile],
+    script: CallProfile | None = None,
 ) -> Resolved:
-    """What is said of a column goes before what is said of its model, what is given before what was measured."""
+    """What is said of a column goes before what is said of its model, what is given before what was measured.
+
+    `script` is what the recipe itself says of a scripted model.
+    """
     layers = [
         ("given", given.get(f"columns.{column}") or given.get(column)),
         ("given", given.get(alias) if alias is not None and alias != column else None),
         ("measured", measured.get(column)),
+        ("recipe", script),
         ("assumed", ASSUMED[domain]),
         ("", _ALWAYS),
     ]
@@ -132,6 +143,20 @@ def resolve_profile(
             origins |= {name: origin for name in layer.said() if name not in origins}
             whole = whole.over(layer)
     return Resolved(profile=whole, origins=origins)
+
+
+def of_script(spec: object) -> CallProfile | None:
+    """What a scripted model says of itself; None of any other."""
+    if not isinstance(spec, Behaviour):
+        return None
+    return CallProfile(
+        latency=spec.latency,
+        refused=spec.rate_limit_share,
+        failed=spec.error_share + spec.reset_share + spec.malformed_share + spec.truncated_share,
+        refusal_latency=spec.refusal_latency,
+        retry_after=spec.retry_after if isinstance(spec.retry_after, int | float) else None,
+        capacity=spec.capacity,
+    )
 
 
 def check_names(given: Mapping[str, CallProfile], models: Mapping[str, object], columns: tuple[str, ...]) -> None:

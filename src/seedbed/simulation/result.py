@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from .text import summary_lines
 from .watch import ADMISSION, BUDGET, SLOTS, KeyLoad, LimitLoad, Track
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from .once import Outcome
     from .profiles import Resolved
 
@@ -139,8 +141,6 @@ class Simulation:
         return self.base.bottleneck
 
     def __str__(self) -> str:
-        from .text import summary_lines
-
         return "\n".join(summary_lines(self))
 
 
@@ -198,12 +198,16 @@ def _keys(outcomes: Sequence[Outcome]) -> tuple[KeyUse, ...]:
     for outcome in outcomes:
         for load in outcome.keys:
             found.setdefault(load.key, []).append(load)
-    shares = ("limit", "busy", "at_limit", "held_up", "paced")
     return tuple(
         KeyUse(
             models=outcomes[0].aliases.get(key, ()),
             load=attrs.evolve(
-                loads[0], **{name: _mean([getattr(each, name) for each in loads]) for name in shares}
+                loads[0],
+                limit=_mean([each.limit for each in loads]),
+                busy=_mean([each.busy for each in loads]),
+                at_limit=_mean([each.at_limit for each in loads]),
+                held_up=_mean([each.held_up for each in loads]),
+                paced=_mean([each.paced for each in loads]),
             ),
             refused=_mean([outcome.refused.get(key, 0) for outcome in outcomes]),
         )
@@ -232,8 +236,8 @@ def find_bottleneck(keys: Sequence[KeyUse], limits: Sequence[LimitLoad]) -> str:
     for each in limits:
         held = f"{each.name}: {knobs[each.name]}={each.allowed} is used up for {each.held_up:.0%} of the time"
         told.append((each.held_up, held))
-    share, sentence = max(told, default=(0.0, ""))
-    if share >= _MATTERS:
+    most, sentence = max(told, default=(0.0, ""))
+    if most >= _MATTERS:
         return sentence
     return "none: calls wait for each other's answers and not for a limit"
 

@@ -27,7 +27,7 @@ from . import placeholders
 from .calls import Caller, Line, Waits
 from .fillers import CallFiller, CodeFiller, GuardedSkip, Notes, guarded, sampled_checks, with_callers
 from .models import SimulatedModel
-from .profiles import CallProfile, Resolved, check_names, resolve_profile
+from .profiles import CallProfile, Resolved, check_names, of_script, resolve_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -103,7 +103,9 @@ class _Staging:
         setting = self._setting
         source, specs = self._source()
         names = tuple(column.name for column in source.columns)
-        check_names(setting.given, {**self._models, **{column.key: 0 for column in source.columns if column.key}}, names)
+        check_names(
+            setting.given, {**self._models, **{column.key: 0 for column in source.columns if column.key}}, names
+        )
         unknown = sorted(setting.run_code.difference(names, (each.label for each in source.processors)))
         if unknown:
             raise ConfigError(f"run_code names {unknown[0]!r}, which is no column{nearest(unknown[0], names)}")
@@ -198,9 +200,11 @@ class _Staging:
 
     def _resolve(self, column: str, alias: str | None, domain: str) -> Resolved:
         setting = self._setting
-        return resolve_profile(column, alias, domain, given=setting.given, measured=setting.measured)
+        model = self._models.get(alias) if alias is not None else None
+        script = None if model is None else of_script(model.spec)
+        return resolve_profile(column, alias, domain, given=setting.given, measured=setting.measured, script=script)
 
-    def _caller(self, column: str, alias: str, domain: str, key: str) -> Caller:
+    def _caller(self, column: str, alias: str, domain: str, key: str, max_tokens: int | None = None) -> Caller:
         if (column, alias) not in self._callers:
             found = self._profiles[column, alias] = self._resolve(column, alias, domain)
             model = self._models.get(alias)
@@ -212,6 +216,7 @@ class _Staging:
                 waits=self._waits,
                 seed=self._seed,
                 timeout=math.inf if model is None else model.timeout,
+                max_tokens=max_tokens,
             )
         return self._callers[column, alias]
 
@@ -225,7 +230,8 @@ class _Staging:
     # What fills a column.
 
     def _step(self, plan: BuildPlan, step: Step, column: Column, spec: ColumnSpec | None, real: set[str]) -> Step:
-        assert step.call is not None  # a processor is no column
+        own = step.call
+        assert own is not None  # a processor is no column
         if step.skip is not None:
             share = self._resolve(step.name, None, "code").profile.skipped
             if share is None and not real.issuperset(step.skip.requires):
@@ -238,13 +244,12 @@ class _Staging:
         otherwise = placeholders.of_outputs(step.outputs, plan.declared, _own_function(spec, step))
         if isinstance(spec, Expression):
             real.update(step.outputs if is_real else ())
-            fill = guarded(step.name, step.call, self._notes)
-            call = attrs.evolve(step.call, function=fill, context_keyword="context")
+            fill = guarded(step.name, own, self._notes)
+            call = attrs.evolve(own, function=fill, context_keyword="context")
             return attrs.evolve(step, call=call, wants_context=True)
         if isinstance(spec, Validation) and spec.kind not in ("remote", "callable"):
-            return attrs.evolve(
-                step, call=attrs.evolve(step.call, function=sampled_checks(step.call, otherwise), context_keyword=None)
-            )
+            checks = sampled_checks(own, otherwise)
+            return attrs.evolve(step, call=attrs.evolve(own, function=checks, context_keyword=None))
         if spec is not None and _is_ours(type(spec)) and not isinstance(spec, Custom | Validation):
             if step.key is None:
                 real.update(step.outputs)
@@ -255,9 +260,9 @@ class _Staging:
             ((alias, domain, key),) = self._asked(step, spec)
             filler = CallFiller(
                 step.name,
-                step.call,
+                own,
                 step.inputs,
-                self._caller(step.name, alias, domain, key),
+                self._caller(step.name, alias, domain, key, step.tokens),
                 prices=self._prices(alias),
                 otherwise=otherwise,
                 always=always,

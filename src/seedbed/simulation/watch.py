@@ -79,7 +79,7 @@ class Track:
 
 
 class Watch:
-    """Takes looks while a run goes on. One at a random instant of each interval, or constant latencies would fool it."""
+    """Takes looks while a run goes on, at a random instant of each interval: constant latencies would fool it else."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed).random

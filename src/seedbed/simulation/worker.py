@@ -10,7 +10,7 @@ from .once import simulate_once
 
 def main() -> None:
     """Run one job."""
-    setting, seed = pickle.load(sys.stdin.buffer)  # noqa: S301  the process that started this one wrote it
+    setting, seed = pickle.load(sys.stdin.buffer)
     try:
         result: object = simulate_once(setting, seed)
     except Exception as error:  # noqa: BLE001  it is raised where the simulation was asked for
