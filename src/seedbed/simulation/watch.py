@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..build.run import Run
 
 # Looks that are kept; when there are more, every other one is forgotten and the next ones come half as often.
-_MOST = 2_000
-_FIRST = 0.02
+_MOST = 800
+_FIRST = 0.05
 # What the timeline is drawn from.
 BUCKETS = 120
 
