@@ -3,8 +3,8 @@
 The same recipes are simulated and then really built, over HTTP, against test servers in processes of their own that
 draw their latencies and refusals from the same distributions: one column after the other with a constant latency, a
 diamond of columns with log-normal latencies, and two models of which one refuses a tenth of its calls. What is compared
-is the time that the engine reports of each. The calls last half a second and longer, as those of real models do: a
-simulation knows nothing of the processor, and where that is what a run waits for it promises too much.
+is the time that the engine reports of each. The calls last about a second, as those of real models do: of the processor
+a simulation knows only what a call takes of it on an ordinary machine that does nothing else.
 
 Then 100,000 rows of six columns, five of them calls, are simulated with two seeds in two processes. That bar is in
 seconds and not a ratio, since it is a promise to whoever waits; it holds on two cores that nobody else uses.
@@ -64,16 +64,16 @@ def cases(short: bool) -> list[Case]:
     return [
         Case(
             name="constant, one after the other",
-            rows=int(600 * few),
+            rows=int(400 * few),
             at_once={"writer": 32},
-            latency={"writer": 0.5 * quick},
+            latency={"writer": 1.0 * quick},
             columns=[text("question", "topic"), text("answer", "question")],
         ),
         Case(
             name="log-normal, a diamond",
-            rows=int(600 * few),
+            rows=int(400 * few),
             at_once={"writer": 48},
-            latency={"writer": {"lognormal": [0.6 * quick, 0.4]}},
+            latency={"writer": {"lognormal": [1.0 * quick, 0.4]}},
             columns=[
                 text("question", "topic"),
                 text("short", "question"),
@@ -83,9 +83,9 @@ def cases(short: bool) -> list[Case]:
         ),
         Case(
             name="two models, a tenth refused",
-            rows=int(600 * few),
+            rows=int(400 * few),
             at_once={"writer": 32, "critic": 16},
-            latency={"writer": {"lognormal": [0.6 * quick, 0.4]}, "critic": {"lognormal": [0.5 * quick, 0.3]}},
+            latency={"writer": {"lognormal": [1.0 * quick, 0.4]}, "critic": {"lognormal": [0.8 * quick, 0.3]}},
             refused=0.1,
             columns=[
                 text("question", "topic"),

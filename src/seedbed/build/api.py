@@ -373,6 +373,6 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
 def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
     """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
     results: list[outcome.Outcome[T]] = []
-    clock = new_clock()
-    run_in_thread(lambda: results.append(outcome.capture(trio.run, main, clock=clock)))
+    run = partial(trio.run, main, clock=new_clock())  # asked for here: the thread does not know who called
+    run_in_thread(lambda: results.append(outcome.capture(run)))
     return results[0].unwrap()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # A simulation of more cells than this has two seeds, one for each of two cores; a smaller one has three.
 _LARGE = 250_000
+OVERHEAD = 0.0005
+"""Seconds of the processor that the engine takes for a call over HTTP: about what an ordinary machine needs."""
 
 
 def simulate(
@@ -43,6 +45,7 @@ def simulate(
     limits: Mapping[str, KeyLimits] | None = None,
     processors: Iterable[Processor] = (),
     run_code: Iterable[str] = (),
+    overhead: float = OVERHEAD,
     allow_code: bool = True,
     processes: int | None = None,
 ) -> Simulation:
@@ -53,13 +56,16 @@ def simulate(
     many real rows, which are made and paid for. The rest is assumed, and said so in the result.
 
     `vary` simulates every combination of changes too: `{"models.writer.max_parallel_requests": [32, 64]}`. Functions of
-    your own are not run but for the columns that `run_code` names. Can be called anywhere, also where an event loop
-    runs.
+    your own are not run but for the columns that `run_code` names. `overhead` is the time that the engine itself takes
+    for each call, one after the other: what a run waits for when its models are very quick. Can be called anywhere,
+    also where an event loop runs.
     """
     given_recipe = recipe if isinstance(recipe, Recipe) else tuple(recipe)
     own = RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     if seeds is not None and (isinstance(seeds, bool) or seeds < 1):
         raise ConfigError(f"seeds must be 1 or more, not {seeds!r}")
+    if not 0 <= overhead < 1:
+        raise ConfigError(f"overhead must be seconds between 0 and 1, not {overhead!r}")
     if isinstance(probe, bool) or probe < 0:
         raise ConfigError(f"probe must be a number of rows, not {probe!r}")
     setting = Setting(
@@ -71,6 +77,7 @@ def simulate(
         given={name: as_profile(name, value) for name, value in (calls or {}).items()},
         measured={} if measured_from is None else measure_path(Path(measured_from)),
         run_code=frozenset(run_code),
+        overhead=overhead,
         allow_code=allow_code,
     )
     # What is wrong with a variant is said before a probe costs anything.

@@ -60,6 +60,20 @@ class Waits:
             trio.lowlevel.reschedule(task)
 
 
+class Processor:
+    """The one thread that makes all calls of a run: each takes it for a little while, one after the other."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._busy_until = 0.0  # changed by `take` only
+
+    def take(self) -> float:
+        """How long a call that begins now waits for the thread, its own share of it included."""
+        now = trio.current_time()
+        self._busy_until = max(now, self._busy_until) + self._seconds
+        return self._busy_until - now
+
+
 @attrs.define(eq=False)
 class Line:
     """What all calls of one throttle key share. Changed by their callers."""
@@ -78,6 +92,7 @@ class Caller:
         *,
         line: Line,
         waits: Waits,
+        processor: Processor,
         seed: int,
         timeout: float,
         max_tokens: int | None,
@@ -88,6 +103,7 @@ class Caller:
         self._name = f"model {alias!r}"
         self._line = line
         self._sleep = waits.sleep
+        self._processor = processor
         self._timeout = timeout
         self.chance = rng.random
         self._latency = drawer(profile.latency, rng)
@@ -132,7 +148,7 @@ class Caller:
         seconds = max(0.0, self._latency())
         line.in_flight += 1
         try:
-            await self._sleep(min(seconds, self._timeout))
+            await self._sleep(min(seconds, self._timeout) + self._processor.take())
         finally:
             line.in_flight -= 1
         if seconds > self._timeout:

@@ -24,7 +24,7 @@ from ..recipe.expression import Expression
 from ..recipe.recipe import Recipe
 from ..recipe.validation import Validation
 from . import placeholders
-from .calls import Caller, Line, Waits
+from .calls import Caller, Line, Processor, Waits
 from .fillers import CallFiller, CodeFiller, GuardedSkip, Notes, guarded, sampled_checks, with_callers
 from .models import SimulatedModel
 from .profiles import CallProfile, Resolved, check_names, of_script, resolve_profile
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..build.config import RunConfig
     from ..build.plan import Step
-    from ..build.processor import Processor
+    from ..build.processor import Processor as RowProcessor
     from ..build.source import Source
     from ..generators import Column
     from ..models.base import ModelSpec
@@ -55,11 +55,13 @@ class Setting:
     rows: int
     config: RunConfig
     limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
-    processors: tuple[Processor, ...] = ()
+    processors: tuple[RowProcessor, ...] = ()
     given: Mapping[str, CallProfile] = attrs.field(factory=dict)
     measured: Mapping[str, CallProfile] = attrs.field(factory=dict)
     # Columns whose code is run for real.
     run_code: frozenset[str] = frozenset()
+    # Seconds of the processor that a call takes.
+    overhead: float = 0.0
     allow_code: bool = True
 
 
@@ -98,6 +100,7 @@ class _Staging:
             alias: SimulatedModel(alias=alias, spec=spec, caller=self._model_caller) for alias, spec in specs.items()
         }
         self._waits = Waits(_FINEST, random.Random(seed))
+        self._processor = Processor(setting.overhead)
 
     def stage(self) -> Staged:
         setting = self._setting
@@ -141,7 +144,7 @@ class _Staging:
         )
         return source, list(recipe.columns)
 
-    def _safe_processors(self, processors: Iterable[Processor]) -> tuple[Processor, ...]:
+    def _safe_processors(self, processors: Iterable[RowProcessor]) -> tuple[RowProcessor, ...]:
         """Those before a batch whose code is ours; the rows that they leave are what the calls are made for."""
         recipe, kept = self._setting.recipe, []
         ours = {
@@ -214,6 +217,8 @@ class _Staging:
                 found.profile,
                 line=self._lines.setdefault(key, Line()),
                 waits=self._waits,
+                # What a function of the user's does itself is not the engine's work.
+                processor=self._processor if domain != "code" else Processor(0.0),
                 seed=self._seed,
                 timeout=math.inf if model is None else model.timeout,
                 max_tokens=max_tokens,

@@ -38,6 +38,7 @@ class _Look:
     queued: int
     groups: int
     more: bool  # there are row groups that are not admitted
+    free: bool  # neither the budget nor the slots are used up
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +105,7 @@ class Watch:
                 interval *= 2
 
     def _look(self, run: Run) -> None:
-        dispatcher = run.dispatcher
+        dispatcher, config = run.dispatcher, run.plan.config
         counts = dispatcher.statistics()
         keys: dict[str, _Key] = {}
         for key in run.throttles.keys():  # noqa: SIM118  it is no mapping
@@ -121,6 +122,7 @@ class Watch:
                 len(run.groups),
                 # They are admitted in order.
                 max(run.groups, default=run.plan.group_count) + 1 < run.plan.group_count,
+                counts.submitted < config.max_submitted_tasks and counts.active < config.max_active_tasks,
             )
         )
 
@@ -130,7 +132,9 @@ class Watch:
 
     def _key_load(self, key: str, ceiling: int) -> KeyLoad:
         # Before its first call a key is not known to the run, and nobody waits for it.
-        looks = [look.keys.get(key, _Key(0, ceiling, 0)) for look in self._looks]
+        unused = _Key(0, ceiling, 0)
+        looks = [look.keys.get(key, unused) for look in self._looks]
+        free = [look.keys.get(key, unused) for look in self._looks if look.free]
         full = [look for look in looks if look.in_flight >= look.limit > 0]
         count = len(looks) or 1
         return KeyLoad(
@@ -140,7 +144,7 @@ class Watch:
             busy=_mean([look.in_flight for look in looks]) / ceiling,
             at_limit=len(full) / count,
             held_up=sum(look.waiting > 0 for look in full) / count,
-            paced=_mean([look.waiting > 0 and (look.in_flight < look.limit or not look.limit) for look in looks]),
+            paced=sum(look.waiting > 0 and (look.in_flight < look.limit or not look.limit) for look in free) / count,
         )
 
     def limit_loads(self, run: Run) -> tuple[LimitLoad, ...]:
