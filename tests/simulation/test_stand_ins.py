@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,8 @@ import pytest
 from recipes import model
 
 import seedbed as sb
+from seedbed.simulation.placeholders import of_type
+from seedbed.store.dtypes import declared_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,15 +225,11 @@ def test_a_remote_validation_is_a_call_that_is_not_made() -> None:
 def test_stateful_columns_keep_their_order() -> None:
     """A stateful function's cells go one by one, so its time is the sum of them."""
 
-    class Counter:
-        is_stateful = True
+    @sb.column(is_stateful=True)
+    def number(topic: str) -> int:
+        raise AssertionError("it must not run")
 
-        def generate(self, topic: str) -> int:
-            raise AssertionError("it must not run")
-
-    counter: Any = Counter()
-    column = sb.Custom("number", counter, dtype=int)
-    found = simulate(recipe(column), rows=5, calls={"number": {"latency": 1.0}})
+    found = simulate(recipe(number), rows=5, calls={"number": {"latency": 1.0}})
     assert found.seconds == pytest.approx(5.0, abs=0.1)
 
 
@@ -275,15 +275,14 @@ def test_placeholders_have_the_type_that_a_function_returns(annotation: Any, exp
 
 
 def test_placeholders_of_declared_types() -> None:
-    """A declared type says more than an annotation: structs, dates and lists of them."""
-    import datetime
-
-    @sb.column(dtype=pl.Struct({"when": pl.Date, "tags": pl.List(pl.String), "count": pl.Int32}))
-    def value(topic: str):
-        raise AssertionError("it must not run")
-
-    columns = [sb.Expression("year", "value.when.year + value.count"), sb.Expression("tag", "value.tags[0]")]
-    found = simulate(recipe(value, *columns), rows=2)
-    assert found.base.written.mean == 2
-    assert not any("is null" in note for note in found.base.notes)
-    assert datetime.date(2024, 1, 1).year == 2024
+    """A declared type is what a placeholder has, whatever a function does not say."""
+    struct = pl.Struct({"when": pl.Date, "tags": pl.List(pl.String), "count": pl.Int32, "at": pl.Datetime("us", "UTC")})
+    assert of_type(declared_type(struct)) == {
+        "when": datetime.date(2024, 1, 1),
+        "tags": ["placeholder"],
+        "count": 1,
+        "at": datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
+    }
+    others = [pl.Boolean, pl.Binary, pl.Float32, pl.Decimal(10, 2), pl.Duration, pl.Time]
+    expected = [True, b"placeholder", 1.0, decimal.Decimal(1), datetime.timedelta(seconds=1), None]
+    assert [of_type(declared_type(each)) for each in others] == expected

@@ -48,6 +48,7 @@ class CallFiller:
         prices: tuple[float, float],
         otherwise: Any,
         always: bool,
+        never_more: bool,
         notes: Notes,
     ) -> None:
         self._column = column
@@ -58,17 +59,19 @@ class CallFiller:
         self._otherwise = otherwise
         # Every cell goes the whole way: its prompts decide how many calls there are.
         self._always = always
+        # No more than the first few do, even if none of them has an answer yet: theirs count as one if they are equal.
+        self._never_more = never_more
         self._notes = notes
         self._started = 0
         self._pool: list[Any] = []
 
     async def fill(self, context: CellContext, *values: Any) -> Any:
         """Fill one cell."""
-        if self._always or self._started < LEARNED or not self._pool:
+        if self._always or self._started < LEARNED or not (self._pool or self._never_more):
             self._started += 1
             return await self._go(context, dict(zip(self._inputs, values, strict=True)))
         await make_calls(context, self._caller, self._prices)
-        return self._pool[int(self._caller.chance() * len(self._pool))]
+        return self._pool[int(self._caller.chance() * len(self._pool))] if self._pool else self._otherwise
 
     async def _go(self, context: CellContext, values: Mapping[str, Any]) -> Any:
         token = current_callers.set({self._caller.alias: self._caller})

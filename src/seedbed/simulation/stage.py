@@ -238,8 +238,11 @@ class _Staging:
         own = step.call
         assert own is not None  # a processor is no column
         if step.skip is not None:
-            share = self._resolve(step.name, None, "code").profile.skipped
-            if share is None and not real.issuperset(step.skip.requires):
+            said = self._resolve(step.name, None, "code")
+            made_up = not real.issuperset(step.skip.requires)
+            # Over real values the rule itself knows better than an earlier run.
+            share = said.profile.skipped if made_up or said.origins.get("skipped") == "given" else None
+            if share is None and made_up:
                 self._notes.say(f"skip_when of column {step.name!r} reads made-up values: say the share that it skips")
             rule = GuardedSkip(
                 step.name, step.skip, share, seed=stable_seed(self._seed, step.name, "skip"), notes=self._notes
@@ -259,8 +262,8 @@ class _Staging:
             if step.key is None:
                 real.update(step.outputs)
                 return step
-            always = bool(getattr(spec, "dedupe", False)) and is_real
-            if getattr(spec, "dedupe", False) and not is_real:
+            dedupe = bool(getattr(spec, "dedupe", False))
+            if dedupe and not is_real:
                 self._notes.say(f"column {step.name!r}: dedupe is not simulated where prompts are made up")
             ((alias, domain, key),) = self._asked(step, spec)
             filler = CallFiller(
@@ -270,7 +273,8 @@ class _Staging:
                 self._caller(step.name, alias, domain, key, step.tokens),
                 prices=self._prices(alias),
                 otherwise=otherwise,
-                always=always,
+                always=dedupe and is_real,
+                never_more=dedupe,
                 notes=self._notes,
             )
             return _filled(step, filler.fill)
