@@ -41,8 +41,8 @@ def test_json_for_machines(tmp_path: Path) -> None:
     profile.write_text("writer: {latency: 9, tokens: 10/20, calls: 1.0}\n", encoding="utf-8")
     ended = seedbed(
         "simulate", recipe(tmp_path, TEXT), "-n", "10", "--json", "--profile", profile,
-        "--latency", "writer=uniform(1,2)", "--refused", "writer=0.1", "--failed", "writer=0.0", "--capacity", "writer=8",
-        "--tokens", "review=normal(30,1)/40", "--html", tmp_path / "page.html",
+        "--latency", "writer=uniform(1,2)", "--refused", "writer=0.1", "--failed", "writer=0.0",
+        "--capacity", "writer=8", "--tokens", "review=normal(30,1)/40", "--html", tmp_path / "page.html",
     )  # fmt: skip
     assert ended.code == 0, ended.err
     (column,) = ended.json["columns"]

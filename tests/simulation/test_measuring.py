@@ -43,7 +43,7 @@ def built(directory: Path, made: sb.Recipe, *, traces: bool = True) -> sb.Datase
 def test_a_dataset_with_traces_says_everything(tmp_path: Path) -> None:
     """Latencies, tokens, calls and skips of a run are those that the next one is simulated with."""
     dataset = built(tmp_path / "data", recipe())
-    found = measure_path(tmp_path / "data")
+    found = measure_path(tmp_path / "data").profiles
     question, answer = found["question"], found["answer"]
     assert set(question.latency["choice"]) == {2.0}
     assert question.calls == 1.0
@@ -70,7 +70,7 @@ def test_what_is_given_goes_before_what_was_measured(tmp_path: Path) -> None:
 def test_refusals_and_failures_are_measured(tmp_path: Path) -> None:
     """The shares of attempts that were refused, or failed in a way that may pass."""
     built(tmp_path / "data", recipe(rate_limit_share=0.2, error_share=0.1, refusal_latency=0.25))
-    question = measure_path(tmp_path / "data")["question"]
+    question = measure_path(tmp_path / "data").profiles["question"]
     assert question.refused == pytest.approx(0.2, abs=0.15)
     assert question.failed == pytest.approx(0.1, abs=0.1)
     assert question.refusal_latency == pytest.approx(0.25)
@@ -79,7 +79,7 @@ def test_refusals_and_failures_are_measured(tmp_path: Path) -> None:
 def test_a_dataset_without_traces_says_what_was_spent(tmp_path: Path) -> None:
     """Tokens are in the manifest of every dataset; how long calls took is not, and is assumed."""
     built(tmp_path / "data", recipe(), traces=False)
-    question = measure_path(tmp_path / "data")["question"]
+    question = measure_path(tmp_path / "data").profiles["question"]
     assert question.latency is None
     assert question.output_tokens > 0
 
@@ -89,7 +89,7 @@ def test_a_timeline_file_says_how_long(tmp_path: Path) -> None:
     dataset = built(tmp_path / "data", recipe())
     assert dataset.report is not None
     write_chrome_trace(dataset.report.traces, tmp_path / "trace.json")
-    question = measure_path(tmp_path / "trace.json")["question"]
+    question = measure_path(tmp_path / "trace.json").profiles["question"]
     assert set(question.latency["choice"]) == {2.0}
     assert question.output_tokens is None
 
@@ -117,7 +117,7 @@ def test_several_calls_a_cell_are_told_apart_by_what_was_spent(tmp_path: Path) -
 
     made = sb.Recipe(models=recipe().models, columns=[sb.Category("topic", values=["tea"]), twice])
     built(tmp_path / "data", made)
-    found = measure_path(tmp_path / "data")["twice"]
+    found = measure_path(tmp_path / "data").profiles["twice"]
     assert found.calls == 2.0
     assert set(found.latency["choice"]) == {2.0}
 
@@ -144,3 +144,23 @@ def test_a_probe_makes_real_calls_and_says_what_it_spent() -> None:
     assert found.base.assumptions == ()
     # 20 calls of 50 ms one after the other, at least; however slow the machine, not a second and a half each.
     assert 1.0 <= found.seconds < 30.0
+
+
+def test_a_column_with_another_model_has_what_that_one_did(tmp_path: Path) -> None:
+    """What was measured of one model says nothing of another, unless that was measured elsewhere."""
+    models = {"slow": sb.Scripted(model="slow", latency=8.0), "quick": sb.Scripted(model="quick", latency=1.0)}
+    made = sb.Recipe(
+        models={**models, "new": sb.OpenAICompatible(base_url="http://127.0.0.1:9/v1", model="new")},
+        columns=[
+            sb.LLMText("first", model="slow", prompt="Say something."),
+            sb.LLMText("second", model="quick", prompt="Say something."),
+        ],
+    )
+    built(tmp_path / "data", made)
+    found = sb.simulate(
+        made, rows=4, seeds=1, measured_from=tmp_path / "data", vary={"columns.first.model": ["quick", "new"]}
+    )
+    quick, new = found.variants
+    assert set(quick.estimate.calls[0].profile.profile.latency["choice"]) == {1.0}
+    assert quick.estimate.assumptions == ()
+    assert new.estimate.assumptions == ("first (new): latency, output tokens",)

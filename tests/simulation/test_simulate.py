@@ -294,3 +294,25 @@ def test_what_is_wrong_is_said(options: dict[str, object], message: str) -> None
     given: dict[str, object] = {"rows": 2, "seeds": 1, **options}
     with pytest.raises(sb.ConfigError, match=message):
         sb.simulate(chain("question"), **given)  # type: ignore[arg-type]
+
+
+def test_no_rows_take_no_time() -> None:
+    """Nothing to do is a result like any other."""
+    found = simulate(chain("question"), rows=0)
+    assert found.seconds == 0
+    assert found.base.total.calls.mean == 0
+    assert str(found).startswith("0 of 0 rows in 0.0s")
+
+
+def test_the_sequential_engine_takes_as_long_as_all_its_calls() -> None:
+    """The engine that the recipe names is the one that is simulated."""
+    config = sb.RunConfig(engine="sequential")
+    found = simulate(chain("question"), rows=6, config=config, calls={"writer": {"latency": 1.0}})
+    assert found.seconds == pytest.approx(6.0, abs=0.01)
+
+
+def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a child said last is in the message."""
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(sb.SeedbedError, match="ended with status 1: it said nothing"):
+        sb.simulate(chain("question"), rows=4, seeds=2, processes=2)

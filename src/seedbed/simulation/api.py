@@ -13,9 +13,9 @@ from ..errors import ConfigError
 from ..recipe.recipe import Recipe
 from .fan import simulate_all
 from .measure import measure_path, measure_report
-from .profiles import CallProfile, as_profile
+from .profiles import CallProfile, Measured, as_profile
 from .result import Probed, Simulation, Variant, make_estimate
-from .stage import Setting
+from .stage import Setting, stage
 from .vary import variants
 
 if TYPE_CHECKING:
@@ -75,18 +75,20 @@ def simulate(
         limits=dict(limits or {}),
         processors=tuple(processors),
         given={name: as_profile(name, value) for name, value in (calls or {}).items()},
-        measured={} if measured_from is None else measure_path(Path(measured_from)),
+        measured=Measured() if measured_from is None else measure_path(Path(measured_from)),
         run_code=frozenset(run_code),
         overhead=overhead,
         allow_code=allow_code,
     )
-    # What is wrong with a variant is said before a probe costs anything.
     settings = [({}, setting), *(variants(setting, vary) if vary else ())]
+    # What is wrong is said here and not in a process of its own, and before a probe costs anything.
+    for _, each in settings:
+        stage(each, 0)
     probed: Probed | None = None
     if probe:
         found, probed = _probe(setting, probe)
         # What was measured just now goes before what was measured once.
-        measured = {**setting.measured, **{name: one.over(_of(setting, name)) for name, one in found.items()}}
+        measured = found.over(setting.measured)
         settings = [(changes, attrs.evolve(each, measured=measured)) for changes, each in settings]
     columns = len(setting.recipe) if isinstance(setting.recipe, tuple) else len(setting.recipe.columns)
     count = seeds or (3 if rows * columns <= _LARGE else 2)
@@ -103,11 +105,7 @@ def simulate(
     )
 
 
-def _of(setting: Setting, column: str) -> CallProfile:
-    return setting.measured.get(column, CallProfile())
-
-
-def _probe(setting: Setting, rows: int) -> tuple[dict[str, CallProfile], Probed]:
+def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
     """Make a few real rows, in memory."""
     made = preview(
         setting.recipe,
@@ -116,4 +114,6 @@ def _probe(setting: Setting, rows: int) -> tuple[dict[str, CallProfile], Probed]
         limits=setting.limits,
         processors=setting.processors,
     )
-    return measure_report(made.report)
+    profiles, probed = measure_report(made.report)
+    specs = setting.recipe.columns if isinstance(setting.recipe, Recipe) else ()
+    return Measured(profiles=profiles, models={spec.name: spec.aliases() for spec in specs if spec.aliases()}), probed

@@ -31,8 +31,51 @@ def simulate_all(jobs: Sequence[tuple[Setting, int]], *, processes: int | None =
     packed = _packed(jobs) if at_once > 1 and (processes is not None or cells >= _WORTH) else None
     if packed is None:
         return [simulate_once(*job) for job in jobs]
-    with ThreadPoolExecutor(at_once, thread_name_prefix="seedbed-simulate") as pool:
-        return list(pool.map(_elsewhere, packed))
+    return _Fan(at_once).run(packed)
+
+
+class _Fan:
+    """Children, so many at once. Changed by the threads that wait for them, one child each."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._over = False
+
+    def run(self, jobs: Sequence[bytes]) -> list[Outcome]:
+        """What each job gives, in order."""
+        with ThreadPoolExecutor(self._at_once, thread_name_prefix="seedbed-simulate") as pool:
+            try:
+                return list(pool.map(self._elsewhere, jobs))
+            except BaseException:
+                # Whoever waits has had enough, or needs the others no more.
+                self._over = True
+                for child in self._children:
+                    child.kill()
+                raise
+
+    def _elsewhere(self, job: bytes) -> Outcome:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # Not multiprocessing, which would import the caller's script once more.
+        child = subprocess.Popen(
+            [sys.executable, "-m", "seedbed.simulation.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        self._children.append(child)
+        if self._over:
+            child.kill()
+        with child:
+            out, said = child.communicate(job)
+        if child.returncode:
+            lines = said.decode(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            raise SeedbedError(f"a process that simulated ended with status {child.returncode}: {last}")
+        result = pickle.loads(out)
+        assert isinstance(result, Outcome)
+        return result
 
 
 def _columns(setting: Setting) -> Sequence[object]:
@@ -46,23 +89,3 @@ def _packed(jobs: Sequence[tuple[Setting, int]]) -> list[bytes] | None:
         return None
     # Another process has another main module.
     return None if any(b"__main__" in each for each in packed) else packed
-
-
-def _elsewhere(job: bytes) -> Outcome:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # Not multiprocessing, which would import the caller's script once more.
-    ended = subprocess.run(
-        [sys.executable, "-m", "seedbed.simulation.worker"],
-        input=job,
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-    if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise SeedbedError(f"a process that simulated died (status {ended.returncode}): {said[-1] if said else ''}")
-    result = pickle.loads(ended.stdout)
-    if isinstance(result, BaseException):
-        raise result
-    assert isinstance(result, Outcome)
-    return result

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..observe.profile import load_traces, traces_frame
 from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
-from .profiles import CallProfile
+from .profiles import CallProfile, Measured
 from .result import Probed
 
 if TYPE_CHECKING:
@@ -40,28 +40,32 @@ def measure_report(report: BuildReport) -> tuple[dict[str, CallProfile], Probed]
     return profiles, probed
 
 
-def measure_path(path: Path) -> dict[str, CallProfile]:
+def measure_path(path: Path) -> Measured:
     """The profiles of an earlier run: a dataset's directory, or a file that `--trace` wrote."""
     if path.is_dir():
         if not is_dataset(path):
             raise ConfigError(f"{str(path)!r} holds no dataset whose run could be measured")
-        return measure(load_traces(path), _spending(path))
+        usage, models = _spending(path)
+        return Measured(profiles=measure(load_traces(path), usage), models=models)
     try:
         frame = _chrome(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{str(path)!r} is no timeline that --trace wrote, and no dataset") from None
-    return measure(frame, {})
+    return Measured(profiles=measure(frame, {}))
 
 
-def _spending(path: Path) -> dict[str, tuple[int, int, int]]:
+def _spending(path: Path) -> tuple[dict[str, tuple[int, int, int]], dict[str, tuple[str, ...]]]:
+    """What each column used, and of which models."""
     found: dict[str, tuple[int, int, int]] = {}
+    models: dict[str, tuple[str, ...]] = {}
     spending = read_manifest(path).manifest.spending
-    for column, _, calls, asked, answered, _ in spending.entries if spending is not None else ():
+    for column, model, calls, asked, answered, _ in spending.entries if spending is not None else ():
         before = found.get(column, (0, 0, 0))
         found[column] = (before[0] + calls, before[1] + asked, before[2] + answered)
-    return found
+        models[column] = (*models.get(column, ()), model)
+    return found, models
 
 
 def _chrome(document: Any) -> pl.DataFrame:

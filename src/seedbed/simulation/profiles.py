@@ -104,6 +104,29 @@ _ALWAYS = CallProfile(output_tokens=0, calls=1.0, refused=0.0, failed=0.0, refus
 
 
 @attrs.frozen(kw_only=True)
+class Measured:
+    """How calls went in a real run, by column; `models` are the aliases that each column called then, where known."""
+
+    profiles: Mapping[str, CallProfile] = attrs.field(factory=dict)
+    models: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+
+    def of(self, column: str, alias: str | None) -> CallProfile | None:
+        """What is known of a column's calls; where it has another model now, what that one did for other columns."""
+        known = self.models.get(column)
+        if alias is None or known is None or alias in known:
+            return self.profiles.get(column)
+        others = (name for name, aliases in self.models.items() if alias in aliases)
+        return next((self.profiles[name] for name in others if name in self.profiles), None)
+
+    def over(self, other: Measured) -> Measured:
+        """This, and what the other knows where this knows nothing."""
+        both = {**other.profiles, **self.profiles}
+        for name in other.profiles.keys() & self.profiles.keys():
+            both[name] = self.profiles[name].over(other.profiles[name])
+        return Measured(profiles=both, models={**other.models, **self.models})
+
+
+@attrs.frozen(kw_only=True)
 class Resolved:
     """The profile of one column's calls of one model, and where each part of it comes from."""
 
@@ -122,7 +145,7 @@ def resolve_profile(
     domain: str,
     *,
     given: Mapping[str, CallProfile],
-    measured: Mapping[str, CallProfile],
+    measured: Measured,
     script: CallProfile | None = None,
 ) -> Resolved:
     """What is said of a column goes before what is said of its model, what is given before what was measured.
@@ -132,7 +155,7 @@ def resolve_profile(
     layers = [
         ("given", given.get(f"columns.{column}") or given.get(column)),
         ("given", given.get(alias) if alias is not None and alias != column else None),
-        ("measured", measured.get(column)),
+        ("measured", measured.of(column, alias)),
         ("recipe", script),
         ("assumed", ASSUMED[domain]),
         ("", _ALWAYS),

@@ -27,7 +27,7 @@ from . import placeholders
 from .calls import Caller, Line, Processor, Waits
 from .fillers import CallFiller, CodeFiller, GuardedSkip, Notes, guarded, sampled_checks, with_callers
 from .models import SimulatedModel
-from .profiles import CallProfile, Resolved, check_names, of_script, resolve_profile
+from .profiles import CallProfile, Measured, Resolved, check_names, of_script, resolve_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +57,7 @@ class Setting:
     limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
     processors: tuple[RowProcessor, ...] = ()
     given: Mapping[str, CallProfile] = attrs.field(factory=dict)
-    measured: Mapping[str, CallProfile] = attrs.field(factory=dict)
+    measured: Measured = attrs.field(factory=Measured)
     # Columns whose code is run for real.
     run_code: frozenset[str] = frozenset()
     # Seconds of the processor that a call takes.

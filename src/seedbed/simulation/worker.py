@@ -11,11 +11,7 @@ from .once import simulate_once
 def main() -> None:
     """Run one job."""
     setting, seed = pickle.load(sys.stdin.buffer)
-    try:
-        result: object = simulate_once(setting, seed)
-    except Exception as error:  # noqa: BLE001  it is raised where the simulation was asked for
-        result = error
-    sys.stdout.buffer.write(pickle.dumps(result))
+    sys.stdout.buffer.write(pickle.dumps(simulate_once(setting, seed)))
 
 
 if __name__ == "__main__":
