@@ -10,6 +10,9 @@ import pytest
 import trio
 
 import seedbed as sb
+from seedbed.errors import RequestDeadlineExceeded
+from seedbed.plans import PlanEngine
+from seedbed.plans.builder import Node, PlanContext, plan
 from seedbed.testing import serve_openai, virtual_time
 
 if TYPE_CHECKING:
@@ -110,3 +113,23 @@ def test_a_server_on_loopback_has_its_chance_with_a_threshold() -> None:
 
     with virtual_time(threshold=0.2) as clock:
         assert clock.run(main) == pytest.approx(60.0, abs=1.0)
+
+
+def test_plans_are_answered_in_virtual_time() -> None:
+    """A node that waits for an hour holds a request up for an hour that does not pass, and deadlines see it."""
+
+    @plan
+    def slow(ctx: PlanContext) -> Node:
+        return ctx.fixed_source(row_count=2).sleep(duration_ms=3_600_000)
+
+    async def main(deadline: float) -> int:
+        async with PlanEngine(endpoints=None, registries=None) as engine:
+            response = await engine.execute(slow.plan(), {"user_id": 1}, deadline=deadline)
+            return len(response.rows)
+
+    with virtual_time() as clock:
+        assert clock.run(main, 2 * HOUR) == 2
+        assert clock.seconds == pytest.approx(HOUR)
+        with pytest.raises(RequestDeadlineExceeded):
+            clock.run(main, HOUR / 2)
+    assert clock.seconds == pytest.approx(1.5 * HOUR)

@@ -189,25 +189,10 @@ def _tell(found: Simulation) -> None:
 
 
 def _tell_use(base: Estimate) -> None:
-    from ..observe.show import money
-    from ..simulation.text import count_text, spread_text
+    from ..simulation.text import USE_HEADS, use_rows
     from . import output
 
-    lines = [(each.column, each.model, each.used) for each in base.calls]
-    lines += [("all", model, used) for model, used in base.models.items()] if len(base.models) > 1 else []
-    lines += [("all", "all", base.total)]
-    rows = [
-        (
-            column,
-            model,
-            spread_text(used.calls, count_text),
-            spread_text(used.input_tokens, count_text),
-            spread_text(used.output_tokens, count_text),
-            spread_text(used.cost, money),
-        )
-        for column, model, used in lines
-    ]
-    output.print_table(("column", "model", "calls", "input tokens", "output tokens", "cost"), rows, title="use")
+    output.print_table(USE_HEADS, use_rows(base), title="use")
 
 
 def _tell_limits(base: Estimate) -> None:
@@ -241,18 +226,10 @@ def _tell_timeline(base: Estimate) -> None:
 
 
 def _tell_variants(found: Simulation) -> None:
-    from ..observe.show import money
-    from ..simulation.text import changes_text, seconds_text, spread_text
+    from ..simulation.text import VARIANT_HEADS, variant_rows
     from . import output
 
-    def row(what: str, estimate: Estimate) -> tuple[str, ...]:
-        against = estimate.seconds.mean / (found.base.seconds.mean or 1.0)
-        time, cost = spread_text(estimate.seconds, seconds_text), spread_text(estimate.total.cost, money)
-        ended = "" if estimate.stopped is None else "; ends early"
-        return what, time, f"× {against:.2f}", cost, estimate.bottleneck + ended
-
-    rows = [row("as it is", found.base), *(row(changes_text(each), each.estimate) for each in found.variants)]
-    output.print_table(("variant", "time", "", "cost", "bottleneck"), rows, title="variants")
+    output.print_table(VARIANT_HEADS, variant_rows(found), title="variants")
 
 
 def _tell_doubts(base: Estimate) -> None:

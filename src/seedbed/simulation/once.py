@@ -28,14 +28,11 @@ if TYPE_CHECKING:
 class Outcome:
     """What one seed gave."""
 
-    seed: int
     seconds: float
     written: int
     dropped: int
     # By column and model: calls, input tokens, output tokens, cost.
     spent: Mapping[tuple[str, str], tuple[int, int, int, float]]
-    attempts: Mapping[str, int]
-    errors: Mapping[str, int]
     refused: Mapping[str, int]  # by key
     keys: tuple[KeyLoad, ...]
     limits: tuple[LimitLoad, ...]
@@ -108,21 +105,15 @@ async def _main(
                 raise
             report, stopped = error.report, str(error)
         nursery.cancel_scope.cancel(reason="the simulated run is over")
-    return _outcome(staged, seed, report, (runs[0], watch), stopped)
+    return _outcome(staged, report, runs[0], watch, stopped)
 
 
-def _outcome(
-    staged: Staged, seed: int, report: BuildReport, watched: tuple[Run, Watch], stopped: str | None
-) -> Outcome:
-    run, watch = watched
+def _outcome(staged: Staged, report: BuildReport, run: Run, watch: Watch, stopped: str | None) -> Outcome:
     return Outcome(
-        seed=seed,
         seconds=report.seconds,
         written=report.written,
         dropped=len(report.dropped),
         spent=dict(run.ledger.spent),
-        attempts=report.attempts,
-        errors=report.errors,
         refused={key: throttle.refused for key, throttle in report.throttles.items()},
         keys=watch.key_loads(),
         limits=watch.limit_loads(run),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..observe.show import money
-from .text import changes_text, count_text, headline, seconds_text, spread_text
+from .text import USE_HEADS, VARIANT_HEADS, headline, seconds_text, use_rows, variant_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,12 +29,12 @@ def page(simulation: Simulation, title: str) -> str:
     parts = [f"<p><b>{escape(headline(base))}</b></p>", f"<p>Bottleneck: {escape(base.bottleneck)}</p>"]
     if base.stopped is not None:
         parts.append(f"<p><b>It would end early:</b> {escape(base.stopped)}</p>")
-    parts += [_use(base), _limits(base)]
+    parts += ["<h2>Use</h2>", _table(USE_HEADS, use_rows(base)), _limits(base)]
     names = {use.load.key: use.name for use in base.keys}
     for track in base.timeline:
         parts += [f"<h2>{escape(names.get(track.key, track.key))}: calls in flight</h2>", _chart(track, base)]
     if simulation.variants:
-        parts.append(_variants(simulation))
+        parts += ["<h2>Variants</h2>", _table(VARIANT_HEADS, variant_rows(simulation))]
     for heading, lines in (("Assumed", base.assumptions), ("Notes", base.notes)):
         if lines:
             items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -51,21 +50,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _use(base: Estimate) -> str:
-    rows = [
-        (
-            each.column,
-            each.model,
-            spread_text(each.used.calls, count_text),
-            spread_text(each.used.input_tokens, count_text),
-            spread_text(each.used.output_tokens, count_text),
-            spread_text(each.used.cost, money),
-        )
-        for each in base.calls
-    ]
-    return "<h2>Use</h2>" + _table(("column", "model", "calls", "input tokens", "output tokens", "cost"), rows)
-
-
 def _limits(base: Estimate) -> str:
     rows = [
         (use.name, str(use.load.ceiling), f"{use.load.busy:.0%}", f"{use.load.held_up + use.load.paced:.0%}")
@@ -76,19 +60,6 @@ def _limits(base: Estimate) -> str:
         for each in base.limits
     ]
     return "<h2>Limits</h2>" + _table(("limit", "allows", "busy", "held work up"), rows)
-
-
-def _variants(simulation: Simulation) -> str:
-    rows = [
-        (
-            changes_text(variant),
-            spread_text(variant.estimate.seconds, seconds_text),
-            spread_text(variant.estimate.total.cost, money),
-            variant.estimate.bottleneck,
-        )
-        for variant in simulation.variants
-    ]
-    return "<h2>Variants</h2>" + _table(("variant", "time", "cost", "bottleneck"), rows)
 
 
 def _chart(track: Track, base: Estimate) -> str:

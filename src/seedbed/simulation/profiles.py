@@ -11,7 +11,7 @@ import yaml
 from ..errors import ConfigError
 from ..graph import nearest
 from ..models.behaviour import Behaviour
-from ..models.distributions import check_latency, distribution_text, is_distribution, parse_distribution
+from ..models.distributions import check_latency, is_distribution, parse_distribution
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,9 +81,6 @@ class CallProfile:
     def over(self, other: CallProfile) -> CallProfile:
         """This, and what the other says where this says nothing."""
         return attrs.evolve(other, **self.said())
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {distribution_text(value)}" for name, value in self.said().items())
 
 
 FIELDS = tuple(field.name for field in attrs.fields(CallProfile))

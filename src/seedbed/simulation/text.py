@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LIMIT = "╌"
+USE_HEADS = ("column", "model", "calls", "input tokens", "output tokens", "cost")
+VARIANT_HEADS = ("variant", "time", "", "cost", "bottleneck")
 
 
 def spread_text(spread: Spread, show: Callable[[float], str]) -> str:
@@ -64,6 +66,40 @@ def headline(estimate: Estimate) -> str:
     dropped = f", {spread_text(estimate.dropped, count_text)} dropped" if estimate.dropped.high else ""
     time = spread_text(estimate.seconds, seconds_text)
     return f"{count_text(estimate.written.mean)} of {estimate.rows:,} rows in {time}{dropped} (simulated, {seeds})"
+
+
+def use_rows(estimate: Estimate) -> list[tuple[str, ...]]:
+    """What each column uses of each model, each model where there are several, and all of them."""
+    lines = [(each.column, each.model, each.used) for each in estimate.calls]
+    lines += [("all", model, used) for model, used in estimate.models.items()] if len(estimate.models) > 1 else []
+    lines.append(("all", "all", estimate.total))
+    return [
+        (
+            column,
+            model,
+            spread_text(used.calls, count_text),
+            spread_text(used.input_tokens, count_text),
+            spread_text(used.output_tokens, count_text),
+            spread_text(used.cost, money),
+        )
+        for column, model, used in lines
+    ]
+
+
+def variant_rows(simulation: Simulation) -> list[tuple[str, ...]]:
+    """The time, cost and bottleneck of the recipe as it is and of each variant."""
+    base = simulation.base
+    rows = [("as it is", base), *((changes_text(each), each.estimate) for each in simulation.variants)]
+    return [
+        (
+            what,
+            spread_text(estimate.seconds, seconds_text),
+            f"× {estimate.seconds.mean / (base.seconds.mean or 1.0):.2f}",
+            spread_text(estimate.total.cost, money),
+            estimate.bottleneck + ("" if estimate.stopped is None else "; ends early"),
+        )
+        for what, estimate in rows
+    ]
 
 
 def timeline_lines(track: Track, seconds: float, *, width: int = 72, height: int = 4) -> list[str]:
