@@ -7,7 +7,8 @@ from recipes import chain
 
 import seedbed as sb
 from seedbed.simulation.page import page
-from seedbed.simulation.text import seconds_text, timeline_lines
+from seedbed.simulation.result import Spread
+from seedbed.simulation.text import brief_text, count_text, seconds_text, spread_text, timeline_lines
 from seedbed.simulation.vary import parse_vary
 from seedbed.simulation.watch import Track
 
@@ -33,6 +34,14 @@ def test_the_timeline_shows_what_was_allowed_where_that_is_less() -> None:
 def test_the_timeline_is_squeezed_to_its_width() -> None:
     """Neighbours are put together by their mean."""
     assert timeline_lines(track([8, 0, 8, 8]), 9.0, width=2, height=1)[0] == "8 ┤▄█"
+
+
+def test_spreads_are_told_where_they_matter() -> None:
+    """By the lowest and the highest, or in a table in percent; seeds that agree have none."""
+    wide, narrow = Spread(mean=100, low=90, high=105), Spread(mean=100, low=99.9, high=100.1)
+    assert spread_text(wide, count_text) == "100 (90 to 105)"
+    assert brief_text(wide, count_text) == "100 ±10%"
+    assert spread_text(narrow, count_text) == brief_text(narrow, count_text) == "100"
 
 
 def test_short_times_have_a_decimal() -> None:

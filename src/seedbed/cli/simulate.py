@@ -83,18 +83,21 @@ def simulate(
 
     changes = changes or RecipeChanges()
     given, calls = read_recipe(recipe, changes), calls or Calls()
-    found = api.simulate(
-        given,
-        rows=rows,
-        calls=_profiles(calls),
-        measured_from=calls.measured_from,
-        probe=calls.probe,
-        vary=_varied(vary),
-        seeds=seeds,
-        config=make_config(given, knobs or Knobs()),
-        run_code=run_code,
-        allow_code=changes.allow_code,
-    )
+    profiles, varied = _profiles(calls), _varied(vary)
+    # It may take a minute; a pipe is told nothing of it.
+    with output.console(error=True).status(f"simulating {rows:,} rows …"):
+        found = api.simulate(
+            given,
+            rows=rows,
+            calls=profiles,
+            measured_from=calls.measured_from,
+            probe=calls.probe,
+            vary=varied,
+            seeds=seeds,
+            config=make_config(given, knobs or Knobs()),
+            run_code=run_code,
+            allow_code=changes.allow_code,
+        )
     if html is not None:
         from ..simulation.page import page
 

@@ -25,6 +25,12 @@ def spread_text(spread: Spread, show: Callable[[float], str]) -> str:
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
+def brief_text(spread: Spread, show: Callable[[float], str]) -> str:
+    """A figure for a table, and by how much seeds differ from it, if that is a percent or more."""
+    off = max(spread.high - spread.mean, spread.mean - spread.low) / spread.mean if spread.mean else 0.0
+    return show(spread.mean) if off < 0.01 else f"{show(spread.mean)} ±{off:.0%}"
+
+
 def seconds_text(seconds: float) -> str:
     """A time for people; short ones with a decimal."""
     return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
@@ -41,15 +47,15 @@ def summary_lines(simulation: Simulation) -> Iterator[str]:
     yield headline(base)
     used = base.total
     yield (
-        f"{spread_text(used.calls, count_text)} calls, {spread_text(used.input_tokens, count_text)} + "
-        f"{spread_text(used.output_tokens, count_text)} tokens, cost {spread_text(used.cost, money)}"
+        f"{brief_text(used.calls, count_text)} calls, {brief_text(used.input_tokens, count_text)} + "
+        f"{brief_text(used.output_tokens, count_text)} tokens, cost {brief_text(used.cost, money)}"
     )
     yield f"bottleneck: {base.bottleneck}"
     if base.stopped is not None:
         yield f"it would end early: {base.stopped}"
     for variant in simulation.variants:
         estimate = variant.estimate
-        time, cost = spread_text(estimate.seconds, seconds_text), spread_text(estimate.total.cost, money)
+        time, cost = spread_text(estimate.seconds, seconds_text), brief_text(estimate.total.cost, money)
         yield f"{changes_text(variant)}: {time}, cost {cost}; bottleneck: {estimate.bottleneck}"
     for assumption in base.assumptions:
         yield f"assumed: {assumption}"
@@ -77,10 +83,10 @@ def use_rows(estimate: Estimate) -> list[tuple[str, ...]]:
         (
             column,
             model,
-            spread_text(used.calls, count_text),
-            spread_text(used.input_tokens, count_text),
-            spread_text(used.output_tokens, count_text),
-            spread_text(used.cost, money),
+            brief_text(used.calls, count_text),
+            brief_text(used.input_tokens, count_text),
+            brief_text(used.output_tokens, count_text),
+            brief_text(used.cost, money),
         )
         for column, model, used in lines
     ]
@@ -95,7 +101,7 @@ def variant_rows(simulation: Simulation) -> list[tuple[str, ...]]:
             what,
             spread_text(estimate.seconds, seconds_text),
             f"× {estimate.seconds.mean / (base.seconds.mean or 1.0):.2f}",
-            spread_text(estimate.total.cost, money),
+            brief_text(estimate.total.cost, money),
             estimate.bottleneck + ("" if estimate.stopped is None else "; ends early"),
         )
         for what, estimate in rows
