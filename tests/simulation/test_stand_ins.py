@@ -222,6 +222,18 @@ def test_a_remote_validation_is_a_call_that_is_not_made() -> None:
     assert found.seconds > 0.9
 
 
+def test_a_check_of_the_users_own_is_not_run() -> None:
+    """Its verdicts are placeholders, and the result says so."""
+
+    def check(topic: str) -> bool:
+        raise AssertionError("it must not run")
+
+    column = sb.Validation("check", of="topic", kind="callable", function=check)
+    found = simulate(recipe(column, sb.Expression("fine", "check.valid")), rows=3)
+    assert found.base.written.mean == 3
+    assert found.base.notes[0].startswith("column 'check' is code of your own: it is not run, takes no time")
+
+
 def test_stateful_columns_keep_their_order() -> None:
     """A stateful function's cells go one by one, so its time is the sum of them."""
 

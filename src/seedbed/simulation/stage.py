@@ -298,7 +298,7 @@ class _Staging:
         if step.allow_resize:
             raise ConfigError(f"column {name!r} may resize, and only its own code knows how: say run_code={name!r}")
         own = self._caller(name, name, "code", name) if not callers else callers[0][0]
-        if not isinstance(spec, Validation):
+        if not (isinstance(spec, Validation) and spec.kind == "remote"):
             takes = "" if callers or own.profile.latency else ", takes no time"
             self._notes.say(f"column {name!r} is code of your own: it is not run{takes} and gives {otherwise!r}")
         filler = CodeFiller(
