@@ -32,6 +32,7 @@ LEVELS = {
     "build": 4,
     "plans": 4,
     "embed": 5,
+    "simulation": 5,
     "cluster": 5,
     "cli": 5,
     "testing": 5,

@@ -61,6 +61,9 @@ from .recipe.scores import Score
 from .recipe.seed import Seed
 from .recipe.validation import Validation
 from .runtime.throttle import KeyLimits, open_throttles
+from .simulation.api import simulate
+from .simulation.profiles import CallProfile
+from .simulation.result import Simulation
 from .store.dataset import Dataset
 
 __all__ = [
@@ -74,6 +77,7 @@ __all__ = [
     "BuildError",
     "BuildReport",
     "BuildStopped",
+    "CallProfile",
     "Category",
     "CellContext",
     "CellError",
@@ -125,6 +129,7 @@ __all__ = [
     "Scripted",
     "Seed",
     "SeedbedError",
+    "Simulation",
     "StoreError",
     "Subcategory",
     "TaskTrace",
@@ -143,4 +148,5 @@ __all__ = [
     "open_throttles",
     "preview",
     "resume",
+    "simulate",
 ]

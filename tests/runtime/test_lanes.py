@@ -111,3 +111,12 @@ def test_peek_shows_what_pop_takes() -> None:
     assert lane.peek() == "y"
     assert len(lanes) == 2
     assert lanes.pop() == "y"
+
+
+def test_each_lane_knows_how_much_waits_in_it() -> None:
+    """Blocked or not; a lane that nobody has used is empty."""
+    lanes: Lanes[str] = Lanes()
+    lanes.push("a", 0, "a0")
+    lanes.push("a", 1, "a1")
+    lanes.block()
+    assert (lanes.size("a"), lanes.size("b")) == (2, 0)

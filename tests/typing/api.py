@@ -92,6 +92,16 @@ def interrupted() -> sb.BuildReport | None:
     return None
 
 
+def simulated() -> None:
+    profile = sb.CallProfile(latency="lognormal(0.8, 0.5)", refused=0.1)
+    found = sb.simulate(
+        columns, rows=10, calls={"key": profile, "other": {"latency": 1}}, vary={"run.buffer_size": [1]}
+    )
+    assert_type(found, sb.Simulation)
+    assert_type(found.seconds, float)
+    assert_type(found.base.bottleneck, str)
+
+
 async def under_trio() -> None:
     assert_type(await sb.build_async(columns, rows=10, out="out"), sb.Dataset)
     async with sb.open_throttles(limits) as throttles, sb.open_build(columns, rows=10, throttles=throttles) as build:

@@ -17,6 +17,7 @@ from ..errors import Interrupted, SeedbedError
 from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
 from ..recipe.recipe import Recipe
+from ..runtime.clocks import new_clock
 from ..runtime.offload import Lease, finish_in_thread
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
@@ -367,11 +368,12 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
         return await main(lambda build: interrupts.watch(build.stop))
 
     with interrupts.handled():
-        return _run_in_thread(watched) if in_event_loop() else trio.run(watched)
+        return _run_in_thread(watched) if in_event_loop() else trio.run(watched, clock=new_clock())
 
 
 def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
     """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
     results: list[outcome.Outcome[T]] = []
-    run_in_thread(lambda: results.append(outcome.capture(trio.run, main)))
+    run = partial(trio.run, main, clock=new_clock())  # asked for here: the thread does not know who called
+    run_in_thread(lambda: results.append(outcome.capture(run)))
     return results[0].unwrap()

@@ -82,6 +82,10 @@ class Dispatcher:
             parked=self._parked,
         )
 
+    def waiting(self, key: str) -> int:
+        """Tasks that are ready and wait for a permit of `key`."""
+        return sum(self._lanes.size(lane) for lane in self._lanes_of.get(key, ()))
+
     @property
     def submitted(self) -> int:
         """Tasks that exist now."""

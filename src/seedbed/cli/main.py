@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _COMMANDS = (
     ("run", "run:run", "Build a dataset from a recipe."),
     ("preview", "preview:preview", "Make a few rows and show them; nothing is written."),
+    ("simulate", "simulate:simulate", "Say what a run will take, before anything is spent."),
     ("check", "check:check", "Tell everything that is wrong with a recipe; nothing is run."),
     ("graph", "graph:graph", "Show which column needs which, as mermaid text or an SVG drawing."),
     ("resume", "resume:resume", "Go on with a build that ended early."),

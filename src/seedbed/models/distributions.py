@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
+from ..graph import nearest
 
 _PAIRS: dict[str, Callable[[random.Random, float, float], float]] = {
     "uniform": random.Random.uniform,
@@ -21,6 +24,7 @@ _PAIRS: dict[str, Callable[[random.Random, float, float], float]] = {
     "integer": lambda rng, low, high: rng.randint(int(low), int(high)),
 }
 NAMES = (*_PAIRS, "exponential", "choice")
+_WRITTEN = re.compile(r"\s*([a-z]+)\s*\(([^()]*)\)\s*")
 
 
 def stable_seed(*parts: object) -> int:
@@ -62,6 +66,59 @@ def draw(value: Any, rng: random.Random) -> Any:
     if kind == "exponential":
         return rng.expovariate(1.0 / given)
     return _PAIRS[kind](rng, *given)
+
+
+def drawer(value: Any, rng: random.Random) -> Callable[[], Any]:
+    """What draws again and again from a distribution, or gives the constant; quicker than `draw` for many."""
+    if not is_distribution(value):
+        return lambda: value
+    ((kind, given),) = value.items()
+    if kind == "choice":
+        return partial(rng.choice, tuple(given))
+    if kind == "exponential":
+        return partial(rng.expovariate, 1.0 / given)
+    return partial(_PAIRS[kind], rng, *given)
+
+
+def mean(value: Any) -> float:
+    """The mean of a distribution of numbers, or the constant itself."""
+    if not is_distribution(value):
+        return float(value)
+    ((kind, given),) = value.items()
+    if kind == "choice":
+        return float(sum(given) / len(given))
+    if kind == "exponential":
+        return float(given)
+    if kind == "lognormal":
+        return float(given[0]) * math.exp(given[1] ** 2 / 2)
+    return float(given[0] if kind == "normal" else (given[0] + given[1]) / 2)
+
+
+def parse_distribution(text: str) -> Any:
+    """A number, or a distribution as one writes it on a command line: `lognormal(0.8, 0.5)`, `choice(1, 2)`."""
+    found = _WRITTEN.fullmatch(text)
+    try:
+        if found is None:
+            return float(text)
+        name, numbers = found[1], [float(each) for each in found[2].split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r} is neither a number nor a distribution such as lognormal(0.8, 0.5)") from None
+    if name not in NAMES:
+        raise ConfigError(f"{text!r}: there is no distribution {name!r}{nearest(name, NAMES)}")
+    value = {name: numbers[0] if name == "exponential" and len(numbers) == 1 else numbers}
+    check_distribution(repr(text), value)
+    return value
+
+
+def distribution_text(value: Any) -> str:
+    """A distribution as one writes it; of many measured values how many they are, and their median."""
+    if not is_distribution(value):
+        return f"{value:g}"
+    ((kind, given),) = value.items()
+    if kind == "choice" and len(given) > 4:
+        return f"{len(given)} measured values, median {sorted(given)[len(given) // 2]:g}"
+    numbers = [given] if kind == "exponential" else given
+    return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
 
 
 def check_latency(name: str, value: object) -> None:

@@ -49,22 +49,29 @@ def save_traces(traces: Sequence[TaskTrace], dataset: Path) -> Path:
     directory.mkdir(exist_ok=True)
     number = 1 + max((int(path.stem.removeprefix("run_")) for path in directory.glob(_PATTERN)), default=0)
     path = directory / f"run_{number:04}.arrow"
-    _frame(traces).write_ipc(path, compression="zstd")
+    traces_frame(traces).write_ipc(path, compression="zstd")
     return path
 
 
 def load_profile(dataset: Path) -> list[ColumnProfile]:
     """The profile of a dataset's runs, as far as their traces were kept; empty if none were."""
+    frame = load_traces(dataset)
+    return [] if frame is None else _profile(frame)
+
+
+def load_traces(dataset: Path) -> pl.DataFrame | None:
+    """The traces of all runs of a dataset that were kept, a row for each task; None if none were."""
     frames = [pl.read_ipc(path) for path in sorted((dataset / DIRECTORY).glob(_PATTERN))]
-    return _profile(pl.concat(frames, how="diagonal_relaxed")) if frames else []
+    return pl.concat(frames, how="diagonal_relaxed") if frames else None
 
 
 def profile(traces: Sequence[TaskTrace]) -> list[ColumnProfile]:
     """What traces add up to, column by column in the order of their first task."""
-    return _profile(_frame(traces)) if traces else []
+    return _profile(traces_frame(traces)) if traces else []
 
 
-def _frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
+def traces_frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
+    """Traces as a table: a column for each field, a row for each task."""
     fields = [field.name for field in attrs.fields(TaskTrace)]
     columns: dict[str, list[Any]] = {name: [getattr(trace, name) for trace in traces] for name in fields}
     instants = dict.fromkeys(("ready", "submitted", "slot", "permit", "started", "finished"), pl.Float64)

@@ -72,6 +72,11 @@ class Lanes(Generic[T]):
     def __len__(self) -> int:
         return sum(lane.size for lane in self._lanes.values())
 
+    def size(self, key: Hashable) -> int:
+        """How many items wait in the lane of `key`."""
+        lane = self._lanes.get(key)
+        return 0 if lane is None else lane.size
+
     def next(self) -> Lane[T] | None:
         """The lane whose turn it is, or None when no lane can be served."""
         return self._turn[0] if self._turn else None

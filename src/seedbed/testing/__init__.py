@@ -1,4 +1,4 @@
-"""Helpers for tests, ours and those of users: a model server on loopback that fails the way real ones do.
+"""Helpers for tests, ours and those of users: a model server that fails as real ones do, and time that jumps.
 
 May import every room but cli; no room imports it.
 """
@@ -6,6 +6,7 @@ May import every room but cli; no room imports it.
 from ..models.behaviour import Behaviour, Fate
 from .process import ServerProcess, serve_openai_process, serve_openai_sync
 from .server import OpenAIServer, ServerStatistics, serve_openai
+from .virtual import VirtualTime, virtual_time
 from .wire_format import Reply, ServerAnswer, ServerRequest
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "ServerProcess",
     "ServerRequest",
     "ServerStatistics",
+    "VirtualTime",
     "serve_openai",
     "serve_openai_process",
     "serve_openai_sync",
+    "virtual_time",
 ]
