@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -16,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import trio
 
+from ..embed import anywhere, anywhere_context
 from ..errors import Interrupted, SeedbedError
 from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
@@ -54,6 +56,8 @@ class Build:
         self._events = emitter
         self._throttles = throttles
         self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
+        # Received and not handed out: what arrives for one whose wait is cancelled stays for the next.
+        self._arrived: deque[FinishedGroup] = deque()
         self._over = trio.Event()
         self._run: Run | None = None
         self._stop_early = False  # `stop` was called before there was anything to stop
@@ -66,12 +70,19 @@ class Build:
         return self
 
     async def __anext__(self) -> FinishedGroup:
+        while not self._arrived:
+            await self._next()
+        return self._arrived.popleft()
+
+    @anywhere
+    async def _next(self) -> None:
         try:
-            return await self._receive.receive()
+            self._arrived.append(await self._receive.receive())
         except trio.EndOfChannel:
             self._raise_failure()
             raise StopAsyncIteration from None
 
+    @anywhere
     async def wait(self) -> BuildReport:
         """Wait until the run is over; raises what ended it early."""
         await self._over.wait()
@@ -171,6 +182,7 @@ def _open_writer(plan: BuildPlan) -> DatasetWriter:
     return writer
 
 
+@anywhere_context
 @asynccontextmanager
 async def open_build(
     recipe: Recipe | Iterable[Column],
@@ -184,7 +196,7 @@ async def open_build(
     throttles: ThrottleManager | None = None,
     resume: bool = False,
 ) -> AsyncIterator[Build]:
-    """Start a build and go on beside it; under trio.
+    """Start a build and go on beside it; under trio, anyio or asyncio.
 
     Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
     is written and each row group is handed out with its rows. With `resume` a directory that was left unfinished is
@@ -217,6 +229,7 @@ async def open_build(
         build._raise_failure()  # noqa: SLF001
 
 
+@anywhere
 async def build_async(
     recipe: Recipe | Iterable[Column],
     *,
@@ -229,7 +242,7 @@ async def build_async(
     throttles: ThrottleManager | None = None,
     resume: bool = False,
 ) -> Dataset:
-    """Build a dataset under trio.
+    """Build a dataset under trio, anyio or asyncio.
 
     Signals are the caller's; cancelling it unwinds everything and keeps what is on disk.
     """
