@@ -76,7 +76,8 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
         self._in_block = False
         async with self._stack:
             if self._interrupted:
-                return await self._give_way(error)
+                await self._give_way(error)
+                return False
             if error is None or isinstance(error, Exception):
                 return await self._leave(error)
             # A cancellation, or an exit of the program: either way the block has no time for what is open.
@@ -99,10 +100,10 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
             return False
         return error is not None  # the manager swallowed it
 
-    async def _give_way(self, error: BaseException | None) -> bool:
+    async def _give_way(self, error: BaseException | None) -> None:
         """The manager has ended before the block did, which was cancelled for it."""
         if not isinstance(self._call.outcome, outcome.Error):
-            return False  # with the whole run, which is being shut down
+            return  # with the whole run, which is being shut down
         assert self._host is not None
         if not isinstance(error, asyncio.CancelledError):
             with suppress(asyncio.CancelledError):  # it has not been raised yet
