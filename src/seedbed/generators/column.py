@@ -9,7 +9,8 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import Kind
-from .asyncio_columns import for_runtime
+from ..runtime.async_functions import for_runtime
+from .asyncio_context import for_asyncio
 from .call import Call, UncallableError, bind_call
 
 
@@ -103,8 +104,8 @@ class Column:
             put(self, "is_stateful", bool(getattr(self.generator, "is_stateful", False)))
         try:
             call, requires = bind_call(self.generator, self.kind, given["requires"])
-            function = for_runtime(call.function, is_async=call.is_async, runtime=self.runtime)
-        except UncallableError as error:
+            function = for_runtime(call.function, is_async=call.is_async, runtime=self.runtime, adapt=for_asyncio)
+        except (UncallableError, ConfigError) as error:
             put(self, "problem", f"column {self.name!r} {error}")
             put(self, "inputs", given["requires"] or ())
         else:

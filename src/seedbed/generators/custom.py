@@ -15,8 +15,9 @@ from ..errors import ConfigError
 from ..models.model import Model
 from ..recipe.code import import_object
 from ..recipe.custom import Custom
-from .asyncio_columns import for_runtime
-from .call import UncallableError, generator_function
+from ..runtime.async_functions import for_runtime
+from .asyncio_context import for_asyncio
+from .call import generator_function
 from .column import Column
 from .context import CellContext
 from .registry import maker
@@ -103,8 +104,8 @@ def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
         if spec.process:
             raise ConfigError(f"column {spec.name!r} asks for a process, where its function cannot have a model")
         try:
-            inner = for_runtime(function, is_async=is_async, runtime=spec.runtime)
-        except UncallableError as error:
+            inner = for_runtime(function, is_async=is_async, runtime=spec.runtime, adapt=for_asyncio)
+        except ConfigError as error:
             raise ConfigError(f"column {spec.name!r} {error}") from None
         generator = _with_models(spec, inner, is_async, taken, environment)
     elif spec.process:

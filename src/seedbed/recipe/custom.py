@@ -9,6 +9,7 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import nearest
+from ..runtime.async_functions import RUNTIMES
 from .spec import HOW, ColumnSpec
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 ExceptionClass = type[Exception]
-
-RUNTIMES = ("asyncio", "trio")
-"""Whose loop an async function may be written for."""
 
 
 def _names(value: Iterable[str] | str | None) -> tuple[str, ...] | None:

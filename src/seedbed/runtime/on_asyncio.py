@@ -14,6 +14,7 @@ import trio
 
 from ..embed.crossing import Crossing
 from ..embed.guest import host_loop
+from .async_functions import MADE_FOR_TRIO
 from .offload import hold_clock, release_clock
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def on_asyncio(
             raise error
         return result
 
+    # Whoever is handed this must not take it for what it was made of.
+    call.__dict__[MADE_FOR_TRIO] = True
     return call
 
 

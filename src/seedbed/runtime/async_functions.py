@@ -1,24 +1,23 @@
-"""Which async functions of users are asyncio's, and what such a function gets as its context."""
+"""Whose an async function of a user's is, trio's or asyncio's, and how the engine calls it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import textwrap
-from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ..recipe.custom import RUNTIMES
-from .call import UncallableError
-from .context import CellContext
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ..embed.crossing import Crossing
 
-T = TypeVar("T")
+RUNTIMES = ("asyncio", "trio")
+# The attribute of what `on_asyncio` returns.
+MADE_FOR_TRIO = "_seedbed_made_for_trio"
 
 # What can be awaited in no other way than under asyncio.
 _ASYNCIO = frozenset(
@@ -39,20 +38,27 @@ _ASYNCIO = frozenset(
 _OTHERS = frozenset({"anyio", "sniffio", "trio"})
 
 
-def for_runtime(function: Callable[..., Any], *, is_async: bool, runtime: str | None) -> Callable[..., Any]:
+def for_runtime(
+    function: Callable[..., Any],
+    *,
+    is_async: bool,
+    runtime: str | None,
+    adapt: Callable[[Any, Crossing], Any] | None = None,
+) -> Callable[..., Any]:
     """The function as the engine calls it: one of asyncio's in a task there, any other as it is.
 
-    `runtime` is what the user said of it; where that is nothing, it is asyncio's only if there is no doubt.
+    `runtime` is what the user said of it; where that is nothing, it is asyncio's only if there is no doubt. `adapt` is
+    as for `on_asyncio`. The message of the `ConfigError` for what cannot be is the rest of a sentence about its owner.
     """
     if runtime not in (None, *RUNTIMES):
-        raise UncallableError(f"has runtime={runtime!r}; allowed are {', '.join(map(repr, RUNTIMES))}")
+        raise ConfigError(f"has runtime={runtime!r}; allowed are {', '.join(map(repr, RUNTIMES))}")
     if runtime is not None and not is_async:
-        raise UncallableError(f"has runtime={runtime!r}, which is for async functions, and its function is not one")
-    if not is_async or (runtime or detect_runtime(function)) != "asyncio":
+        raise ConfigError(f"has runtime={runtime!r}, which is for async functions, and its function is not one")
+    if not is_async or hasattr(function, MADE_FOR_TRIO) or (runtime or detect_runtime(function)) != "asyncio":
         return function
-    from ..runtime.on_asyncio import on_asyncio  # noqa: PLC0415  asyncio takes long to import, and few need it
+    from .on_asyncio import on_asyncio  # noqa: PLC0415  asyncio takes long to import, and few need it
 
-    return on_asyncio(function, adapt=_for_asyncio)
+    return on_asyncio(function, adapt)
 
 
 def detect_runtime(function: object) -> str:
@@ -64,24 +70,22 @@ def detect_runtime(function: object) -> str:
     function = inspect.unwrap(getattr(function, "__func__", function))  # type: ignore[arg-type]
     if not inspect.isfunction(function):
         return "trio"
+    known = {**function.__globals__, **_enclosed(function)}
+    code = function.__code__
+    # Nearly every function is nobody's, and its names say so without a look at its source.
+    if not any(_is_of(known.get(name), _ASYNCIO) for name in (*code.co_names, *code.co_freevars)):
+        return "trio"
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, SyntaxError, TypeError):
         return "trio"
-    known = {**function.__globals__, **_enclosed(function)}
-    (found, *_) = tree.body
     if not isinstance(found, ast.AsyncFunctionDef):
         return "trio"
-    names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
-    if any(_is_of(known.get(name), _OTHERS) for name in names):
+    if any(_is_of(known.get(node.id), _OTHERS) for node in ast.walk(found) if isinstance(node, ast.Name)):
         return "trio"
-    local = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
-    awaited = (_called(expression) for statement in found.body for expression in _awaited(statement))
-    return (
-        "asyncio"
-        if any(name not in local and _is_of(known.get(name), _ASYNCIO) for name in awaited if name is not None)
-        else "trio"
-    )
+    local = {*code.co_varnames, *code.co_cellvars}
+    outside = {name: value for name, value in known.items() if name not in local}
+    return "asyncio" if any(_is_asyncio(each, outside) for line in found.body for each in _awaited(line)) else "trio"
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
@@ -109,14 +113,14 @@ def _awaited(node: ast.AST) -> Iterator[ast.expr]:
         yield from _awaited(child)
 
 
-def _called(expression: ast.expr) -> str | None:
-    """The name that a call begins with: `aiohttp` of `aiohttp.ClientSession()`, `sleep` of `sleep(1)`."""
+def _is_asyncio(expression: ast.expr, known: Mapping[str, Any]) -> bool:
+    """Whether it calls something of asyncio's by name: `aiohttp.ClientSession()`, or `sleep(1)` that was imported."""
     if not isinstance(expression, ast.Call):
-        return None
+        return False
     function = expression.func
     while isinstance(function, ast.Attribute):
         function = function.value
-    return function.id if isinstance(function, ast.Name) else None
+    return isinstance(function, ast.Name) and _is_of(known.get(function.id), _ASYNCIO)
 
 
 def _is_of(value: object, libraries: frozenset[str]) -> bool:
@@ -126,26 +130,3 @@ def _is_of(value: object, libraries: frozenset[str]) -> bool:
     else:
         module = value.__module__ if inspect.isroutine(value) or inspect.isclass(value) else None
     return isinstance(module, str) and any(module == each or module.startswith(f"{each}.") for each in libraries)
-
-
-class AsyncioContext:
-    """The context of a function that runs on asyncio; what it does to the engine is done on trio's side."""
-
-    def __init__(self, context: CellContext, crossing: Crossing) -> None:
-        self._context = context
-        self._crossing = crossing
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
-        """`send` runs here, on asyncio; what leads to it and follows from it on trio."""
-        sent = partial(self._crossing.run, send)
-        return await self._crossing.call(partial(self._context.call, sent, key=key, tokens=tokens)).wait()
-
-    def give_back(self) -> None:
-        self._crossing.into_trio(self._context.give_back)
-
-
-def _for_asyncio(value: Any, crossing: Crossing) -> Any:
-    return AsyncioContext(value, crossing) if isinstance(value, CellContext) else value
