@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import time
 from collections import deque
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from ..runtime.throttle import KeyLimits, ThrottleManager
     from .processor import Processor
     from .run import Run
+
+logger = logging.getLogger("seedbed")
 
 T = TypeVar("T")
 Out = str | os.PathLike[str]
@@ -136,7 +139,7 @@ class Build:
         """Run the build to its end, whatever that is; only a cancellation leaves this."""
         try:
             if self._plan.out is not None:
-                self._writer = await finish_in_thread(partial(_open_writer, self._plan))
+                self._writer = await finish_in_thread(functools.partial(_open_writer, self._plan))
             async with self._plan.source.resources():
                 with self._watch():
                     self._report = await run_build(
@@ -384,6 +387,15 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
 
 def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
     """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
+    _explain_thread()
     results: list[outcome.Outcome[T]] = []
     run_in_thread(lambda: results.append(outcome.capture(trio.run, main)))
     return results[0].unwrap()
+
+
+@functools.cache  # once is enough
+def _explain_thread() -> None:
+    logger.warning(
+        "an event loop runs in this thread, as in a notebook: the build runs in a thread of its own, and the loop "
+        "stands still until it is over; `await seedbed.build_async(...)` would let it go on"
+    )

@@ -130,3 +130,13 @@ def _is_of(value: object, libraries: frozenset[str]) -> bool:
     else:
         module = value.__module__ if inspect.isroutine(value) or inspect.isclass(value) else None
     return isinstance(module, str) and any(module == each or module.startswith(f"{each}.") for each in libraries)
+
+
+def looks_like_asyncio(error: Exception) -> bool:
+    """Whether an error is what code that is written for asyncio gets from being run by trio."""
+    text = str(error)
+    if isinstance(error, TypeError):
+        return text.startswith("trio.run received unrecognized yield message")
+    return isinstance(error, RuntimeError) and (
+        text == "no running event loop" or text.endswith("should be used inside a task")
+    )
