@@ -95,3 +95,9 @@ class Waits:
     @property
     def columns(self) -> list[sb.Column]:
         return [NUMBERS, sb.Column("x", self)]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let the host's loop turn until something holds."""
+    while not holds():  # noqa: ASYNC110  what changes it is on trio's side, which knows no events of the host's
+        await anyio.sleep(0.001)

@@ -8,9 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 import trio
-from hosts import COLUMNS, GUEST_HOSTS, HOSTS, NUMBERS, Waits, under_asyncio
+from hosts import COLUMNS, GUEST_HOSTS, HOSTS, NUMBERS, Waits, under_asyncio, until
 
 import seedbed as sb
 from seedbed.errors import Overloaded
@@ -32,8 +33,7 @@ def test_a_cancelled_task_waits_until_its_build_has_unwound(tmp_path: Path) -> N
 
     async def main() -> None:
         task = asyncio.create_task(sb.build_async(cells.columns, rows=6, out=tmp_path / "out", config=SMALL))
-        while cells.waiting < 4 or not (tmp_path / "out" / "batch_0000000.parquet").exists():
-            await asyncio.sleep(0.001)
+        await until(lambda: cells.waiting == 4 and (tmp_path / "out" / "batch_0000000.parquet").exists())
         task.cancel("enough")
         with pytest.raises(asyncio.CancelledError, match="enough"):
             await task
@@ -75,7 +75,7 @@ def test_a_scope_of_anyio_cancels_a_build(host: Callable[..., object], tmp_path:
             await sb.build_async(cells.columns, rows=3, out=tmp_path / "out")
         assert scope.cancelled_caught
         assert (cells.waiting, cells.unwound) == (0, 3)
-        await anyio.sleep(0)  # nothing of the cancellation is left
+        await anyio.lowlevel.checkpoint()  # nothing of the cancellation is left
 
     host(main)
 
@@ -86,8 +86,7 @@ def test_a_task_group_that_fails_cancels_a_build_beside_it(host: Callable[..., o
     cells = Waits()
 
     async def fail() -> None:
-        while not cells.waiting:
-            await anyio.sleep(0.001)
+        await until(lambda: cells.waiting)
         raise KeyError("sibling")
 
     async def build() -> None:
@@ -136,8 +135,7 @@ def test_what_the_block_raises_leaves_it_as_it_was(host: Callable[..., object]) 
     async def main() -> None:
         with pytest.raises(KeyError) as caught:
             async with sb.open_build(cells.columns, rows=2):
-                while cells.waiting < 2:
-                    await anyio.sleep(0.001)
+                await until(lambda: cells.waiting >= 2)
                 raise error
         assert caught.value is error
         assert cells.unwound == 2
@@ -161,8 +159,7 @@ def test_an_exit_inside_a_cell_interrupts_the_block(host: Callable[..., object])
         assert task.cancelling() == 0
         with pytest.raises(SystemExit, match="7"):
             async with sb.open_build([NUMBERS, sb.Column("x", leaves)], rows=1) as build:
-                while not build._over.is_set():
-                    await asyncio.sleep(0)
+                await until(build._over.is_set)
         await asyncio.sleep(0)
         assert task.cancelling() == 0
 
@@ -223,8 +220,7 @@ def test_leaving_an_engine_can_be_cancelled(host: Callable[..., object]) -> None
         async def serve() -> None:
             async with PlanEngine(ops=ops, grace=3600) as engine:
                 requests.append(asyncio.create_task(engine.execute(plan, {"user_id": 1})))
-                while not waiting[0]:
-                    await asyncio.sleep(0.001)
+                await until(lambda: waiting[0])
                 entered.set()
 
         service = asyncio.create_task(serve())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 import trio
-from hosts import ALL, COLUMNS, GUEST_HOSTS, HOSTS, NUMBERS, under_asyncio
+from hosts import ALL, COLUMNS, GUEST_HOSTS, HOSTS, NUMBERS, under_asyncio, until
 
 import seedbed as sb
 from seedbed.embed import guest
@@ -70,8 +70,7 @@ def test_a_block_that_is_left_early_ends_the_build(host: Callable[..., object]) 
 
     async def main() -> None:
         async with sb.open_build([NUMBERS, sb.Column("x", endless)], rows=4):
-            while cells[0] < 4:
-                await anyio.sleep(0.001)
+            await until(lambda: cells[0] >= 4)
 
     host(main)
     assert cells == [4, 4]
@@ -90,8 +89,7 @@ def test_stop_gives_what_is_in_flight_its_grace(host: Callable[..., object], tmp
     async def main() -> sb.Interrupted:
         config = sb.RunConfig(buffer_size=1, max_concurrent_row_groups=2)
         async with sb.open_build([NUMBERS, sb.Column("x", held)], rows=9, out=tmp_path / "out", config=config) as build:
-            while len(go) < 2:
-                await anyio.sleep(0.001)
+            await until(lambda: len(go) >= 2)
             build.stop()
             for event in go:
                 event.set()
@@ -195,7 +193,7 @@ def test_two_builds_share_one_throttle(host: Callable[..., object], tmp_path: Pa
 
 @GUEST_HOSTS
 def test_all_that_a_thread_runs_shares_one_guest(host: Callable[..., object]) -> None:
-    """Builds, throttles and engines of one loop are in one trio run, without a thread of ours, and it ends with them."""
+    """Builds, throttles and engines of a loop are in one trio run without a thread of ours, which ends with them."""
     seen: set[object] = set()
 
     async def look(n: int) -> int:

@@ -34,6 +34,8 @@ class Crossing:
         self._token = trio.lowlevel.current_trio_token()
         # Under way; each adds itself, and takes itself out on asyncio's side when it is over.
         self.calls: set[Call[Any]] = set()
+        # What calls that the end of the run cuts off raise, if it is more than a cancellation; set on trio's side.
+        self.ended_by: BaseException | None = None
         self.one_thread = asyncio._get_running_loop() is loop  # noqa: SLF001  it is documented, and raises nothing
 
     def call(self, function: Callable[[], Awaitable[T]], on_over: Callable[[], None] | None = None) -> Call[T]:
@@ -106,10 +108,12 @@ class Call(Generic[T]):
             with self._scope:
                 self.outcome = outcome.Value(await self._function())
         except BaseException as error:
-            found = _without_cancellation(error)
-            if found is None:  # from outside: the whole run ends, or what the nursery belongs to
+            failure = _without_cancellation(error)
+            raised = failure or self._crossing.ended_by
+            if raised is not None:  # on the other side
+                self.outcome = outcome.Error(raised)
+            if failure is None:  # cancelled from outside: the whole run ends, or what the nursery belongs to
                 raise
-            self.outcome = outcome.Error(found)  # it is raised on the other side
         finally:
             self._crossing.call_ended()
             self.end(self.outcome)

@@ -46,43 +46,56 @@ class Guest:
         # Steps that trio has asked for and that the loop has not made yet; each has a `_step` in the loop.
         self._steps: deque[Callable[[], object]] = deque()
         self._scope = trio.CancelScope()
-        self._outcome: outcome.Outcome[None] | None = None
+        self._interrupted = False  # by a Ctrl-C that nobody else can raise
+        self._is_started = False
         self._settle_on(loop)
-        # Not in the context of whoever happens to come first.
-        contextvars.Context().run(
-            lambda: trio.lowlevel.start_guest_run(
-                self._main,
-                run_sync_soon_threadsafe=self._soon_threadsafe,
-                run_sync_soon_not_threadsafe=self._soon,
-                done_callback=self._done,
-                host_uses_signal_set_wakeup_fd=True,
-            )
-        )
 
     def _settle_on(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.running = asyncio.Event()  # set when it can be used, and when it never will
         self._ended = asyncio.Event()
         self.over = asyncio.Event()  # its owner has ended too, so that nothing of it is left in the loop
+        # Not in the context of whoever happens to come first.
         self._owner = loop.create_task(self._own(), name="seedbed-guest", context=contextvars.Context())
-        self._owner.add_done_callback(lambda _: self.over.set())
+        self._owner.add_done_callback(self._disowned)
 
     async def _main(self) -> None:
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self.crossing = Crossing(nursery, self.loop)
                 self.running.set()
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                except KeyboardInterrupt as interrupt:
+                    # It came where trio could not raise it. Whoever waits for something raises it.
+                    self.crossing.ended_by = interrupt
+                    self._interrupted = not self.crossing.calls
+                    self.close()
 
     async def _own(self) -> None:
+        # Started here and not before: a task that is cancelled before its first step has no step, and owns nothing.
+        if not self._is_started:
+            self._is_started = True
+            trio.lowlevel.start_guest_run(
+                self._main,
+                run_sync_soon_threadsafe=self._soon_threadsafe,
+                run_sync_soon_not_threadsafe=self._soon,
+                done_callback=self._done,
+                host_uses_signal_set_wakeup_fd=True,
+            )
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
             self.close()
             await outlast(self._ended)
             raise
-        if isinstance(self._outcome, outcome.Error) and not isinstance(self._outcome.error, Exception):
-            self._outcome.unwrap()  # Ctrl-C, while trio had the thread
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _disowned(self, _owner: asyncio.Task[None]) -> None:
+        if not self._is_started:
+            self._done(outcome.Value(None))
+        self.over.set()
 
     def close(self) -> None:
         """Cancel all of it; it is over when `over` is set."""
@@ -117,7 +130,6 @@ class Guest:
             raise
 
     def _done(self, result: outcome.Outcome[None]) -> None:
-        self._outcome = result
         self.is_closing = True
         _thread.guest = None
         self.running.set()
