@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -73,7 +73,7 @@ def detect_runtime(function: object) -> str:
     known = {**function.__globals__, **_enclosed(function)}
     code = function.__code__
     # Nearly every function is nobody's, and its names say so without a look at its source.
-    if not any(_is_of(known.get(name), _ASYNCIO) for name in (*code.co_names, *code.co_freevars)):
+    if not any(_is_of(known.get(name), _ASYNCIO) for name in _names(code)):
         return "trio"
     try:
         found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -86,6 +86,15 @@ def detect_runtime(function: object) -> str:
     local = {*code.co_varnames, *code.co_cellvars}
     outside = {name: value for name, value in known.items() if name not in local}
     return "asyncio" if any(_is_asyncio(each, outside) for line in found.body for each in _awaited(line)) else "trio"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What a function may look up outside of it, with what is nested in it, as comprehensions are."""
+    yield from code.co_names
+    yield from code.co_freevars
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _enclosed(function: Any) -> dict[str, Any]:
@@ -114,13 +123,17 @@ def _awaited(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_asyncio(expression: ast.expr, known: Mapping[str, Any]) -> bool:
-    """Whether it calls something of asyncio's by name: `aiohttp.ClientSession()`, or `sleep(1)` that was imported."""
+    """Whether it calls something of asyncio's by name: `aiohttp.ClientSession()`, `asyncio.Event().wait()`."""
     if not isinstance(expression, ast.Call):
         return False
-    function = expression.func
-    while isinstance(function, ast.Attribute):
-        function = function.value
-    return isinstance(function, ast.Name) and _is_of(known.get(function.id), _ASYNCIO)
+    while not isinstance(expression, ast.Name):
+        if isinstance(expression, ast.Call):
+            expression = expression.func
+        elif isinstance(expression, ast.Attribute):
+            expression = expression.value
+        else:
+            return False
+    return _is_of(known.get(expression.id), _ASYNCIO)
 
 
 def _is_of(value: object, libraries: frozenset[str]) -> bool:
