@@ -1,0 +1,173 @@
+"""The examples of embedding run as a user runs them: a real server, both backends, a real kernel."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import seedbed as sb
+from seedbed.testing import OpenAIServer, serve_openai_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE = 60  # seconds
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(Path(sb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+}
+
+
+@contextmanager
+def service(**environment: str) -> Iterator[tuple[str, int]]:
+    """The service under uvicorn in a process of its own; on a socket that is open before it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES / "service"), "app:app"]
+        options = ["--fd", str(listener.fileno()), "--log-level", "warning"]
+        with subprocess.Popen(
+            [*command, *options],
+            env={**ENVIRONMENT, **environment},
+            pass_fds=[listener.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            timer = threading.Timer(PATIENCE, child.kill)
+            timer.start()
+            try:
+                yield listener.getsockname()
+                child.terminate()  # uvicorn shuts down and ends what is open
+                assert child.stderr is not None
+                complaints = child.stderr.read()
+                child.wait(PATIENCE)
+            finally:
+                timer.cancel()
+                timer.join()
+                child.kill()
+    assert complaints == ""
+
+
+def get(address: tuple[str, int], path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """Ask the service; the answer may still be coming."""
+    connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
+    connection.request("GET", path)
+    return connection, connection.getresponse()
+
+
+def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """Server-sent events, as they come."""
+    name = ""
+    for line in response:
+        word, _, text = line.decode().strip().partition(": ")
+        if word == "event":
+            name = text
+        elif word == "data":
+            yield name, json.loads(text)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Ask again until it holds; in other processes there is nothing to wait on."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it never came to hold"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OpenAIServer]:
+    """A model server."""
+    with serve_openai_sync(latency=0.01) as found:
+        yield found
+
+
+def test_the_service_streams_rows_and_a_client_that_leaves_cancels(server: OpenAIServer) -> None:
+    """Rows come as events while the build runs; when a client goes away its calls end, and the service goes on."""
+    with service(MODEL_URL=server.url) as address:
+        connection, response = get(address, "/rows?topic=tea&count=12")
+        found = list(events(response))
+        connection.close()
+        assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+        assert [name for name, _ in found] == [*["row"] * 12, "done"]
+        assert found[-1][1] == {"rows": 12, "dropped": 0}
+        assert set(found[0][1]) == {"angle", "question", "answer"}
+
+        # This one hangs in its calls: the topic is part of every prompt.
+        connection, response = get(address, "/rows?topic=%5B%5Bhang%5D%5D&count=500")
+        wait_for(lambda: server.statistics.in_flight >= 10)
+        other, load = get(address, "/load")
+        assert sum(each["in_flight"] for each in json.load(load).values()) >= 10
+        other.close()
+        asked = server.statistics.requests
+        response.close()
+        connection.close()
+        wait_for(lambda: server.statistics.in_flight == 0)
+        assert server.statistics.requests < asked + 100  # of the 1,000 that it would have made
+
+        connection, response = get(address, "/rows?topic=rain&count=3")
+        assert [name for name, _ in events(response)] == ["row", "row", "row", "done"]
+        connection.close()
+        connection, response = get(address, "/rows?count=many")
+        assert (response.status, json.load(response)) == (400, {"error": "count must be a number between 1 and 1000"})
+        connection.close()
+
+
+def test_a_service_that_is_stopped_cancels_what_it_builds(server: OpenAIServer) -> None:
+    """Ending the server's process while a client waits leaves no call at the model, and no complaint."""
+    with service(MODEL_URL=server.url) as address:
+        connection, response = get(address, "/rows?topic=%5B%5Bhang%5D%5D&count=20")
+        wait_for(lambda: server.statistics.in_flight > 0)
+        response.close()
+        connection.close()
+    assert server.statistics.in_flight == 0
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_two_builds_under_anyio(backend: str) -> None:
+    """The same program runs on either backend and says the same."""
+    command = [sys.executable, str(EXAMPLES / "anyio_two_builds.py"), backend]
+    shown = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    lines = shown.stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["bread: 40 rows", "tea: 40 rows", lines[-1]]
+    assert lines[-1] == "80 calls under one limit of 8"
+    assert shown.stderr == ""
+
+
+@pytest.fixture
+def kernel_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A kernel imports what the tests import, and leaves its files here."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+
+
+def outputs(cell: Any) -> str:
+    """All that a cell shows as text."""
+    return "".join(each.get("text", "") or each.get("data", {}).get("text/plain", "") for each in cell.outputs)
+
+
+@pytest.mark.usefixtures("kernel_environment")
+@pytest.mark.filterwarnings("default")  # of what jupyter is made of
+def test_the_notebook_runs() -> None:
+    """Every cell of the notebook runs; a build that blocks the kernel's loop says once why it is in a thread."""
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3").execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = [outputs(cell) for cell in code]
+    assert shown[1].count("build_async") == 1
+    assert "thread of its own" in shown[1]
+    assert "build_async" not in "".join(shown[2:])
+    assert [text.splitlines()[-1] for text in shown[3:]] == ["20", "20", "True"]
