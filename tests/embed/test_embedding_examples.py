@@ -1,4 +1,4 @@
-"""The examples of embedding run as a user runs them: a real server, both backends, a real kernel."""
+"""The examples of embedding run as a user runs them: a real server, both backends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import seedbed as sb
 from seedbed.testing import OpenAIServer, serve_openai_sync
@@ -143,31 +141,3 @@ def test_two_builds_under_anyio(backend: str) -> None:
     assert [line.partition(",")[0] for line in lines] == ["bread: 40 rows", "tea: 40 rows", lines[-1]]
     assert lines[-1] == "80 calls under one limit of 8"
     assert shown.stderr == ""
-
-
-@pytest.fixture
-def kernel_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A kernel imports what the tests import, and leaves its files here."""
-    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
-    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-
-
-def outputs(cell: Any) -> str:
-    """All that a cell shows as text."""
-    return "".join(each.get("text", "") or each.get("data", {}).get("text/plain", "") for each in cell.outputs)
-
-
-@pytest.mark.usefixtures("kernel_environment")
-@pytest.mark.filterwarnings("default")  # of what jupyter is made of
-def test_the_notebook_runs() -> None:
-    """Every cell of the notebook runs; a build that blocks the kernel's loop says once why it is in a thread."""
-    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3").execute()
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    shown = [outputs(cell) for cell in code]
-    assert shown[1].count("build_async") == 1
-    assert "thread of its own" in shown[1]
-    assert "build_async" not in "".join(shown[2:])
-    assert [text.splitlines()[-1] for text in shown[3:]] == ["20", "20", "True"]
