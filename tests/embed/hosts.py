@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -14,9 +20,13 @@ import uvloop
 import seedbed as sb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
+
+PATIENCE = 60  # seconds
+# For processes that import what the tests import.
+PYTHONPATH = os.pathsep.join([str(Path(sb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 
 
 def under_trio(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -101,3 +111,24 @@ async def until(holds: Callable[[], object]) -> None:
     """Let the host's loop turn until something holds."""
     while not holds():  # noqa: ASYNC110  what changes it is on trio's side, which knows no events of the host's
         await anyio.sleep(0.001)
+
+
+@contextmanager
+def child(*arguments: str | Path, environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Python in a process of its own; one that hangs is killed, so that its test fails."""
+    with subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    ) as process:
+        timer = threading.Timer(PATIENCE, process.kill)
+        timer.start()
+        try:
+            yield process
+        finally:
+            timer.cancel()
+            timer.join()
+            process.kill()

@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
-import subprocess
-import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hosts import PATIENCE, child
 
-import seedbed as sb
 from seedbed.testing import OpenAIServer, serve_openai_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE = 60  # seconds
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(Path(sb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-}
 
 
 @contextmanager
 def service(**environment: str) -> Iterator[tuple[str, int]]:
     """The service under uvicorn in a process of its own; on a socket that is open before it starts."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES / "service"), "app:app"]
-        options = ["--fd", str(listener.fileno()), "--log-level", "warning"]
-        with subprocess.Popen(
-            [*command, *options],
-            env={**ENVIRONMENT, **environment},
-            pass_fds=[listener.fileno()],
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as child:
-            timer = threading.Timer(PATIENCE, child.kill)
-            timer.start()
-            try:
-                yield listener.getsockname()
-                child.terminate()  # uvicorn shuts down and ends what is open
-                assert child.stderr is not None
-                complaints = child.stderr.read()
-                child.wait(PATIENCE)
-            finally:
-                timer.cancel()
-                timer.join()
-                child.kill()
+        command = ["-m", "uvicorn", "--app-dir", EXAMPLES / "service", "app:app", "--log-level", "warning"]
+        number = listener.fileno()
+        with child(*command, "--fd", str(number), environment=environment, pass_fds=[number]) as process:
+            yield listener.getsockname()
+            process.terminate()  # uvicorn shuts down and ends what is open
+            complaints = process.communicate()[1]
     assert complaints == ""
 
 
@@ -135,9 +111,9 @@ def test_a_service_that_is_stopped_cancels_what_it_builds(server: OpenAIServer) 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_two_builds_under_anyio(backend: str) -> None:
     """The same program runs on either backend and says the same."""
-    command = [sys.executable, str(EXAMPLES / "anyio_two_builds.py"), backend]
-    shown = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    lines = shown.stdout.splitlines()
+    with child(EXAMPLES / "anyio_two_builds.py", backend, environment={}) as process:
+        shown, complaints = process.communicate()
+    lines = shown.splitlines()
     assert [line.partition(",")[0] for line in lines] == ["bread: 40 rows", "tea: 40 rows", lines[-1]]
     assert lines[-1] == "80 calls under one limit of 8"
-    assert shown.stderr == ""
+    assert complaints == ""

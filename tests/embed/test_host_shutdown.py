@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from hosts import COLUMNS, GUEST_HOSTS, Waits, under_asyncio, until
+from hosts import COLUMNS, GUEST_HOSTS, Waits, child, under_asyncio, until
 
 import seedbed as sb
 from seedbed.embed import aclose, guest
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FAULTS = Path(__file__).parents[1] / "faults"
-PATIENCE = 60  # seconds
 
 
 @pytest.fixture(autouse=True)
@@ -208,29 +204,15 @@ def test_a_guest_of_somebody_else_is_not_ours_to_use() -> None:
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "by hand"])
 def test_ctrl_c_ends_the_build_and_leaves_the_thread_usable(how: str, tmp_path: Path) -> None:
     """A Ctrl-C unwinds waiting cells, ends the loop with KeyboardInterrupt, says nothing else, and trio runs again."""
-    path = os.pathsep.join([str(Path(sb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        [sys.executable, str(FAULTS / "hosted_build.py"), str(tmp_path / "out"), how],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        timer = threading.Timer(PATIENCE, child.kill)
-        timer.start()
-        try:
-            assert child.stdout is not None
-            assert child.stderr is not None
-            for _ in range(4):
-                assert child.stdout.readline() == "waiting\n"
-            while not (tmp_path / "out" / "batch_0000000.parquet").exists():
-                pass
-            child.send_signal(signal.SIGINT)
-            said = child.stdout.read().splitlines()
-            complaints = child.stderr.read()
-        finally:
-            timer.cancel()
-            timer.join()
-            child.kill()
+    with child(FAULTS / "hosted_build.py", tmp_path / "out", how, environment={"PYTHONWARNINGS": "error"}) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for _ in range(4):
+            assert process.stdout.readline() == "waiting\n"
+        while not (tmp_path / "out" / "batch_0000000.parquet").exists():
+            pass
+        process.send_signal(signal.SIGINT)
+        said = process.stdout.read().splitlines()
+        complaints = process.stderr.read()
     assert complaints == ""
     assert said == [*["unwound"] * 4, "interrupted False", "rows 6 MainThread Trio"]

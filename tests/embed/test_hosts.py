@@ -38,6 +38,22 @@ def test_a_build_is_the_same_everywhere(host: Callable[..., sb.Dataset], tmp_pat
     assert dataset.report.written == 5
 
 
+def cubed(n: int) -> int:
+    """Fill a cell in a thread, or in a process."""
+    return n**3
+
+
+@HOSTS
+def test_threads_and_processes_work_everywhere(host: Callable[..., sb.Dataset], tmp_path: Path) -> None:
+    """Sync functions run in threads and processes under every host."""
+    columns = [NUMBERS, sb.Column("t", cubed), sb.Column("c", cubed, process=True)]
+
+    async def main() -> sb.Dataset:
+        return await sb.build_async(columns, rows=3, out=tmp_path / "out")
+
+    assert host(main).to_polars().rows() == [(0, 0, 0), (1, 1, 1), (2, 8, 8)]
+
+
 @HOSTS
 def test_groups_come_as_they_finish_everywhere(host: Callable[..., object]) -> None:
     """`open_build` hands out every row group, then its report, and works together with anyio's own tools."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pytest
+from hosts import PATIENCE, PYTHONPATH
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
-
-import seedbed as sb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from jupyter_client import BlockingKernelClient, KernelManager
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE = 60  # seconds
 
 # Of what jupyter is made of.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -29,8 +26,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture(autouse=True)
 def kernel_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A kernel imports what the tests import, and leaves its files here."""
-    path = [str(Path(sb.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
