@@ -180,7 +180,9 @@ class _Errand(Generic[T]):
 
     async def run(self) -> T:
         # Not at once, even in one thread: a loop with eager tasks would run the function inside of trio's.
-        self._crossing.loop.call_soon_threadsafe(self._start)
+        loop = self._crossing.loop
+        soon = loop.call_soon if self._crossing.one_thread else loop.call_soon_threadsafe
+        soon(self._start)
         result: outcome.Outcome[T] | None = await trio.lowlevel.wait_task_rescheduled(self._abort)
         if result is None:
             if self._raise_cancel is not None:
