@@ -108,9 +108,10 @@ class Waits:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Let the host's loop turn until something holds."""
-    while not holds():  # noqa: ASYNC110  what changes it is on trio's side, which knows no events of the host's
-        await anyio.sleep(0.001)
+    """Let the host's loop turn until something holds; a test in which it never does fails."""
+    with anyio.fail_after(PATIENCE):
+        while not holds():  # noqa: ASYNC110  what changes it is on trio's side, which knows no events of the host's
+            await anyio.sleep(0.001)
 
 
 @contextmanager

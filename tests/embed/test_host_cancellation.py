@@ -215,20 +215,20 @@ def test_leaving_an_engine_can_be_cancelled(host: Callable[..., object]) -> None
 
     async def main() -> None:
         requests: list[asyncio.Task[object]] = []
-        entered = asyncio.Event()
 
         async def serve() -> None:
             async with PlanEngine(ops=ops, grace=3600) as engine:
                 requests.append(asyncio.create_task(engine.execute(plan, {"user_id": 1})))
                 await until(lambda: waiting[0])
-                entered.set()
+                waiting[0] += 1
 
         service = asyncio.create_task(serve())
-        await entered.wait()
+        await until(lambda: waiting[0] == 2)
         await asyncio.sleep(0)
         service.cancel()
         with pytest.raises(asyncio.CancelledError):
             await service
+        await asyncio.wait(requests)
         ended.append(requests[0].exception() or AssertionError("it went well"))
 
     host(main)
