@@ -35,7 +35,7 @@ _ASYNCIO = frozenset(
     }
 )
 # Who uses these knows of other loops than asyncio's.
-_OTHERS = frozenset({"anyio", "sniffio", "trio"})
+_OTHERS = frozenset({"anyio", "sniffio", "trio", "trio_asyncio"})
 
 
 def for_runtime(
