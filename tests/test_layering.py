@@ -24,6 +24,7 @@ SRC = ROOT / "src"
 # A room imports from rooms with a lower number; rooms with the same number may import each other, but not in a circle.
 LEVELS = {
     "graph": 1,
+    "embed": 1,
     "runtime": 2,
     "recipe": 3,
     "generators": 3,
@@ -31,7 +32,6 @@ LEVELS = {
     "store": 3,
     "build": 4,
     "plans": 4,
-    "embed": 5,
     "simulation": 5,
     "cluster": 5,
     "cli": 5,

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import seedbed as sb
+from seedbed.build import api
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +111,19 @@ def test_an_error_comes_out_anywhere(place: Callable[[Callable[[], list[str]]], 
     (tmp_path / "used").touch()
     with pytest.raises(sb.OutputDirectoryError, match="not empty"):
         place(lambda: grow(tmp_path))
+
+
+def test_a_build_in_a_loop_explains_itself_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first build on the thread of a loop says why it is in a thread and what there is instead; no other does."""
+    api._explain_thread.cache_clear()
+    grow(tmp_path / "script")
+    assert not caplog.records
+    for name in ("first", "second"):
+        in_asyncio(lambda name=name: grow(tmp_path / name))  # type: ignore[misc]
+    (record,) = caplog.records
+    assert record.name == "seedbed"
+    assert "an event loop runs in this thread" in record.message
+    assert "await seedbed.build_async(...)" in record.message
 
 
 def test_a_build_inside_a_cell_of_a_build(tmp_path: Path) -> None:

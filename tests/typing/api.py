@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 import seedbed as sb
+from seedbed.embed import aclose
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,6 +65,7 @@ columns = [
     sb.Column("thread", from_thread, key="writer"),
     sb.Column("generated", Generator(), requires=["n"]),
     sb.Column("cpu", doubled, process=True, requires="n"),
+    sb.Column("other_loop", answer, key="writer", runtime="asyncio"),
 ]
 config = sb.RunConfig(buffer_size=10, deadline=60.0, max_cost=1.5, engine="sequential", trace=True)
 limits = {"writer": sb.KeyLimits(max_parallel_requests=4, requests_per_minute=60, tokens_per_minute=None)}
@@ -102,7 +104,7 @@ def simulated() -> None:
     assert_type(found.base.bottleneck, str)
 
 
-async def under_trio() -> None:
+async def under_any_loop() -> None:
     assert_type(await sb.build_async(columns, rows=10, out="out"), sb.Dataset)
     async with sb.open_throttles(limits) as throttles, sb.open_build(columns, rows=10, throttles=throttles) as build:
         assert_type(build, sb.Build)
@@ -116,6 +118,16 @@ async def under_trio() -> None:
         assert_type(report.unfinished, tuple[range, ...])
         assert_type(report.traces, tuple[sb.TaskTrace, ...])
         assert_type(report.drops_by_reason, dict[str, int])
+
+
+@sb.column(runtime="asyncio", timeout=3)
+async def on_asyncio(n: int) -> str:
+    return str(n)
+
+
+async def a_column_is_still_its_function() -> None:
+    assert_type(await on_asyncio(3), str)
+    await aclose()
 
 
 async def bridged() -> None:

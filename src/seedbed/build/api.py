@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+from collections import deque
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,6 +16,7 @@ import outcome
 import polars as pl
 import trio
 
+from ..embed import anywhere, anywhere_context
 from ..errors import Interrupted, SeedbedError
 from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from .run import Run
     from .storage import Store
 
+logger = logging.getLogger("seedbed")
+
 T = TypeVar("T")
 Out = str | os.PathLike[str]
 
@@ -53,6 +59,8 @@ class Build:
         self._events = emitter
         self._throttles = throttles
         self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
+        # Received and not handed out: what arrives for one whose wait is cancelled stays for the next.
+        self._arrived: deque[FinishedGroup] = deque()
         self._over = trio.Event()
         self._run: Run | None = None
         self._stop_early = False  # `stop` was called before there was anything to stop
@@ -65,12 +73,19 @@ class Build:
         return self
 
     async def __anext__(self) -> FinishedGroup:
+        while not self._arrived:
+            await self._next()
+        return self._arrived.popleft()
+
+    @anywhere
+    async def _next(self) -> None:
         try:
-            return await self._receive.receive()
+            self._arrived.append(await self._receive.receive())
         except trio.EndOfChannel:
             self._raise_failure()
             raise StopAsyncIteration from None
 
+    @anywhere
     async def wait(self) -> BuildReport:
         """Wait until the run is over; raises what ended it early."""
         await self._over.wait()
@@ -152,6 +167,7 @@ async def _close(store: Store) -> None:
         await Lease(lambda: None).run(store.close)
 
 
+@anywhere_context
 @asynccontextmanager
 async def open_build(
     recipe: Recipe | Iterable[Column],
@@ -167,7 +183,7 @@ async def open_build(
     retry_dropped: bool = False,
     accept_changes: bool = False,
 ) -> AsyncIterator[Build]:
-    """Start a build and go on beside it; under trio.
+    """Start a build and go on beside it; under trio, anyio or asyncio.
 
     Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
     is written and each row group is handed out with its rows.
@@ -205,6 +221,7 @@ async def open_build(
         build._raise_failure()  # noqa: SLF001
 
 
+@anywhere
 async def build_async(
     recipe: Recipe | Iterable[Column],
     *,
@@ -219,7 +236,7 @@ async def build_async(
     retry_dropped: bool = False,
     accept_changes: bool = False,
 ) -> Dataset:
-    """Build a dataset under trio.
+    """Build a dataset under trio, anyio or asyncio.
 
     Signals are the caller's; cancelling it unwinds everything and keeps what is on disk.
     """
@@ -373,7 +390,16 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
 
 def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
     """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
+    _explain_thread()
     results: list[outcome.Outcome[T]] = []
     run = partial(trio.run, main, clock=new_clock())  # asked for here: the thread does not know who called
     run_in_thread(lambda: results.append(outcome.capture(run)))
     return results[0].unwrap()
+
+
+@functools.cache  # once is enough
+def _explain_thread() -> None:
+    logger.warning(
+        "an event loop runs in this thread, as in a notebook: the build runs in a thread of its own, and the loop "
+        "stands still until it is over; `await seedbed.build_async(...)` would let it go on"
+    )

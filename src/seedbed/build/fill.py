@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import BadOutput, CellError, Permanent, RateLimited, Retryable
+from ..runtime.async_functions import looks_like_asyncio
 from .tasks import Status
 
 if TYPE_CHECKING:
@@ -169,6 +170,10 @@ def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
         return Status.REFUSED, error
     if isinstance(error, Retryable) or (step.retry_on and isinstance(error, step.retry_on)):
         return Status.RETRYABLE, error
+    if looks_like_asyncio(error):
+        explained = Permanent(f"its code is written for asyncio: say runtime='asyncio' of the column ({error})")
+        explained.__cause__ = error
+        return Status.PERMANENT, explained
     return Status.PERMANENT, error
 
 

@@ -9,6 +9,8 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import Kind
+from ..runtime.async_functions import for_runtime
+from .asyncio_context import for_asyncio
 from .call import Call, UncallableError, bind_call
 
 
@@ -75,6 +77,8 @@ class Column:
     timeout: float | None = attrs.field(default=None, kw_only=True)
     is_stateful: bool = attrs.field(default=None, kw_only=True)
     process: bool = attrs.field(default=False, kw_only=True)
+    # Whose loop its async function is written for, `trio` or `asyncio`; trio's unless it is certainly not.
+    runtime: str | None = attrs.field(default=None, kw_only=True)
     allow_resize: bool = attrs.field(default=False, kw_only=True)
     # Exceptions of its own code that are worth another attempt.
     retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions, kw_only=True)
@@ -100,11 +104,12 @@ class Column:
             put(self, "is_stateful", bool(getattr(self.generator, "is_stateful", False)))
         try:
             call, requires = bind_call(self.generator, self.kind, given["requires"])
-        except UncallableError as error:
+            function = for_runtime(call.function, is_async=call.is_async, runtime=self.runtime, adapt=for_asyncio)
+        except (UncallableError, ConfigError) as error:
             put(self, "problem", f"column {self.name!r} {error}")
             put(self, "inputs", given["requires"] or ())
         else:
-            put(self, "call", call)
+            put(self, "call", attrs.evolve(call, function=function))
             put(self, "inputs", requires)
         rule = self.skip.requires if self.skip is not None else ()
         put(self, "requires", tuple(dict.fromkeys((*self.inputs, *rule))))

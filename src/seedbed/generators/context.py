@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
 
@@ -42,6 +42,7 @@ class Usage:
         )
 
 
+@runtime_checkable
 class CellContext(Protocol):
     """Handed to a generator that has a parameter of this type.
 

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import attrs
 import polars as pl
@@ -15,6 +15,8 @@ from ..errors import ConfigError
 from ..models.model import Model
 from ..recipe.code import import_object
 from ..recipe.custom import Custom
+from ..runtime.async_functions import for_runtime
+from .asyncio_context import for_asyncio
 from .call import generator_function
 from .column import Column
 from .context import CellContext
@@ -48,6 +50,7 @@ def column(
     key: str | None = None,
     tokens: int = 0,
     process: bool = False,
+    runtime: Literal["asyncio", "trio"] | None = None,
     skip_when: str | None = None,
     skip_policy: str = "run",
 ) -> Callable[[Callable[P, R]], Custom[P, R]]: ...
@@ -57,7 +60,8 @@ def column(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     Of a function, sync or async, that fills a cell: parameters named like columns are its requirements, and a parameter
     of type `Model` gets the model whose alias is its name, or what `models` says. A function with a parameter of type
     `polars.DataFrame` fills a whole column from a frame of the columns in `requires`; one with a parameter of type
-    `range` makes a column from scratch, from row numbers. A parameter of type `CellContext` gets the context.
+    `range` makes a column from scratch, from row numbers. A parameter of type `CellContext` gets the context. An async
+    function runs under trio, or with `runtime="asyncio"` in a task of asyncio's.
     """
     if function is None:
         return functools.partial(column, **options)
@@ -99,7 +103,11 @@ def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
     if spec.models:
         if spec.process:
             raise ConfigError(f"column {spec.name!r} asks for a process, where its function cannot have a model")
-        generator = _with_models(spec, function, is_async, taken, environment)
+        try:
+            inner = for_runtime(function, is_async=is_async, runtime=spec.runtime, adapt=for_asyncio)
+        except ConfigError as error:
+            raise ConfigError(f"column {spec.name!r} {error}") from None
+        generator = _with_models(spec, inner, is_async, taken, environment)
     elif spec.process:
         generator = _for_process(spec, function)
     return Column(
@@ -116,6 +124,8 @@ def make_custom(spec: Custom[..., Any], environment: Environment) -> Column:
         # A stateful object says so itself.
         is_stateful=spec.is_stateful or bool(getattr(spec.function, "is_stateful", False)),
         process=spec.process,
+        # With models the generator is ours, which is trio's, and its function is in it.
+        runtime=None if spec.models else spec.runtime,
         retry_on=_exceptions(spec, environment),
     )
 

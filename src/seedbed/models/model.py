@@ -6,6 +6,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..embed import anywhere
 from .base import ChatAnswer, ChatRequest, Image, ImageAnswer, Message
 from .dedupe import request_key
 from .distributions import draw, is_distribution, stable_seed
@@ -64,6 +65,7 @@ class Model:
         answer = await self.complete(prompt, system=system, images=images, schema=schema, **parameters)
         return answer.text
 
+    @anywhere
     async def complete(
         self,
         prompt: str | Sequence[Message],
@@ -92,12 +94,14 @@ class Model:
             self._context.give_back()
         return await self._dedupe.once(asked, call)
 
+    @anywhere
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
         """A vector for each text."""
         _, drawn = self._draw(parameters)
         answer = await self._call(self._spec.key("embedding"), partial(self._client.embed, texts, drawn))
         return [list(vector) for vector in answer.vectors]
 
+    @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
         """A picture."""
         _, drawn = self._draw(parameters)

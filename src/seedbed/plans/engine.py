@@ -7,12 +7,13 @@ import math
 import os
 import secrets
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import attrs
 import trio
 
+from ..embed import anywhere, anywhere_context
 from ..errors import ConfigError, Overloaded, PlanError
 from .admission import Admission
 from .calibration import calibrate
@@ -29,7 +30,7 @@ from .response import Response
 from .rowset import NO_ROWS, concat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -126,7 +127,6 @@ class PlanEngine:
         self._fusion: str = fusion
         self._grace = grace
         self._calibration = calibration
-        self._stack = AsyncExitStack()
         self._outcomes: Counter[str] = Counter()
         self._late_results = 0
         # By the identity of the plan, which is kept so that no other can get it; the oldest first.
@@ -136,32 +136,39 @@ class PlanEngine:
         self._numbers = itertools.count(1)
         self.drained: DrainReport | None = None
         # Set when the engine is entered.
+        self._open: AbstractAsyncContextManager[None]
         self._admission: Admission
         self._pool: ThreadPool
         self._endpoints: EndpointSource
         self._clock: Callable[[], float] = _not_open
 
     async def __aenter__(self) -> Self:
+        self._open = anywhere_context(self._opened)()
+        await self._open.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._open.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
         limit, max_queue, threads = self._limits
         self._admission = Admission(limit, max_queue)
         self._pool = ThreadPool(threads)
         self._clock = trio.lowlevel.current_clock().current_time
         if self._calibration is None:
             self._calibration = await calibrate()
-        if self._given_endpoints is None:
-            self._endpoints = await self._stack.enter_async_context(open_endpoints(self.registries))
-        else:
-            self._endpoints = self._given_endpoints
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        try:
-            await self._drain()
-        finally:
-            swallowed = await self._stack.__aexit__(kind, error, trace)
-        return swallowed
+        async with AsyncExitStack() as stack:
+            if self._given_endpoints is None:
+                self._endpoints = await stack.enter_async_context(open_endpoints(self.registries))
+            else:
+                self._endpoints = self._given_endpoints
+            try:
+                yield
+            finally:
+                await self._drain()
 
     async def _drain(self) -> None:
         self._admission.close()
@@ -189,6 +196,7 @@ class PlanEngine:
             outcomes=dict(self._outcomes),
         )
 
+    @anywhere
     async def execute(
         self,
         plan: Plan,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
+from ..embed import anywhere
 from ..errors import EndpointUnavailable
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class OnceEndpoint:
         # What was read, or is being read, by command and arguments; changed by the tasks of the request only.
         self._known: dict[object, Any] = {}
 
+    @anywhere
     async def hgetall(self, key: str) -> dict[str, str]:
         endpoint = self._endpoint
 
@@ -53,6 +55,7 @@ class OnceEndpoint:
 
         return (await self._read([key], [key], read))[0]  # type: ignore[no-any-return]
 
+    @anywhere
     async def lrange(self, key: str, start: int, stop: int) -> list[str]:
         endpoint = self._endpoint
 
@@ -61,9 +64,11 @@ class OnceEndpoint:
 
         return (await self._read([key], [(key, start, stop)], read))[0]  # type: ignore[no-any-return]
 
+    @anywhere
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
         return await self._read(keys, keys, self._endpoint.hgetall_many)
 
+    @anywhere
     async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
         endpoint = self._endpoint
 

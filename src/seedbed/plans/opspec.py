@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import inspect
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
 from ..errors import ConfigError
+from ..runtime.async_functions import for_runtime
 from .model import KeyType
 
 if TYPE_CHECKING:
@@ -156,12 +157,22 @@ class OpSpec:
     fallback: SyncRun | None = None
     # Short names that plans may use too.
     aliases: tuple[str, ...] = ()
+    # Whose loop `run_async` is written for, `trio` or `asyncio`; trio's unless it is certainly not.
+    runtime: str | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.run is None and self.run_async is None:
             raise ConfigError(f"op {self.name!r} has neither run nor run_async")
         if self.run_inline and self.run is None:
             raise ConfigError(f"op {self.name!r} declares run_inline but has no run")
+        function = self.run_async or self.run
+        assert function is not None
+        try:
+            found = for_runtime(function, is_async=self.run_async is not None, runtime=self.runtime)
+        except ConfigError as error:
+            raise ConfigError(f"op {self.name!r} {error}") from None
+        if self.run_async is not None:
+            object.__setattr__(self, "run_async", found)
 
     def written_keys(self, params: Mapping[str, Any]) -> frozenset[int]:
         """The keys that a node with these (validated) parameters writes."""
@@ -243,8 +254,9 @@ def op(
     writes: frozenset[int] = frozenset(),
     run_inline: bool = False,
     aliases: tuple[str, ...] = (),
+    runtime: Literal["asyncio", "trio"] | None = None,
 ) -> Callable[[SyncRun | AsyncRun], OpSpec]:
-    """Make an op of a function; an async one runs on the loop. It is not registered by this."""
+    """Make an op of a function; an async one runs on the loop (`runtime` says whose). It is not registered."""
 
     def declare(function: Any) -> OpSpec:
         is_async = inspect.iscoroutinefunction(function)
@@ -258,6 +270,7 @@ def op(
             run_async=function if is_async else None,
             run_inline=run_inline,
             aliases=aliases,
+            runtime=runtime,
         )
 
     return declare

@@ -9,6 +9,7 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import nearest
+from ..runtime.async_functions import RUNTIMES
 from .spec import HOW, ColumnSpec
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
     return tuple(found)
 
 
+def _runtime(spec: ColumnSpec, _: object, value: Any) -> None:
+    if value not in (None, *RUNTIMES):
+        allowed = " or ".join(map(repr, RUNTIMES))
+        raise ConfigError(f"column {spec.name!r}: runtime must be {allowed}, not {value!r}")
+
+
 def _callables(value: object) -> tuple[object, ...]:
     return (value, getattr(value, "generate", None), getattr(value, "agenerate", None))
 
@@ -56,7 +63,8 @@ class Custom(ColumnSpec, Generic[P, R]):
     `function` may also be an object with `generate` or `agenerate`, which may keep a state. In a recipe file it is
     `module:name`, and is imported only where the user allows code. `requires` are its columns (the function's
     parameters if not given); `models` says which model a parameter of type `Model` gets, by alias (the parameter's own
-    name if not given); `key` is the throttle key (that of its first model if not given).
+    name if not given); `key` is the throttle key (that of its first model if not given). `runtime` says whose loop an
+    async function is written for, `trio` or `asyncio`; trio's if not given and not certainly asyncio's.
     """
 
     type: ClassVar[str] = "custom"
@@ -73,6 +81,7 @@ class Custom(ColumnSpec, Generic[P, R]):
     key: str | None = attrs.field(default=None, kw_only=True, metadata=HOW)
     tokens: int = attrs.field(default=0, kw_only=True, metadata=HOW)
     process: bool = attrs.field(default=False, kw_only=True, metadata=HOW)
+    runtime: str | None = attrs.field(default=None, kw_only=True, validator=_runtime, metadata=HOW)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is neither a function nor the name of one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from ..embed import anywhere_context
 from ..errors import ConfigError, QuotaExhausted
 from .backoff import backoff_base, backoff_delay, parse_retry_after
 from .policy import ThrottlePolicy
@@ -503,6 +504,7 @@ class ThrottleManager:
             watcher(key, limit)
 
 
+@anywhere_context
 @asynccontextmanager
 async def open_throttles(
     limits: Mapping[str, KeyLimits] | None = None,
