@@ -51,7 +51,7 @@ async def plain(n: int) -> int:
 async def build(directory: Path, fill: Any, *, resume: bool = False) -> sb.Dataset:
     """Build, or go on."""
     columns = [sb.Column("n", numbers, kind="from_scratch"), sb.Column("x", fill)]
-    return await sb.build_async(columns, rows=6, out=directory, config=CONFIG, resume=resume)
+    return await sb.build_async(columns, rows=6, out=directory, config=CONFIG, resume=resume, accept_changes=resume)
 
 
 def by_hand(directory: Path) -> None:
