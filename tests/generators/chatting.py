@@ -38,7 +38,14 @@ class FakeContext:
     def report_usage(self, **used: Any) -> None:
         """Nobody pays."""
 
-    async def call(self, send: Callable[[], Awaitable[Any]], *, key: str | None = None, tokens: int = 0) -> Any:
+    async def call(
+        self,
+        send: Callable[[], Awaitable[Any]],
+        *,
+        key: str | None = None,
+        tokens: int = 0,
+        asks: Callable[[], bytes] | None = None,
+    ) -> Any:
         """Send it."""
         self.calls += 1
         return await send()

@@ -51,7 +51,14 @@ class FakeContext:
     def report_usage(self, **usage: Any) -> None:
         self.usage.append(usage)
 
-    async def call(self, send: Callable[[], Awaitable[Any]], *, key: str | None = None, tokens: int = 0) -> Any:
+    async def call(
+        self,
+        send: Callable[[], Awaitable[Any]],
+        *,
+        key: str | None = None,
+        tokens: int = 0,
+        asks: Callable[[], bytes] | None = None,
+    ) -> Any:
         self.keys.append(str(key))
         return await send()
 

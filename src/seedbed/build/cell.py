@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import BudgetExceeded, CellTimeout, QuotaExhausted, RateLimited, SeedbedError
-from ..generators import Usage
-from ..graph import GROUP
+from ..errors import CellTimeout, QuotaExhausted, RateLimited
 from ..observe import events
 from ..observe.trace import TaskTrace
-from ..runtime.portal import current_portal
 from ..store.buffer import make_frame
+from .context import Context
 from .fill import bind_cell, bind_group, cell_arguments, cell_value, classify, group_values
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from ..runtime.throttle import Permit
     from .row_group import RowGroup
     from .run import Run
     from .tasks import Group
@@ -94,6 +90,8 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
             outcome.error = CellTimeout(f"no result after {step.timeout:g} s")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
+    if context is not None:
+        outcome.goes_on = context.end(outcome)
     if cell.permit is not None or cell.reserved is not None or context is not None or outcome.status is Status.REFUSED:
         outcome.retry_delay = _settle(run, cell, outcome.status, outcome.error, context)
     if run.trace:
@@ -170,6 +168,8 @@ def _settle(run: Run, cell: Cell[Group], status: Status, error: BaseException | 
     """Give back what the task held; returns how long a refused task must wait."""
     delay: float | None = None
     usage = context.usage if context is not None else None
+    if context is not None and status is Status.CANCELLED:
+        context.count_usage()  # nobody may be there any more to take the outcome in
     if context is not None and status is Status.REFUSED:
         # A key that `call` asked has heard of it already, and the column's own key may be another.
         delay = context.refused_for
@@ -214,129 +214,3 @@ def _trace(outcome: Outcome[Group], context: Context | None) -> TaskTrace:
         called=context.called if context is not None else 0.0,
         waited=context.waited if context is not None else 0.0,
     )
-
-
-class Context:
-    """The engine's side of `CellContext`, for one attempt of one task."""
-
-    def __init__(self, run: Run, cell: Cell[Group]) -> None:
-        self._run = run
-        self._cell = cell
-        self.usage = Usage()
-        # How long the cell must wait because its first call was refused.
-        self.refused_for: float | None = None
-        self._answered = False
-        # Seconds in calls, and of waiting for leave to make them.
-        self.called = 0.0
-        self.waited = 0.0
-        self._rows: list[tuple[int, int]] = []
-
-    def about(self, rows: list[tuple[int, int]]) -> None:
-        """The task is for these rows of the dataset."""
-        self._rows = rows
-
-    @property
-    def column(self) -> str:
-        return self._cell.step.name
-
-    @property
-    def row_group(self) -> int:
-        return self._cell.group.index
-
-    @property
-    def row(self) -> int | None:
-        return None if self._cell.row == GROUP else self._cell.group.rows.identity(self._cell.row)[0]
-
-    @property
-    def attempt(self) -> int:
-        return self._cell.attempt
-
-    @property
-    def rows(self) -> Sequence[tuple[int, int]]:
-        return self._rows
-
-    def report_usage(
-        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
-    ) -> None:
-        self.usage.add(model, calls, input_tokens, output_tokens, cost)
-
-    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        portal = current_portal.get()
-        if portal is None or trio.lowlevel.in_trio_run():
-            raise SeedbedError("CellContext.run is for synchronous generators, in their own thread; await instead")
-        return portal.run(function, *args)
-
-    async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
-        cell, run = self._cell, self._run
-        key = key or cell.step.key
-        if key is None:
-            raise SeedbedError(f"column {self.column!r} has no throttle key; give one to call() or to the column")
-        throttle = run.throttles.get(key)
-        refusals = cell.refusals
-        while True:
-            if cell.permit is not None and key == cell.step.key:
-                permit, cell.permit = cell.permit, None
-            else:
-                # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
-                self.give_back()
-                with self._timeout_suspended():
-                    permit = await throttle.acquire(tokens or cell.step.tokens)
-            if run.spending.limited:
-                self._reserve(permit, tokens or cell.step.tokens)
-            before = self.usage.tokens
-            sent = run.now()
-            try:
-                try:
-                    answer = await send()
-                finally:
-                    self.called += run.now() - sent
-            except RateLimited as refusal:
-                refusals += 1
-                try:
-                    delay = permit.refused(refusal, refusals)
-                except QuotaExhausted as exhausted:
-                    run.stop(exhausted)
-                    raise refusal from exhausted
-                if not self._answered:
-                    self.refused_for = delay
-                    raise
-                with self._timeout_suspended():
-                    await trio.sleep(delay)
-            except BaseException:
-                permit.finished(self.usage.tokens - before or None)
-                raise
-            else:
-                permit.accepted(self.usage.tokens - before or None)
-                self._answered = True
-                return answer
-
-    def _reserve(self, permit: Permit, tokens: int) -> None:
-        """Reserve for one call what it is expected to use, or stop the run before it."""
-        cell = self._cell
-        reserved = self._run.spending.extend(cell.step, cell.reserved, self.usage, tokens)
-        if isinstance(reserved, BudgetExceeded):
-            permit.finished()
-            self._run.stop(reserved)
-            # Flow control and not a failure: the row is unfinished and not dropped.
-            raise RateLimited(str(reserved)) from reserved
-        cell.reserved = reserved
-
-    def give_back(self) -> None:
-        permit, self._cell.permit = self._cell.permit, None
-        if permit is not None:
-            permit.unused()
-
-    @contextmanager
-    def _timeout_suspended(self) -> Iterator[None]:
-        """Flow control is not the cell's time: its timeout stands still meanwhile."""
-        scope, began = self._cell.scope, self._run.now()
-        left = math.inf
-        if scope is not None:
-            left, scope.deadline = scope.deadline - began, math.inf
-        try:
-            yield
-        finally:
-            ended = self._run.now()
-            self.waited += ended - began
-            if scope is not None:
-                scope.deadline = ended + left

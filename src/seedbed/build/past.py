@@ -19,6 +19,7 @@ from .tasks import Cell, TaskKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..store.codec import Entry
     from ..store.records import GroupRecord
     from .plan import Step
     from .run import Run
@@ -44,6 +45,9 @@ class PastGroup:
     def missing_rows(self, _step: Step) -> list[int]:
         """All that are in the part: a whole column is made once more."""
         return self.live_rows()
+
+    def record(self, _entry: Entry) -> None:
+        """Everything is recorded already."""
 
     def gave_up(self, _cell: Cell[PastGroup]) -> bool:
         """Nobody does."""

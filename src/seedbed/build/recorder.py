@@ -3,7 +3,8 @@
 What an outcome was is kept as an entry, a plain tuple whose first two items are what it is and whose column it is of:
 
 - `(OK, column, row, attempt, salvage round, value, paid)`: a finished task, `row` GROUP for one of the whole group;
-- `(FAILED, column, row, attempt, salvage round, error, final)`: a failed attempt; `final` if it cost its rows;
+- `(FAILED, column, row, attempt, salvage round, error, fate)`: a failed attempt and what that meant for the task;
+- `(ANSWER, column, row, attempt, asked, answer)`: one call of several that a cell makes was answered;
 - `(REBUILT, column, columns, identities, drops)`: the rows that pre-batch processors left;
 - `(ROWS, column, rows, columns)`: finished rows of a whole column, of rows that are tried again;
 - `(KEPT, None, order, identities)`: first of what is kept of dropped rows; `order` names the rows of the part.
@@ -14,7 +15,7 @@ What an outcome was is kept as an entry, a plain tuple whose first two items are
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
@@ -30,10 +31,16 @@ if TYPE_CHECKING:
     from .config import RunConfig
 
 OK = "ok"
+ANSWER = "answer"
 FAILED = "failed"
 REBUILT = "rebuilt"
 ROWS = "rows"
 KEPT = "kept"
+
+# What a failed attempt meant: its rows are dropped; it is tried again; it is, with the answers that it had.
+DROPPED = "dropped"
+AGAIN = "again"
+GOES_ON = "goes on"
 
 # The disk is waited for, but not for ever.
 COMMIT_DEADLINE = 60.0
@@ -65,6 +72,14 @@ def cells_of(entry: Entry) -> int:
     return len(entry[5][0]) if entry[2] == GROUP else 1
 
 
+class OpenCell(Protocol):
+    """A cell under way that makes calls."""
+
+    def record_answers(self) -> None:
+        """Add an entry for each answer that has none yet."""
+        ...
+
+
 class Recorder:
     """Collects entries and commits them every `commit_interval`, or sooner when there are `commit_count` of them.
 
@@ -94,6 +109,8 @@ class Recorder:
         self._pending: dict[int, list[Entry]] = {}
         self._states: dict[str, bytes] = {}
         self._has_states = False
+        # Cells under way with answers that are in no entry yet. Most are over before the next commit and leave again.
+        self._open: set[OpenCell] = set()
         self._count = 0
         self._wanted = trio.Event()  # there is something to commit
         self._full = trio.Event()  # there is so much that it is not waited for more
@@ -113,6 +130,15 @@ class Recorder:
         if self._count == self._most:
             self._full.set()
 
+    def answered(self, cell: OpenCell) -> None:
+        """A call of a cell was answered; if the cell is still under way at the next commit, the answer goes with it."""
+        self._open.add(cell)
+        self._wanted.set()
+
+    def over(self, cell: OpenCell) -> None:
+        """A cell is over: its outcome tells more than its answers."""
+        self._open.discard(cell)
+
     def keep_state(self, name: str, state: bytes) -> None:
         """The state of a stateful generator after the entry that is added next."""
         self._states[name] = state
@@ -129,6 +155,9 @@ class Recorder:
     async def flush(self) -> None:
         """Make durable what was added so far; not interrupted by cancellation, but it takes only so long."""
         async with self._alone():
+            for cell in self._open:
+                cell.record_answers()
+            self._open.clear()
             if not self._count:
                 self._wanted = trio.Event()  # what there was went with its row group
                 return

@@ -13,7 +13,7 @@ import attrs
 
 from ..graph import GROUP
 from ..store.records import Drop
-from .recorder import FAILED, OK, REBUILT, ROWS
+from .recorder import ANSWER, DROPPED, FAILED, GOES_ON, OK, REBUILT, ROWS
 from .tasks import State
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
                 fits = _failed(group, entry)
                 if fits and group.run.must_replay(steps[column]):
                     replayed.stateful.append((steps[column], row))
+            case (kind, str(column), int(row), _, asked, answer) if kind == ANSWER:
+                cell = group.find(column, row)
+                if cell is not None:
+                    cell.answers = {**(cell.answers or {}), asked: answer}
             case (kind, _, columns, identities, drops) if kind == REBUILT and group.frontier.barrier:
                 group.take_rebuilt(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
             case (kind, str(column), rows, columns) if kind == ROWS and column in steps:
@@ -70,7 +74,7 @@ def _finished(group: RowGroup, step: Step, row: int, value: object, cost: tuple[
 
 
 def _failed(group: RowGroup, entry: Entry) -> bool:
-    _, column, row, attempt, salvage_round, error, final = entry
+    _, column, row, attempt, salvage_round, error, fate = entry
     cell = group.find(column, row)
     if cell is None:
         return False
@@ -78,6 +82,8 @@ def _failed(group: RowGroup, entry: Entry) -> bool:
         group.salvage.forget(cell)
     cell.attempt, cell.salvage_round = attempt, salvage_round
     group.salvage.rounds = max(group.salvage.rounds, salvage_round)
-    if final or not group.defer(cell, group.run.now()):
+    if fate != GOES_ON:
+        cell.answers = None
+    if fate == DROPPED or not group.defer(cell, group.run.now()):
         group.give_up(cell, error)
     return True

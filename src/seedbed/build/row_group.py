@@ -13,7 +13,7 @@ from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
-from .recorder import FAILED, OK, REBUILT, retry_key
+from .recorder import AGAIN, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
 from .replay import replay
 from .retry import kept_entries
 from .rows import Rows
@@ -134,7 +134,7 @@ class RowGroup:
     def _came_after_the_end(self, outcome: Outcome[RowGroup]) -> None:
         """Nothing is done with an outcome any more but to keep it for the next run."""
         if outcome.usage is not None and outcome.usage.calls:
-            self.run.ledger.spend(outcome.cell.step.name, outcome.usage.by_model)
+            self.run.ledger.spend(outcome.cell.step.name, outcome.usage.take())
         if outcome.status is Status.SUCCESS:
             self._record_success(outcome)
 
@@ -224,7 +224,7 @@ class RowGroup:
             run.emit_finished(outcome)
         usage = outcome.usage
         if usage is not None and usage.calls:
-            run.ledger.spend(step.name, usage.by_model)
+            run.ledger.spend(step.name, usage.take())
         if status is Status.REFUSED:
             self._refused(outcome)
             return
@@ -314,13 +314,18 @@ class RowGroup:
         cost = None if step.key is None else cost_of(outcome)
         recorder.add(self.journal_key, (OK, step.name, cell.row, cell.attempt, cell.salvage_round, outcome.value, cost))
 
-    def _record_failure(self, cell: Cell[RowGroup], error: str, *, final: bool) -> None:
+    def record(self, entry: Entry) -> None:
+        """Have the journal keep something of a task that is under way."""
+        if self.recorder is not None:
+            self.recorder.add(self.journal_key, entry)
+
+    def _record_failure(self, cell: Cell[RowGroup], error: str, fate: str) -> None:
         if self.recorder is None:
             return
         if cell.step.instance is not None:
             self.run.keep_state(cell.step)
         self.recorder.add(
-            self.journal_key, (FAILED, cell.step.name, cell.row, cell.attempt, cell.salvage_round, error, final)
+            self.journal_key, (FAILED, cell.step.name, cell.row, cell.attempt, cell.salvage_round, error, fate)
         )
 
     def _write_group(
@@ -361,7 +366,7 @@ class RowGroup:
         assert outcome.error is not None
         error = error_text(outcome.error)
         deferred = outcome.status is Status.RETRYABLE and self.defer(cell, outcome.finished)
-        self._record_failure(cell, error, final=not deferred)
+        self._record_failure(cell, error, (GOES_ON if outcome.goes_on else AGAIN) if deferred else DROPPED)
         if not deferred:
             self.give_up(cell, error)
 

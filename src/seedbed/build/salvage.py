@@ -56,7 +56,6 @@ class Salvage(Generic[G]):
             cell.attempt += 1
             cell.salvage_round = self.rounds
             cell.refusals = 0
-            cell.answered = False
         return deferred
 
     def forget(self, cell: Cell[G]) -> None:

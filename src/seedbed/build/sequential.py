@@ -18,7 +18,7 @@ from ..store.records import Drop
 from .cell import attempt, call_again
 from .fill import error_text
 from .identity import follow_rows
-from .recorder import FAILED, OK, REBUILT
+from .recorder import AGAIN, ANSWER, DROPPED, FAILED, GOES_ON, OK, REBUILT
 from .retry import kept_entries
 from .row_group import cost_of, processor_failed
 from .rows import Rows
@@ -50,11 +50,16 @@ class SequentialGroup:
         self._done: set[tuple[int, int]] = set()  # (node, row)
         # Of each task the last thing that was recorded. Rows are numbered anew only between columns.
         self._recorded: dict[tuple[str, int], Entry] = {}
+        self._answers: dict[tuple[str, int], dict[bytes, Any]] = {}  # of calls of tasks that were under way
         self._rebuilt: Entry | None = None
         for entry in entries:
             if entry[0] == REBUILT:
                 self._rebuilt = entry
+            elif entry[0] == ANSWER:
+                self._answers.setdefault((entry[1], entry[2]), {})[entry[4]] = entry[5]
             else:
+                if entry[0] == FAILED and entry[6] != GOES_ON:
+                    self._answers.pop((entry[1], entry[2]), None)
                 self._recorded[entry[1], entry[2]] = entry
 
     def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
@@ -70,6 +75,11 @@ class SequentialGroup:
     def missing_rows(self, _step: Step) -> list[int]:
         """The rows that a whole column is made for: all that are not dropped."""
         return self.live_rows()
+
+    def record(self, entry: Entry) -> None:
+        """Have the journal keep something of a task that is under way."""
+        if self._recorder is not None:
+            self._recorder.add(self.index, entry)
 
     def gave_up(self, _cell: Cell[SequentialGroup]) -> bool:
         """Nothing else runs that could drop a row meanwhile."""
@@ -168,6 +178,7 @@ class SequentialGroup:
         self, cell: Cell[SequentialGroup], salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]
     ) -> None:
         run, step = self.run, cell.step
+        cell.answers = self._answers.pop((step.name, cell.row), cell.answers)
         recorded = self._recorded.pop((step.name, cell.row), None)
         if recorded is not None:
             await self._take_recorded(cell, recorded, salvage, resized)
@@ -194,22 +205,20 @@ class SequentialGroup:
         resized: dict[int, list[Any]],
     ) -> None:
         """Go on from the last thing that an earlier run recorded of this task."""
-        kind, column, row, attempt, salvage_round, what, final = entry
+        kind, column, row, attempt, salvage_round, what, fate = entry
         cell.attempt, cell.salvage_round = attempt, salvage_round
         if self.run.must_replay(cell.step):
             await call_again(self.run, cell)
         if kind == OK:
             self._write(cell, what, resized)
             self.run.restored(self.index, {column: len(what[0]) if row == GROUP else 1})
-        elif final or salvage.defer(cell, self.run.now(), self.run.mean_latency(cell.step)) is None:
+        elif fate == DROPPED or salvage.defer(cell, self.run.now(), self.run.mean_latency(cell.step)) is None:
             self._drop_rows(cell, what)
 
     def _record(self, cell: Cell[SequentialGroup], kind: str, what: Any, more: Any) -> None:
-        assert self._recorder is not None
         if cell.step.instance is not None:
             self.run.keep_state(cell.step)
-        entry = (kind, cell.step.name, cell.row, cell.attempt, cell.salvage_round, what, more)
-        self._recorder.add(self.index, entry)
+        self.record((kind, cell.step.name, cell.row, cell.attempt, cell.salvage_round, what, more))
 
     def _drop_rows(self, cell: Cell[SequentialGroup], error: str) -> None:
         for row in self.live_rows() if cell.row == GROUP else [cell.row]:
@@ -224,7 +233,8 @@ class SequentialGroup:
         if outcome.status is Status.RETRYABLE:
             eligible_at = salvage.defer(cell, outcome.finished, run.mean_latency(cell.step))
         if self._recorder is not None:
-            self._record(cell, FAILED, error, eligible_at is None)
+            again = GOES_ON if outcome.goes_on else AGAIN
+            self._record(cell, FAILED, error, DROPPED if eligible_at is None else again)
         if eligible_at is None:
             self._drop_rows(cell, error)
         elif run.events.active:
@@ -262,7 +272,7 @@ class SequentialGroup:
                 raise run.stopping
             usage = outcome.usage
             if usage is not None and usage.calls:
-                run.ledger.spend(step.name, usage.by_model)
+                run.ledger.spend(step.name, usage.take())
             if outcome.status is Status.REFUSED:
                 cell.refusals += 1
                 eligible_at = outcome.finished + outcome.retry_delay

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..generators import Usage
     from ..runtime.throttle import Permit
+    from ..store.codec import Entry
     from .plan import Step
     from .rows import Rows
 
@@ -35,6 +36,10 @@ class Group(Protocol):
 
     def missing_rows(self, step: Step) -> list[int]:
         """The rows that are not dropped and that a whole column is still to be made for, in order."""
+        ...
+
+    def record(self, entry: Entry) -> None:
+        """Have the journal keep something of a task that is under way."""
         ...
 
     def gave_up(self, cell: Cell[Any]) -> bool:
@@ -99,7 +104,9 @@ class Cell(Generic[G_co]):
     attempt: int = 1  # counts from 1; a refusal is not an attempt
     refusals: int = 0
     salvage_round: int = 0  # of its row group, which it was tried again in
-    answered: bool = False  # a model call of this attempt was answered
+    # Answers of calls that need not be made again, by what they asked: of an attempt whose later call failed, or of a
+    # run that died.
+    answers: dict[bytes, Any] | None = None
     permit: Permit | None = None
     has_slot: bool = False
     reserved: tuple[int, float] | None = None  # of the spending budget
@@ -136,6 +143,7 @@ class Outcome(Generic[G_co]):
     finished: float
     usage: Usage | None = None
     retry_delay: float = 0.0  # of a refusal
+    goes_on: bool = False  # of a failure: the next attempt has the answers of this one
 
     @property
     def task(self) -> Task:

@@ -25,10 +25,10 @@ class AsyncioContext:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
+    async def call(self, send: Callable[[], Awaitable[T]], **options: Any) -> T:
         """`send` runs here, on asyncio; what leads to it and follows from it on trio."""
         sent = partial(self._crossing.run, send)
-        return await self._crossing.call(partial(self._context.call, sent, key=key, tokens=tokens)).wait()
+        return await self._crossing.call(partial(self._context.call, sent, **options)).wait()
 
     def give_back(self) -> None:
         self._crossing.into_trio(self._context.give_back)

@@ -22,10 +22,23 @@ class Usage:
     cost: float = 0.0
     # The same by model, as (calls, input tokens, output tokens, cost).
     by_model: dict[str, tuple[int, int, int, float]] = attrs.field(factory=dict)
+    # What of that was taken already.
+    _taken: dict[str, tuple[int, int, int, float]] = attrs.field(factory=dict)
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    def take(self) -> dict[str, tuple[int, int, int, float]]:
+        """What was used of each model since this was last asked."""
+        before, self._taken = self._taken, dict(self.by_model)
+        if not before:
+            return self._taken
+        new = {}
+        for model, (calls, input_tokens, output_tokens, cost) in self._taken.items():
+            old = before.get(model, (0, 0, 0, 0.0))
+            new[model] = (calls - old[0], input_tokens - old[1], output_tokens - old[2], cost - old[3])
+        return new
 
     def add(self, model: str, calls: int, input_tokens: int, output_tokens: int, cost: float) -> None:
         """Count a call, or several."""
@@ -68,11 +81,21 @@ class CellContext(Protocol):
     ) -> None:
         """Add to what this task used, of which model; safe from a worker thread."""
 
-    async def call(self, send: Callable[[], Awaitable[T]], *, key: str | None = None, tokens: int = 0) -> T:
+    async def call(
+        self,
+        send: Callable[[], Awaitable[T]],
+        *,
+        key: str | None = None,
+        tokens: int = 0,
+        asks: Callable[[], bytes] | None = None,
+    ) -> T:
         """Make one model call under a permit of `key` (the column's own if not given).
 
         The first call uses the permit that the task was started with. A `RateLimited` before any answer sends the cell
         back to its lane; after an answer it is waited out here, so that no answered call is ever repeated.
+
+        `asks` tells which call it is, the same for the same call of another attempt. Then its answer is kept when a
+        later call of the cell fails, or the whole run dies, and is returned again without being sent.
         """
 
     def give_back(self) -> None:

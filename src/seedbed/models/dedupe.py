@@ -33,6 +33,11 @@ def request_key(model: str, request: ChatRequest) -> bytes:
     return digest.digest()
 
 
+def call_key(*parts: Any) -> bytes:
+    """Equal for the same call of the same cell, made of what JSON can tell."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=repr).encode(), digest_size=16).digest()
+
+
 class Dedupe:
     """The answers of the last `max_entries` requests, and those under way. Used from one trio run.
 

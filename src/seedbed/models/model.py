@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..embed import anywhere
 from .base import ChatAnswer, ChatRequest, Image, ImageAnswer, Message
-from .dedupe import request_key
+from .dedupe import call_key, request_key
 from .distributions import draw, is_distribution, stable_seed
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Model:
         seed, drawn = self._draw(parameters)
         request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed=seed)
         key = self._spec.key("chat")
-        call = partial(self._call, key, partial(self._client.chat, request))
+        call = partial(self._call, key, partial(self._client.chat, request), partial(request_key, str(seed), request))
         if self._dedupe is None:
             return await call()
         # While another cell asks the same, or if the answer is there already, this one needs no permit.
@@ -97,24 +97,28 @@ class Model:
     @anywhere
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
         """A vector for each text."""
-        _, drawn = self._draw(parameters)
-        answer = await self._call(self._spec.key("embedding"), partial(self._client.embed, texts, drawn))
+        seed, drawn = self._draw(parameters)
+        asks = partial(call_key, seed, list(texts), drawn)
+        answer = await self._call(self._spec.key("embedding"), partial(self._client.embed, texts, drawn), asks)
         return [list(vector) for vector in answer.vectors]
 
     @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
         """A picture."""
-        _, drawn = self._draw(parameters)
-        answer: ImageAnswer = await self._call(self._spec.key("image"), partial(self._client.image, prompt, drawn))
+        seed, drawn = self._draw(parameters)
+        asks = partial(call_key, seed, prompt, drawn)
+        answer: ImageAnswer = await self._call(
+            self._spec.key("image"), partial(self._client.image, prompt, drawn), asks
+        )
         return answer.images[0]
 
-    async def _call(self, key: str, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, key: str, ask: Callable[[], Awaitable[T]], asks: Callable[[], bytes]) -> T:
         async def send() -> T:
             answer = await ask()
             self._report(answer.tokens)  # type: ignore[attr-defined]  # every answer of a client has them
             return answer
 
-        answer: T = await self._context.call(send, key=key)
+        answer: T = await self._context.call(send, key=key, asks=asks)
         return answer
 
     def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

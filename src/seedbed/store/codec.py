@@ -40,6 +40,7 @@ _ALLOWED: frozenset[tuple[str, str]] = frozenset(
         "numpy._core.multiarray": "_reconstruct scalar",
         "numpy._core.numeric": "_frombuffer",
         "polars.series.series": "Series",
+        "seedbed.models.base": "ChatAnswer EmbeddingAnswer Image ImageAnswer Tokens",
         "polars.dataframe.frame": "DataFrame",
         errors.__name__: " ".join(
             name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.CellError)
