@@ -157,7 +157,7 @@ async def _write_part(
         raise StoreError(
             f"writing row group {group.index} to {writer.path} took more than {CHECKPOINT_DEADLINE:g} s"
         ) from slow
-    except OSError as error:
+    except (OSError, StoreError) as error:
         raise StoreError(f"row group {group.index} could not be written to {writer.path}: {error}") from error
     finally:
         given_up = True
