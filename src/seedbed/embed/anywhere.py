@@ -29,14 +29,22 @@ def anywhere(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corou
     """
 
     @functools.wraps(function)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        # Not one more coroutine around it: that would cost each time that it goes on.
         if trio.lowlevel.in_trio_task():
-            return await function(*args, **kwargs)
-        from .guest import run_in_trio  # noqa: PLC0415  asyncio, see above
-
-        return await run_in_trio(functools.partial(function, *args, **kwargs))
+            return function(*args, **kwargs)
+        return _await_anywhere(functools.partial(function, *args, **kwargs))
 
     return call
+
+
+async def _await_anywhere(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    # Made outside of a trio task, it may still be awaited in one: `trio.run(build_async, ...)`.
+    if trio.lowlevel.in_trio_task():
+        return await function()
+    from .guest import run_in_trio  # noqa: PLC0415  asyncio, see above
+
+    return await run_in_trio(function)
 
 
 def anywhere_context(

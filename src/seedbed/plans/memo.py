@@ -29,13 +29,27 @@ class EndpointSource(Protocol):
 
 
 class _Pending:
-    """A read that is under way; `error` is set if it failed, and nothing if it was cancelled."""
+    """Reads that are under way; `error` is set if they failed, and nothing if they were cancelled."""
 
-    __slots__ = ("done", "error")
+    __slots__ = ("_done", "_over", "error")
 
     def __init__(self) -> None:
-        self.done = trio.Event()
+        self._done: trio.Event | None = None  # made for the first who waits, which is nearly always nobody
+        self._over = False
         self.error: EndpointUnavailable | None = None
+
+    async def wait(self) -> None:
+        """Wait until they are over."""
+        if self._over:
+            return
+        if self._done is None:
+            self._done = trio.Event()
+        await self._done.wait()
+
+    def finish(self) -> None:
+        self._over = True
+        if self._done is not None:
+            self._done.set()
 
 
 class OnceEndpoint:
@@ -43,8 +57,9 @@ class OnceEndpoint:
 
     def __init__(self, endpoint: RedisReads) -> None:
         self._endpoint = endpoint
-        # What was read, or is being read, by command and arguments; changed by the tasks of the request only.
-        self._known: dict[object, Any] = {}
+        # What was read, or is being read, by key; of lists for each range. Changed by the tasks of the request only.
+        self._hashes: dict[str, Any] = {}
+        self._lists: dict[tuple[int, int], dict[str, Any]] = {}
 
     @anywhere
     async def hgetall(self, key: str) -> dict[str, str]:
@@ -53,7 +68,7 @@ class OnceEndpoint:
         async def read(_missing: Sequence[str]) -> list[dict[str, str]]:
             return [await endpoint.hgetall(key)]
 
-        return (await self._read([key], [key], read))[0]  # type: ignore[no-any-return]
+        return (await _read(self._hashes, [key], read))[0]  # type: ignore[no-any-return]
 
     @anywhere
     async def lrange(self, key: str, start: int, stop: int) -> list[str]:
@@ -62,58 +77,60 @@ class OnceEndpoint:
         async def read(_missing: Sequence[str]) -> list[list[str]]:
             return [await endpoint.lrange(key, start, stop)]
 
-        return (await self._read([key], [(key, start, stop)], read))[0]  # type: ignore[no-any-return]
+        return (await _read(self._range(start, stop), [key], read))[0]  # type: ignore[no-any-return]
 
     @anywhere
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
-        return await self._read(keys, keys, self._endpoint.hgetall_many)
+        return await _read(self._hashes, keys, self._endpoint.hgetall_many)
 
     @anywhere
     async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
         endpoint = self._endpoint
+        return await _read(self._range(start, stop), keys, lambda missing: endpoint.lrange_many(missing, start, stop))
 
-        async def read(missing: Sequence[str]) -> list[list[str]]:
-            return await endpoint.lrange_many(missing, start, stop)
+    def _range(self, start: int, stop: int) -> dict[str, Any]:
+        known = self._lists.get((start, stop))
+        if known is None:
+            known = self._lists[start, stop] = {}
+        return known
 
-        return await self._read(keys, [(key, start, stop) for key in keys], read)
 
-    async def _read(
-        self, keys: Sequence[str], reads: Sequence[object], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
-    ) -> list[Any]:
-        known = self._known
-        while True:
-            missing = {one: key for one, key in zip(reads, keys, strict=True) if one not in known}
-            if missing:
-                answers = await self._read_missing(missing, read)
-                if len(missing) == len(reads):
-                    return answers
-            waiting = next((found for one in reads if type(found := known.get(one)) is _Pending), None)
-            if waiting is not None:
-                await waiting.done.wait()
-                if waiting.error is not None:
-                    raise EndpointUnavailable(waiting.error.message) from waiting.error
-                continue  # it is known now, or its reader was cancelled and it is for us to read
-            return [known[one] for one in reads]
+async def _read(
+    known: dict[str, Any], keys: Sequence[str], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
+) -> list[Any]:
+    while True:
+        missing = dict.fromkeys(keys) if not known else {key: None for key in keys if key not in known}
+        if missing:
+            answers = await _read_missing(known, list(missing), read)
+            if len(missing) == len(keys):
+                return answers
+        waiting = next((found for key in keys if type(found := known.get(key)) is _Pending), None)
+        if waiting is not None:
+            await waiting.wait()
+            if waiting.error is not None:
+                raise EndpointUnavailable(waiting.error.message) from waiting.error
+            continue  # it is known now, or its reader was cancelled and it is for us to read
+        return [known[key] for key in keys]
 
-    async def _read_missing(
-        self, missing: dict[object, str], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
-    ) -> list[Any]:
-        pending = _Pending()
-        known = self._known
-        known.update(dict.fromkeys(missing, pending))
-        try:
-            answers = await read(list(missing.values()))
-        except BaseException as error:
-            if isinstance(error, EndpointUnavailable):
-                pending.error = error
-            for one in missing:
-                del known[one]
-            raise
-        else:
-            known.update(zip(missing, answers, strict=True))
-            return answers
-        finally:
-            pending.done.set()
+
+async def _read_missing(
+    known: dict[str, Any], missing: list[str], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
+) -> list[Any]:
+    pending = _Pending()
+    known.update(dict.fromkeys(missing, pending))
+    try:
+        answers = await read(missing)
+    except BaseException as error:
+        if isinstance(error, EndpointUnavailable):
+            pending.error = error
+        for key in missing:
+            del known[key]
+        raise
+    else:
+        known.update(zip(missing, answers, strict=True))
+        return answers
+    finally:
+        pending.finish()
 
 
 class RequestEndpoints:

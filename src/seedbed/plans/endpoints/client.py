@@ -20,7 +20,9 @@ from .resp import (
     encode_lrange,
     new_reader,
     read_hash,
+    read_hashes,
     read_list,
+    read_lists,
     read_pong,
 )
 from .statistics import EndpointStatistics
@@ -128,11 +130,17 @@ class RedisClient:
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
         """What `hgetall` gives for each of the keys, in their order."""
         replies = await self._ask([encode_hgetall(key) for key in keys])
+        found = read_hashes(replies) if len(replies) == len(keys) else None
+        if found is not None:
+            return found
         return [self._read(read_hash, reply, "HGETALL", key) for reply, key in zip(replies, keys, strict=False)]
 
     async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
         """What `lrange` gives for each of the keys, in their order."""
         replies = await self._ask([encode_lrange(key, start, stop) for key in keys])
+        found = read_lists(replies) if len(replies) == len(keys) else None
+        if found is not None:
+            return found
         return [self._read(read_list, reply, "LRANGE", key) for reply, key in zip(replies, keys, strict=False)]
 
     async def _ask(self, commands: Sequence[bytes]) -> list[Reply]:
@@ -263,20 +271,27 @@ class RedisClient:
             connection.heard_at = trio.current_time()
             reader.feed(data)
             unparsed += len(data)
+            replies: list[Reply] = []
+            broken: Exception | None = None
             while True:
                 try:
                     reply = reader.gets()
                 except UnicodeDecodeError as error:
                     reply = error
                 except hiredis.ProtocolError as error:
-                    connection.lose(error)
-                    return
+                    broken = error
+                    break
                 if reply is MISSING:
                     break
+                replies.append(reply)
+            if replies:
                 unparsed = 0
-                if not pipeline.take_reply(reply):
-                    connection.lose(ConnectionError(f"a reply came that nobody asked for: {reply!r:.80}"))
-                    return
+                taken = pipeline.take_replies(replies)
+                if taken < len(replies):
+                    broken = ConnectionError(f"a reply came that nobody asked for: {replies[taken]!r:.80}")
+            if broken is not None:
+                connection.lose(broken)
+                return
             if not unparsed:
                 connection.answered = True
                 self._failures = 0

@@ -116,27 +116,36 @@ class Pipeline:
             self._sent.append(chunk)
         return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
-    def take_reply(self, reply: Reply) -> bool:
-        """Give the next reply to the call that it is for; False if no reply is owed to anybody."""
-        if not self._sent:
-            return False
-        chunk = self._sent[0]
-        self.free += 1
-        chunk.count -= 1
-        if not chunk.count:
-            self._sent.popleft()
-        call = chunk.call
+    def take_replies(self, replies: list[Reply]) -> int:
+        """Give each reply to the call that it is for; returns how many were owed to anybody."""
+        at, end, sent = 0, len(replies), self._sent
+        while at < end and sent:
+            chunk = sent[0]
+            count = min(chunk.count, end - at)
+            self.free += count
+            chunk.count -= count
+            if not chunk.count:
+                sent.popleft()
+            self._answer(chunk.call, replies if count == end else replies[at : at + count])
+            at += count
+        return at
+
+    def _answer(self, call: Call, replies: list[Reply]) -> None:
+        """So many replies to a call, in one piece."""
         if call.over:
-            self.dropped += 1
-            return True
-        call.replies.append(reply)
+            self.dropped += len(replies)
+            return
+        if any(issubclass(kind, Exception) for kind in set(map(type, replies))):
+            # The caller will find it and raise; what else the call asked for is of no use to it.
+            failed = next(at for at, reply in enumerate(replies) if isinstance(reply, Exception))
+            call.replies += replies[: failed + 1]
+            self.dropped += len(replies) - failed - 1
+            self._end(call, outcome.Value(call.replies))
+            return
+        call.replies += replies
         if len(call.replies) == len(call.commands):
             call.over = True
             trio.lowlevel.reschedule(call.task, outcome.Value(call.replies))
-        elif isinstance(reply, Exception):
-            # The caller will find it and raise; what else the call asked for is of no use to it.
-            self._end(call, outcome.Value(call.replies))
-        return True
 
     def abandon(self, call: Call) -> None:
         """Forget a call that was cancelled; replies to what it sent are dropped when they come."""

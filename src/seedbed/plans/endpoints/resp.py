@@ -7,7 +7,8 @@ much later, where the response is written.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias
 
 import hiredis
 
@@ -77,6 +78,23 @@ def read_list(reply: Reply, asked: str) -> list[str]:
     raise unexpected(reply, asked)
 
 
+def read_hashes(replies: list[Any]) -> list[dict[str, str]] | None:
+    """What `read_hash` gives for each, all at once; None if one of them is to be refused."""
+    if not _text_lists(replies) or any(len(reply) % 2 for reply in replies):
+        return None
+    return [dict(zip(fields := iter(reply), fields, strict=False)) for reply in replies]
+
+
+def read_lists(replies: list[Any]) -> list[list[str]] | None:
+    """What `read_list` gives for each, all at once; None if one of them is to be refused."""
+    return replies if _text_lists(replies) else None
+
+
+def _text_lists(replies: list[Any]) -> bool:
+    # Hundreds a request: one look at all of them is much quicker than one at each.
+    return set(map(type, replies)) <= _LISTS and set(map(type, chain.from_iterable(replies))) <= _TEXT
+
+
 def read_pong(reply: Reply, asked: str) -> None:
     """Nothing, if the reply is that of a PING."""
     if reply != "PONG":
@@ -100,3 +118,4 @@ def _texts(reply: list[object]) -> bool:
 
 
 _TEXT = {str}
+_LISTS = {list}
