@@ -35,7 +35,7 @@ def _integers(texts: list[str]) -> list[int]:
     """Those of the texts that are integers of 64 bits."""
     # Nearly always they are nothing but digits, and hundreds a request: looking at all of them at once is quicker.
     together = "".join(texts)
-    if together.isdigit() and together.isascii() and all(texts) and len(max(texts, key=len)) < _SURELY_64_BITS:
+    if together.isdigit() and together.isascii() and all(texts) and max(map(len, texts)) < _SURELY_64_BITS:
         return list(map(int, texts))
     found = [int(text) for text in texts if _INTEGER.fullmatch(text)]
     return [number for number in found if -(2**63) <= number < 2**63]

@@ -83,6 +83,9 @@ class Response:
         ids = self.rows.ids().tolist()
         if not values:
             return [{"id": row_id, "fields": {}} for row_id in ids]
+        if len(values) == 1:  # a score and nothing else, as a rule
+            (name,), (column,) = names, values
+            return [{"id": row_id, "fields": {name: value}} for row_id, value in zip(ids, column, strict=True)]
         return [
             {"id": row_id, "fields": dict(zip(names, row, strict=True))}
             for row_id, row in zip(ids, zip(*values, strict=True), strict=True)
