@@ -135,8 +135,9 @@ class RowGroup:
         """Nothing is done with an outcome any more but to keep it for the next run."""
         if outcome.usage is not None and outcome.usage.calls:
             self.run.ledger.spend(outcome.cell.step.name, outcome.usage.take())
-        if outcome.status is Status.SUCCESS:
-            self._record_success(outcome)
+        step = outcome.cell.step
+        if outcome.status is Status.SUCCESS and step.node >= 0:
+            self._record_success(outcome, None if step.key is None else cost_of(outcome))
 
     # Where an earlier run left off.
 
@@ -254,10 +255,12 @@ class RowGroup:
         run.record(outcome, self.salvage.window, error=False)
         if step.key is None:
             run.note_latency(step, outcome.seconds)
-        self._record_success(outcome)
+        cost = None if step.key is None else cost_of(outcome)
+        if self.recorder is not None:
+            self._record_success(outcome, cost)
         if cell.row != GROUP and self.frontier.dropped[cell.row]:
             self._waste(outcome)
-        self.take(cell, outcome.value, None if step.key is None else cost_of(outcome))
+        self.take(cell, outcome.value, cost)
 
     def take(self, cell: Cell[RowGroup], value: Any, cost: tuple[int, int, float] | None) -> None:
         """A task is finished, now or in an earlier run: write its values and go on with what that makes ready."""
@@ -304,15 +307,12 @@ class RowGroup:
         before, after = self.frontier.rows, self.rows.take_over(columns, identities, drops)
         self._go_on_with(before, after)
 
-    def _record_success(self, outcome: Outcome[RowGroup]) -> None:
-        recorder, cell = self.recorder, outcome.cell
+    def _record_success(self, outcome: Outcome[RowGroup], cost: tuple[int, int, float] | None) -> None:
+        cell = outcome.cell
         step = cell.step
-        if recorder is None or step.node < 0:
-            return
         if step.instance is not None:
             self.run.keep_state(step)
-        cost = None if step.key is None else cost_of(outcome)
-        recorder.add(self.journal_key, (OK, step.name, cell.row, cell.attempt, cell.salvage_round, outcome.value, cost))
+        self.record((OK, step.name, cell.row, cell.attempt, cell.salvage_round, outcome.value, cost))
 
     def record(self, entry: Entry) -> None:
         """Have the journal keep something of a task that is under way."""
