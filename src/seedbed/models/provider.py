@@ -87,7 +87,8 @@ def strip_slash(value: object) -> object:
     return value.rstrip("/") if isinstance(value, str) else value
 
 
-@attrs.frozen(kw_only=True)
+# Without slots: a spec with several parents can have them in none, or it would be pickled by halves.
+@attrs.frozen(kw_only=True, slots=False)
 class Limits:
     """The part of a spec that says what a model may be asked for and what it costs."""
 
