@@ -42,7 +42,8 @@ def test_a_cancelled_task_waits_until_its_build_has_unwound(tmp_path: Path) -> N
 
     under_asyncio(main)
     assert sb.Dataset.open(tmp_path / "out").rows == 2
-    done = sb.build([NUMBERS, sb.Column("x", doubled_x)], rows=6, out=tmp_path / "out", config=SMALL, resume=True, accept_changes=True)
+    columns = [NUMBERS, sb.Column("x", doubled_x)]
+    done = sb.build(columns, rows=6, out=tmp_path / "out", config=SMALL, resume=True, accept_changes=True)
     assert done.to_polars()["n"].to_list() == [0, 1, 2, 3, 4, 5]
 
 
