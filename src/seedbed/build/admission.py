@@ -21,6 +21,7 @@ from .checkpoint import checkpoint, finish, note_spending
 from .fill import error_text
 from .past import replay_group, replay_tasks
 from .recorder import kept_key, retry_key
+from .replay import collector_paused
 from .retry import plan_retry
 from .row_group import RowGroup
 from .run import Run
@@ -158,7 +159,8 @@ async def _admit(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
                     continue
                 retry, entries = found
             elif run.recorder is not None and index in run.recorded:
-                entries = await run.recorder.read(index)
+                with collector_paused():
+                    entries = await run.recorder.read(index)
             await places.acquire()
             if run.stopping is not None:
                 break

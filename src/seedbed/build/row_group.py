@@ -14,7 +14,7 @@ from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
 from .recorder import AGAIN, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
-from .replay import replay
+from .replay import collector_paused, replay
 from .retry import kept_entries
 from .rows import Rows
 from .salvage import Salvage
@@ -148,7 +148,8 @@ class RowGroup:
         """
         self._restoring = True
         self.make_ready(self.frontier.begin())
-        replayed = replay(self, entries)
+        with collector_paused():
+            replayed = replay(self, entries)
         self._restoring = False
         self._ready = [cell for cell in self._ready if cell.state is State.NEW]
         self.run.restored(self.index, replayed.cells)
@@ -156,7 +157,10 @@ class RowGroup:
 
     def find(self, column: str, row: int) -> Cell[RowGroup] | None:
         """The task of this column and row that is ready or was tried before."""
-        return next((cell for cell in self._alive.get(row, ()) if cell.step.name == column), None)
+        for cell in self._alive.get(row, ()):
+            if cell.step.name == column:
+                return cell
+        return None
 
     def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
         """What is finished of the rows that were dropped, for a run that tries them again.
