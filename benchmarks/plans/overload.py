@@ -7,10 +7,8 @@ becomes of those before. A machine may be twice as fast in one second as in the 
 request takes alone, are measured in turn many times over, every ratio is one of neighbours, and the bars are for the
 medians.
 
-The peak that the bar is about is that of the answers in time: the most that are answered a second at any of the loads,
-with the same deadline. An engine that breaks down under overload falls far below it; one that does not stays there. The
-peak without a deadline is out of reach for anybody whose requests have twice the time of one that is alone: it takes 32
-at once, which each take many times as long. How far below that the answers are is in the table and has no bar.
+With that deadline two or three requests can be under way at once, and the peak takes 32, which each take many times as
+long; so the table also says what the most is that is answered in time at any of the loads.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from seedbed.plans.model import Plan
 
 LATE_BAR = 1.2  # p99 of what is answered ÷ deadline
-THROUGHPUT_BAR = 0.8  # ÷ the most that is answered at any load
+THROUGHPUT_BAR = 0.8  # ÷ peak
 AT_ONCE = 32  # at the peak
 TICK = 0.001
 PAUSE = 0.005  # between requests that are to be alone: the loop sleeps
@@ -172,12 +170,9 @@ def measure(port: int, *, short: bool) -> tuple[list[Table], list[Bar]]:
     )
     twice = rows[-1]
     most = max(each["answered ÷ peak"] for each in rows)
+    for each in rows:
+        each["answered ÷ the most"] = each["answered ÷ peak"] / most if most else 0.0
     return [Table(title=title, rows=rows)], [
         Bar(name="p99 of the answered ÷ deadline", measured=twice["p99 of the answered ÷ deadline"], allowed=LATE_BAR),
-        Bar(
-            name="answered a second ÷ the most at any load",
-            measured=twice["answered ÷ peak"] / most if most else 0.0,
-            allowed=THROUGHPUT_BAR,
-            at_least=True,
-        ),
+        Bar(name="answered a second ÷ peak", measured=twice["answered ÷ peak"], allowed=THROUGHPUT_BAR, at_least=True),
     ]
