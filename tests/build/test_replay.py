@@ -253,6 +253,52 @@ async def test_a_stateful_generator_goes_on_from_where_it_was(kind: type[Countin
     assert dataset.to_polars()["count"].to_list() == Counting().generate(range(20))
 
 
+@pytest.mark.parametrize("how", ["processor", "drops"])
+async def test_a_generator_that_is_called_again_sees_what_it_saw(
+    how: str, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Rows that a post-batch processor took out, or that were dropped after it, were part of what it was given."""
+    processors = (
+        [sb.Processor(stage="post_batch", apply=lambda frame: frame.filter(frame["n"] % 3 != 1))]
+        if how == "processor"
+        else []
+    )
+
+    class Last:
+        stop_at: int | None = None
+        build: sb.Build
+
+        async def agenerate(self, n: int, chain: int) -> int:
+            if n == self.stop_at:
+                self.build.stop()
+                self.build.stop()
+                await trio.sleep_forever()
+            if how == "drops" and n % 3 == 1:
+                raise Permanent("no")
+            return chain
+
+    config = RunConfig(buffer_size=4, max_concurrent_row_groups=1, shutdown_error_rate=1)
+
+    async def build(out: Path, stop_at: int | None) -> None:
+        last = Last()
+        last.stop_at = stop_at
+        columns = [Column("n", numbers, kind="from_scratch"), Column("chain", Chain()), Column("last", last)]
+        async with sb.open_build(
+            columns, rows=ROWS, out=out, config=config, processors=processors, resume=True
+        ) as last.build:
+            await last.build.wait()
+
+    await build(tmp_path / "whole", None)
+    for stop_at in (5, 9):
+        with pytest.raises(sb.Interrupted):
+            await build(tmp_path / "parts", stop_at)
+    await build(tmp_path / "parts", None)
+    whole, parts = (sb.Dataset.open(tmp_path / name).to_polars() for name in ("whole", "parts"))
+    assert parts.equals(whole)
+    if how == "processor":
+        assert not {path.name for path in (tmp_path / "parts").iterdir()} & {*JOURNAL_FILES}
+
+
 class Asking(KeptChain):
     """A stateful generator with a key: it is not called again just for its state."""
 

@@ -13,13 +13,14 @@ from ..observe import events
 from ..store.dataset import Dataset
 from ..store.schema import arrow_table, conflict_error
 from .fill import error_text
-from .recorder import kept_key
+from .recorder import calls_key, kept_key
 from .retry import merge_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from ..store.journal import Journal
     from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
@@ -117,6 +118,10 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
         kept = group.kept_entries(held)
         if kept:
             await recorder.keep(kept_key(index, revision), kept)
+        calls = group.call_entries() if retry is None else []
+        if calls:
+            await recorder.keep(calls_key(index), calls)
+            run.calls_kept.add(calls_key(index))
     record = await _write_part(run, writer, group, rows, order)
     if recorder is not None:
         await recorder.free(group.journal_key)
@@ -185,12 +190,18 @@ async def finish(run: Run) -> None:
         if states:
             await _wind_up(run, lambda _: writer.write_states(states))
         if journal is not None:
-            await _wind_up(run, lambda _: journal.finish())
+            await _wind_up(run, lambda _: _finish_journal(journal, run.calls_kept))
     except OSError as error:
         raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
     run.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
     if conflicts:
         raise conflict_error(conflicts)
+
+
+def _finish_journal(journal: Journal, calls: Iterable[int]) -> None:
+    for key in calls:
+        journal.drop_kept(key)  # everything is made: nobody has to be brought back for the rest
+    journal.finish()
 
 
 async def _wind_up(run: Run, write: Callable[[Callable[[], bool]], T]) -> T:

@@ -8,8 +8,9 @@ What an outcome was is kept as an entry, a plain tuple whose first two items are
 - `(REBUILT, column, columns, identities, drops)`: the rows that pre-batch processors left;
 - `(ROWS, column, rows, columns)`: finished rows of a whole column, of rows that are tried again;
 - `(KEPT, None, order, identities)`: first of what is kept of dropped rows; `order` names the rows of the part.
+- `(CALL, column, rows, inputs)`: a call of a stateful generator that cannot tell its state, for so many rows.
 
-`replay` reads them.
+`replay` reads them, `past` those of calls.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ FAILED = "failed"
 REBUILT = "rebuilt"
 ROWS = "rows"
 KEPT = "kept"
+CALL = "call"
 
 # What a failed attempt meant: its rows are dropped; it is tried again; it is, with the answers that it had.
 DROPPED = "dropped"
@@ -46,11 +48,23 @@ GOES_ON = "goes on"
 COMMIT_DEADLINE = 60.0
 
 _REVISION_BITS = 40
+# Stands for the revision where calls are kept: a part never has so many.
+_CALLS = (1 << 22) - 1
 
 
 def kept_key(index: int, revision: int) -> int:
     """Under which key the journal keeps the dropped rows of a row group, as its part is in that revision."""
     return index | revision << _REVISION_BITS
+
+
+def calls_key(index: int) -> int:
+    """Under which key the journal keeps what stateful generators were called with for a row group."""
+    return kept_key(index, _CALLS)
+
+
+def is_calls_key(key: int) -> bool:
+    """Whether `calls_key` made a key."""
+    return key >= 0 and key_parts(key)[1] == _CALLS
 
 
 def retry_key(index: int, revision: int) -> int:

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Replayed:
-    """What came of it: finished cells by column, and the tasks of stateful generators that have to be replayed."""
+    """What came of it: finished cells by column."""
 
     cells: Counter[str] = attrs.field(factory=Counter)
-    stateful: list[tuple[Step, int]] = attrs.field(factory=list)
 
 
 @contextmanager
@@ -57,14 +56,14 @@ def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
             step = steps.get(column)
             if step is not None and _finished(group, step, row, value, cost):
                 replayed.cells[column] += len(value[0]) if row == GROUP else 1
-                if step.instance is not None and group.run.must_replay(step):
-                    replayed.stateful.append((step, row))
+                if step.instance is not None:
+                    group.note_call(step, row, value)
             continue
         match entry:
             case (kind, str(column), int(row), *_) if kind == FAILED and column in steps:
-                fits = _failed(group, entry)
-                if fits and group.run.must_replay(steps[column]):
-                    replayed.stateful.append((steps[column], row))
+                if steps[column].instance is not None and group.find(column, row) is not None:
+                    group.note_call(steps[column], row)
+                _failed(group, entry)
             case (kind, str(column), int(row), _, asked, answer) if kind == ANSWER:
                 cell = group.find(column, row)
                 if cell is not None:
@@ -90,11 +89,11 @@ def _finished(group: RowGroup, step: Step, row: int, value: object, cost: tuple[
     return False
 
 
-def _failed(group: RowGroup, entry: Entry) -> bool:
+def _failed(group: RowGroup, entry: Entry) -> None:
     _, column, row, attempt, salvage_round, error, fate = entry
     cell = group.find(column, row)
     if cell is None:
-        return False
+        return
     if cell.state is State.DEFERRED:
         group.salvage.forget(cell)
     cell.attempt, cell.salvage_round = attempt, salvage_round
@@ -103,4 +102,3 @@ def _failed(group: RowGroup, entry: Entry) -> bool:
         cell.answers = None
     if fate == DROPPED or not group.defer(cell, group.run.now()):
         group.give_up(cell, error)
-    return True

@@ -13,12 +13,12 @@ from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
-from .recorder import AGAIN, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
+from .recorder import AGAIN, CALL, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
 from .replay import collector_paused, replay
 from .retry import kept_entries
 from .rows import Rows
 from .salvage import Salvage
-from .stateful import Gate
+from .stateful import Gate, is_called_again
 from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class RowGroup:
         self._paid: dict[int, list[tuple[str, int, int, float]]] = {}
         # Which rows of the dataset the dropped ones are; processors change what the others are called.
         self._dropped_as: dict[int, Identity] = {}
+        # Calls of stateful generators, in order: the step, its row, and the rows that a whole column was made for.
+        self._calls: list[tuple[Step, int, Sequence[int]]] = []
         # While earlier outcomes are taken in again nothing is dispatched.
         self._restoring = False
 
@@ -153,7 +155,23 @@ class RowGroup:
         self._restoring = False
         self._ready = [cell for cell in self._ready if cell.state is State.NEW]
         self.run.restored(self.index, replayed.cells)
-        return replayed.stateful
+        return [(step, row) for step, row, _ in self._calls if self.run.must_replay(step)]
+
+    def note_call(self, step: Step, row: int, value: Any = None) -> None:
+        """A stateful generator was called, now or in an earlier run; `value` is what came of it, if anything did."""
+        rows = [row] if row != GROUP else self.missing_rows(step) if value is None else value[0]
+        self._calls.append((step, row, rows))
+
+    def call_entries(self) -> list[Entry]:
+        """What generators that cannot tell their state were called with, where the part will not show it."""
+        if not self.run.plan.post_batch and not self._dropped_as:
+            return []
+        return [
+            (CALL, step.name, len(rows), inputs)
+            for step, _, rows in self._calls
+            if is_called_again(step)
+            for inputs in [self.rows.buffer.take(step.inputs, rows)]
+        ]
 
     def find(self, column: str, row: int) -> Cell[RowGroup] | None:
         """The task of this column and row that is ready or was tried before."""
@@ -316,6 +334,7 @@ class RowGroup:
         step = cell.step
         if step.instance is not None:
             self.run.keep_state(step)
+            self.note_call(step, cell.row, outcome.value)
         self.record((OK, step.name, cell.row, cell.attempt, cell.salvage_round, outcome.value, cost))
 
     def record(self, entry: Entry) -> None:
@@ -328,6 +347,7 @@ class RowGroup:
             return
         if cell.step.instance is not None:
             self.run.keep_state(cell.step)
+            self.note_call(cell.step, cell.row)
         self.recorder.add(
             self.journal_key, (FAILED, cell.step.name, cell.row, cell.attempt, cell.salvage_round, error, fate)
         )

@@ -68,6 +68,10 @@ class SequentialGroup:
             return []
         return kept_entries(self.run.plan, self.rows, self._dropped, lambda *at: at in self._done, order)
 
+    def call_entries(self) -> list[Entry]:
+        """Nothing: here generators that cannot tell their state are called again for what is in the part."""
+        return []
+
     def live_rows(self) -> list[int]:
         """The rows that are not dropped, in order."""
         return [row for row in range(self.rows.buffer.rows) if row not in self._dropped]

@@ -32,6 +32,14 @@ def read_state(step: Step) -> bytes | None:
     return state
 
 
+def is_called_again(step: Step) -> bool:
+    """Whether a stateful generator can be brought back only by calling it again."""
+    generator = step.instance
+    return (
+        generator is not None and not hasattr(generator, "get_state") and getattr(generator, "replays", True)
+    ) and step.key is None
+
+
 def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes]) -> bool:
     """Bring a stateful generator where it was in an earlier run; False if it has to be called again for that.
 

@@ -14,7 +14,7 @@ from ..errors import OutputDirectoryError, StoreError
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
-from .recorder import key_parts
+from .recorder import is_calls_key, key_parts
 from .source import RECIPE_NAME, keep_recipe
 
 if TYPE_CHECKING:
@@ -142,5 +142,5 @@ def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
     for key in recovered.kept:
         index, revision = key_parts(key)
         record = manifest.groups.get(index)
-        if record is None or record.revision != revision:
+        if record is None or (record.revision != revision and not is_calls_key(key)):
             journal.drop_kept(key)
