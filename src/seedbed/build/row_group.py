@@ -163,7 +163,7 @@ class RowGroup:
         self._calls.append((step, row, rows))
 
     def call_entries(self) -> list[Entry]:
-        """What generators that cannot tell their state were called with, where the part will not show it."""
+        """What stateful generators were called with, where the part will not show it."""
         if not self.run.plan.post_batch and not self._dropped_as:
             return []
         return [

@@ -33,11 +33,9 @@ def read_state(step: Step) -> bytes | None:
 
 
 def is_called_again(step: Step) -> bool:
-    """Whether a stateful generator can be brought back only by calling it again."""
+    """Whether a stateful generator is called again where there is no state of it: also a kept one is lost by damage."""
     generator = step.instance
-    return (
-        generator is not None and not hasattr(generator, "get_state") and getattr(generator, "replays", True)
-    ) and step.key is None
+    return generator is not None and getattr(generator, "replays", True) and step.key is None
 
 
 def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes]) -> bool:
