@@ -115,8 +115,8 @@ def test_replies_reach_their_own_callers(
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-async def test_callers_of_one_round_share_one_send(autojump_clock: MockClock) -> None:
-    """What a hundred callers ask in the same round is written at once."""
+async def test_callers_of_one_round_share_a_send(autojump_clock: MockClock) -> None:
+    """What a hundred callers ask in the same round is written together, but for the first: the server is idle."""
     async with scripted(EndpointPolicy(max_inflight=100)) as (client, server):
         await client.ping()
 
@@ -126,8 +126,45 @@ async def test_callers_of_one_round_share_one_send(autojump_clock: MockClock) ->
         async with trio.open_nursery() as nursery:
             for number in range(100):
                 nursery.start_soon(ask, number)
-        assert [data.count(b"HGETALL") for data in server.wires[0].sends] == [0, 100]
-        assert client.statistics().sends == 2
+        assert [data.count(b"HGETALL") for data in server.wires[0].sends] == [0, 1, 99]
+        assert client.statistics().sends == 3
+
+
+async def test_a_server_that_is_idle_is_asked_at_once(autojump_clock: MockClock) -> None:
+    """One caller at a time does not wait for a round to end; while a reply is owed, callers wait for each other."""
+    async with scripted(delay=lambda: 0.001) as (client, server):
+        await client.ping()
+        sends = server.wires[0].sends
+        seen: list[int] = []
+
+        async def ask(number: int) -> None:
+            seen.append(len(sends))
+            await client.hgetall(f"user:{number}")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, number)
+        assert seen == [1, 2, 2]
+        assert len(sends) == 3
+
+
+@pytest.mark.parametrize("room", [1, 7, 100])
+async def test_a_server_that_takes_little_at_a_time(room: int, autojump_clock: MockClock) -> None:
+    """What there is no room for is sent as soon as there is, in order, whoever asks meanwhile."""
+    async with scripted(EndpointPolicy(request_timeout_ms=60_000)) as (client, server):
+        await client.ping()
+        server.wires[0].room = room
+
+        async def ask(number: int) -> None:
+            await trio.sleep(number / 1000)
+            keys = [f"{number}:{each}" for each in range(number + 1)]
+            assert await client.hgetall_many(keys) == [{"asked": key} for key in keys]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(ask, number)
+        assert max(map(len, server.wires[0].sends[1:])) <= room
+        assert client.statistics().in_flight == 0
 
 
 async def test_a_call_with_many_keys_is_one_send(autojump_clock: MockClock) -> None:

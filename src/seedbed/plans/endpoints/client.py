@@ -1,7 +1,12 @@
-"""A Redis client for trio: all callers share one connection, and what they ask in one round goes out in one send."""
+"""A Redis client for trio: all callers share one connection, and what they ask in one round goes out together.
+
+Who finds a server that has nothing to do asks at once; whoever comes while it is busy is sent with all others of that
+round. So the server works while the round goes on, and a send is shared by the more callers the more there are.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,6 +62,7 @@ class Connection:
     lost: Exception | None = None  # why it ended; the first reason stays
     useless: bool = False  # it stalled, so that those who wait for a place wait in vain
     answered: bool = False  # a reply came
+    unwritten: bytes | memoryview = b""  # the end of what is being sent, if there was no room for it
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     def lose(self, reason: Exception, *, useless: bool = False) -> None:
@@ -157,8 +163,11 @@ class RedisClient:
             pipeline.add(call)
             self._wanted.set()
         else:
+            idle = pipeline.oldest is None
             pipeline.add(call)
             pipeline.admit()
+            if idle and self._idle_writer is not None and trio.current_effective_deadline() > -math.inf:
+                self._send(self._connection)
             self._wake_writer()
 
         def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
@@ -193,7 +202,10 @@ class RedisClient:
 
     def _wake_writer(self) -> None:
         # The writer runs in the next round, so that all who are running in this one are sent together.
-        if self._idle_writer is not None and self._pipeline.unsent:
+        connection = self._connection
+        if self._idle_writer is None or connection is None:
+            return
+        if connection.unwritten or self._pipeline.unsent:
             trio.lowlevel.reschedule(self._idle_writer)
             self._idle_writer = None
 
@@ -301,25 +313,37 @@ class RedisClient:
             pipeline.admit()
             self._wake_writer()
 
+    def _send(self, connection: Connection) -> None:
+        """Write what is to be sent; the writer sees to what there was no room for."""
+        data = self._pipeline.take_unsent(trio.current_time())
+        if not data:  # all who asked were cancelled
+            self._pipeline.admit()
+            return
+        if self._idle_watch is not None:
+            trio.lowlevel.reschedule(self._idle_watch)
+            self._idle_watch = None
+        self._sends += 1
+        connection.unwritten = data
+        self._write(connection)
+
+    def _write(self, connection: Connection) -> None:
+        try:
+            sent = connection.transport.send_some(connection.unwritten)
+        except OSError as error:
+            connection.lose(error)
+        else:
+            connection.unwritten = b"" if sent == len(connection.unwritten) else memoryview(connection.unwritten)[sent:]
+
     async def _write_commands(self, connection: Connection) -> None:
-        pipeline = self._pipeline
         while True:
-            if not pipeline.unsent:
+            if connection.unwritten:
+                await connection.transport.wait_for_room()
+                self._write(connection)
+            elif self._pipeline.unsent:
+                self._send(connection)
+            else:
                 self._idle_writer = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._forget_idle)
-            data = pipeline.take_unsent(trio.current_time())
-            if not data:  # all who asked were cancelled
-                pipeline.admit()
-                continue
-            if self._idle_watch is not None:
-                trio.lowlevel.reschedule(self._idle_watch)
-                self._idle_watch = None
-            self._sends += 1
-            try:
-                await connection.transport.send(data)
-            except OSError as error:
-                connection.lose(error)
-                return
 
     async def _watch(self, connection: Connection) -> None:
         """Fail calls whose replies are late. Commands are sent in order, so there is one instant to wait for."""

@@ -11,11 +11,16 @@ RECEIVE_BYTES = 1 << 16
 
 
 class Transport(Protocol):
-    """A connection; `receive` gives `b""` at its end, and both ways raise OSError when it is lost."""
+    """A connection; `receive` gives `b""` at its end, and both ways raise OSError when it is lost.
+
+    `send_some` says how many bytes there was room for, and `wait_for_room` waits until there may be room again.
+    """
 
     async def receive(self) -> bytes: ...
 
-    async def send(self, data: bytes) -> None: ...
+    def send_some(self, data: bytes | memoryview) -> int: ...
+
+    async def wait_for_room(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -40,19 +45,14 @@ class SocketTransport:
             except BlockingIOError:
                 continue
 
-    async def send(self, data: bytes) -> None:
-        sent = self._send(data)
-        if sent < len(data):
-            left = memoryview(data)[sent:]
-            while left:
-                await trio.lowlevel.wait_writable(self._socket)
-                left = left[self._send(left) :]
-
-    def _send(self, data: bytes | memoryview) -> int:
+    def send_some(self, data: bytes | memoryview) -> int:
         try:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
+
+    async def wait_for_room(self) -> None:
+        await trio.lowlevel.wait_writable(self._socket)
 
     def close(self) -> None:
         trio.lowlevel.notify_closing(self._socket)
