@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from plan_helpers import ids, jump_at, node, open_engine, plan_of, with_ops
 
-from seedbed.errors import ConfigError, NodeTimeout, Overloaded, PlanError
+from seedbed.errors import ConfigError, InvalidRequest, NodeTimeout, Overloaded, PlanError
 from seedbed.plans.admission import Admission
 from seedbed.plans.engine import DrainReport, PlanEngine
 from seedbed.plans.forecast import Forecast
@@ -253,16 +253,40 @@ def _nothing() -> Any:
 async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: MockClock) -> None:
     """Whoever is cancelled in the very instant of its turn gives the place back, in the queue and in the pool."""
     admission, pool = Admission(1, 1), ThreadPool(1)
-    first = await admission.enter(math.inf, Forecast())
+    first = admission.ask(math.inf, Forecast())
     await pool._acquire()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(admission.enter, math.inf, Forecast())
+        nursery.start_soon(admission.wait, admission.ask(math.inf, Forecast()))
         nursery.start_soon(pool._acquire)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
         admission.leave(first, in_time=None)
         pool._pass_on()
     assert (admission.running, admission.queued, pool.busy) == (0, 0, 0)
+
+
+async def test_a_request_that_makes_no_sense_holds_no_place(autojump_clock: MockClock) -> None:
+    """It is told so at once, with a place or without, and leaves none taken."""
+    started, release = trio.Event(), trio.Event()
+
+    async def hold(inputs: Any, params: Any, ctx: Any) -> Any:
+        started.set()
+        await release.wait()
+        return inputs[0]
+
+    ops = with_ops(OpSpec(name="t::hold", gives=Rows.SAME, run_async=hold))
+    plan = plan_of(node("s", "fixed_source"), node("h", "t::hold", "s"), ops=ops)
+    async with open_engine(ops=ops, max_concurrent_requests=1, max_queue=1) as engine:
+        for full in (False, True):
+            async with trio.open_nursery() as nursery:
+                if full:
+                    nursery.start_soon(engine.execute, plan, {"user_id": 1})
+                    await started.wait()
+                with pytest.raises(InvalidRequest):
+                    await engine.execute(plan, {"user_id": -1})
+                statistics = engine.statistics()
+                assert (statistics.running, statistics.queued) == (int(full), 0)
+                release.set()
 
 
 async def test_requests_that_would_make_each_other_late_are_refused(autojump_clock: MockClock) -> None:

@@ -30,25 +30,32 @@ class Admission:
     def queued(self) -> int:
         return self._places.queued
 
-    async def enter(self, deadline: float, forecast: Forecast) -> Claim:
-        """Get a place, at a time when as much is left before the deadline as a request takes at least."""
+    def ask(self, deadline: float, forecast: Forecast) -> Claim:
+        """Ask for a place: there is one, or `wait` for it. Raises Overloaded if there is neither place nor hope."""
         if self._closed:
             raise _closing()
-        claim = self._places.ask(trio.current_time(), deadline, forecast)
-        if claim.has_place():
-            return claim
+        return self._places.ask(trio.current_time(), deadline, forecast)
+
+    async def wait(self, claim: Claim) -> None:
+        """Wait for a place, until less is left before the deadline than a request takes at least."""
         woken = trio.Event()
         claim.wake = woken.set
         try:
-            with trio.CancelScope(deadline=deadline - forecast.alone):
+            with trio.CancelScope(deadline=claim.deadline - claim.forecast.alone):
                 await woken.wait()
         except BaseException:
-            self._give_up(claim)
+            self.give_up(claim)
             raise
         if not claim.has_place():
-            self._give_up(claim)
+            self.give_up(claim)
             raise _closing() if self._closed else Overloaded("its deadline could not be met any more while it waited")
-        return claim
+
+    def give_up(self, claim: Claim) -> None:
+        """A request ends before it has begun, with or without a place."""
+        if claim.has_place():
+            self.leave(claim, in_time=None)
+        else:
+            self._places.withdraw(claim)
 
     def leave(self, claim: Claim, *, in_time: bool | None) -> None:
         """A request that had a place is over: done, cut off at its deadline, or ended otherwise (None)."""
@@ -67,12 +74,6 @@ class Admission:
         while self._places.running:
             self._idle = trio.Event()
             await self._idle.wait()
-
-    def _give_up(self, claim: Claim) -> None:
-        if claim.has_place():
-            self.leave(claim, in_time=None)
-        else:
-            self._places.withdraw(claim)
 
 
 def _closing() -> Overloaded:

@@ -243,8 +243,6 @@ class PlanEngine:
         fusion: str,
         partial: bool,
     ) -> Response:
-        if not isinstance(request, Request):
-            request = parse_request(request, plan.registries)
         compiled = self._compile(plan)
         schedule = compiled.schedule(fusion)
         calibration = self._measured()
@@ -253,7 +251,15 @@ class PlanEngine:
         if arrival >= deadline:
             raise not_started(schedule.roots[0])
         # Nothing is made for a request that is refused: refusing must stay cheap when it happens most.
-        claim = await self._admission.enter(deadline, compiled.forecast)
+        claim = self._admission.ask(deadline, compiled.forecast)
+        if not isinstance(request, Request):
+            try:
+                request = parse_request(request, plan.registries)
+            except BaseException:
+                self._admission.give_up(claim)
+                raise
+        if not claim.has_place():
+            await self._admission.wait(claim)
         execution = Execution(
             compiled,
             schedule,

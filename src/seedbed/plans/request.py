@@ -51,7 +51,7 @@ def _request(document: object, registries: Registries, problems: Problems) -> Re
     request_id = problems.text(fields["request_id"], "$.request_id") if "request_id" in fields else None
     overrides: dict[int, ParamValue] = {}
     given = problems.entries(fields["param_overrides"], "$.param_overrides") if "param_overrides" in fields else None
-    by_name = {param.name: param for param in registries.params.values()}
+    by_name = {param.name: param for param in registries.params.values()} if given else {}
     for name, value in (given or {}).items():
         path = under("$.param_overrides", name)
         param = by_name.get(name)
