@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from seedbed.plans.places import Claim, Places
 
 TURNS = 5
+SPELL = 0.15
+"""Seconds that a good or bad time lasts, in the mean."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,11 +36,22 @@ class Costs:
     refusal: float = 0.035e-3
     late: float = 0.15e-3
     stall: float = 0.0  # the chance that a turn takes up to 3 ms more, because somebody else has the processor
+    slow: float = 1.0  # how many times as long all of it takes in bad times, which come and go
 
     @property
     def alone(self) -> float:
-        """What a request takes if there is no other."""
-        return self.work + TURNS * self.loop_pass + (TURNS - 1) * self.wait
+        """What a request takes if there is no other, in good and bad times together."""
+        return (self.work + TURNS * self.loop_pass + (TURNS - 1) * self.wait) * (1 + self.slow) / 2
+
+    def in_bad_times(self) -> Costs:
+        return Costs(
+            work=self.work * self.slow,
+            wait=self.wait * self.slow,
+            loop_pass=self.loop_pass * self.slow,
+            refusal=self.refusal * self.slow,
+            late=self.late * self.slow,
+            stall=self.stall,
+        )
 
 
 @attrs.define(eq=False)
@@ -73,6 +86,8 @@ class SimulatedLoop:
         self._places = places
         self._forecast = forecast
         self._costs = costs
+        self._other_costs = costs.in_bad_times()
+        self._change_at = math.inf if costs.slow == 1 else SPELL
         self._rng = random.Random(seed)
         self._now = 0.0
         self._ready: deque[Visit] = deque()
@@ -85,6 +100,9 @@ class SimulatedLoop:
         began, made = self._now, 0
         tally = Tally(seconds)
         while self._now < began + seconds:
+            if self._now >= self._change_at:
+                self._costs, self._other_costs = self._other_costs, self._costs
+                self._change_at = self._now + self._rng.expovariate(1 / SPELL)
             cost = 0.0
             due = int((self._now - began) * rate)
             for _ in range(made, due):

@@ -15,6 +15,7 @@ from seedbed.plans.places import Claim, Places
 USUAL = Costs()
 STALLING = Costs(stall=0.01)
 STRUGGLING = Costs(stall=0.03)
+WAVERING = Costs(stall=0.01, slow=1.8)
 SLEEPY = Costs(work=0.2e-3, wait=5e-3, loop_pass=0.01e-3)
 PATIENT = 60.0
 
@@ -36,14 +37,16 @@ def overload(costs: Costs, *, times: float, load: float = 2.0, seed: int = 0) ->
 @pytest.mark.parametrize(
     ("costs", "times", "least"),
     [
-        pytest.param(USUAL, 2, 0.75, id="twice what one takes alone"),
-        pytest.param(USUAL, 3, 0.82, id="three times"),
-        pytest.param(USUAL, 10, 0.88, id="ten times"),
+        pytest.param(USUAL, 2, 0.76, id="twice what one takes alone"),
+        pytest.param(USUAL, 3, 0.85, id="three times"),
+        pytest.param(USUAL, 10, 0.92, id="ten times"),
         pytest.param(USUAL, 100, 0.95, id="more time than there are places"),
-        pytest.param(STALLING, 2, 0.68, id="a machine that stalls"),
-        pytest.param(STALLING, 5, 0.82, id="a machine that stalls, five times"),
-        pytest.param(STRUGGLING, 2, 0.63, id="a machine that stalls often"),
-        pytest.param(STRUGGLING, 5, 0.80, id="a machine that stalls often, five times"),
+        pytest.param(STALLING, 2, 0.71, id="a machine that stalls"),
+        pytest.param(STALLING, 5, 0.86, id="a machine that stalls, five times"),
+        pytest.param(STRUGGLING, 2, 0.66, id="a machine that stalls often"),
+        pytest.param(STRUGGLING, 5, 0.83, id="a machine that stalls often, five times"),
+        pytest.param(WAVERING, 2, 0.70, id="a machine that is now fast, now slow"),
+        pytest.param(WAVERING, 5, 0.85, id="a machine that is now fast, now slow, five times"),
     ],
 )
 def test_an_engine_asked_for_twice_what_it_can_do_does_nearly_all_it_can(
@@ -51,12 +54,12 @@ def test_an_engine_asked_for_twice_what_it_can_do_does_nearly_all_it_can(
 ) -> None:
     """Under overload, most of what the engine could answer without a deadline is answered within the deadline.
 
-    For each of these, the best limit that somebody could have set by hand gives between 0 and 5 % more: 3 for the
-    first, 4, 10, 32, 3, 5, 2 and 5 for the others. Each of them is useless where another is best.
+    For each of these, the best limit that somebody could have set by hand gives about what is learnt, at most 3 %
+    more: 3 for the first, 4, 10, 32, 3, 5, 2, 5, 2 and 5 for the others. Most are useless where another is best.
     """
     found, most = overload(costs, times=times, seed=seed)
     assert found.rate >= least * most
-    assert found.late < 0.3 * found.answered
+    assert found.late < 0.2 * found.answered
 
 
 @pytest.mark.parametrize("load", [4.0, 8.0])
@@ -115,12 +118,12 @@ def test_one_who_cannot_hope_is_refused_at_once_and_one_who_can_waits() -> None:
     forecast.learn(1.0, 1, in_time=True)
     places.ask(0.0, math.inf, forecast)
     with pytest.raises(Overloaded, match="deadline could not be met: 1 requests run and 0 wait before it"):
-        places.ask(0.0, 1.4, forecast)
-    places.ask(0.0, 1.6, forecast)
-    places.ask(0.0, 3.1, forecast)
-    places.ask(0.0, 3.1, forecast)
+        places.ask(0.0, 1.6, forecast)
+    places.ask(0.0, 1.8, forecast)
+    places.ask(0.0, 3.5, forecast)
+    places.ask(0.0, 3.5, forecast)
     with pytest.raises(Overloaded, match="could not be met: 1 requests run and 3 wait"):
-        places.ask(0.0, 3.1, forecast)
+        places.ask(0.0, 3.5, forecast)
     places.ask(0.0, math.inf, forecast)
     assert places.queued == 4
 

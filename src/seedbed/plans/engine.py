@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .calibration import Calibration
-    from .compile import Fusion
+    from .compile import Fusion, Schedule
     from .documents import Source
     from .memo import EndpointSource
     from .model import Plan, Registries
     from .opspec import OpRegistry
+    from .places import Claim
 
 # How many plans stay compiled. A service has tens; whoever makes a plan for each request must not fill the memory.
 _COMPILED: Final = 256
@@ -214,15 +215,24 @@ class PlanEngine:
         done by the deadline is the answer, and its coverage says what is missing.
         """
         arrival = self._clock()
+        deadline = math.inf if deadline is None else arrival + deadline
         try:
-            response = await self._execute(
-                plan,
+            compiled = self._compile(plan)
+            schedule = compiled.schedule(fusion or self._fusion)
+            if schedule.needs_thread and self._pool.stuck:
+                raise Overloaded("every thread (cpu_threads) still works on nodes whose time was over")
+            if arrival >= deadline:
+                raise not_started(schedule.roots[0])
+            # Nothing is made for a request that is refused: refusing must stay cheap when it happens most.
+            claim = self._admission.ask(deadline, compiled.forecast)
+            response = await self._answer(
+                claim,
+                compiled,
+                schedule,
                 request,
-                arrival,
-                deadline=math.inf if deadline is None else arrival + deadline,
+                deadline=deadline,
                 node_timeout=math.inf if node_timeout is None else node_timeout,
-                trace=trace,
-                fusion=fusion or self._fusion,
+                arrival=arrival if trace else None,
                 partial=partial,
             )
         except PlanError as error:
@@ -231,30 +241,21 @@ class PlanEngine:
         self._outcomes["OK"] += 1
         return response
 
-    async def _execute(
+    async def _answer(
         self,
-        plan: Plan,
+        claim: Claim,
+        compiled: CompiledPlan,
+        schedule: Schedule,
         request: Request | Source,
-        arrival: float,
         *,
         deadline: float,
         node_timeout: float,
-        trace: bool,
-        fusion: str,
+        arrival: float | None,
         partial: bool,
     ) -> Response:
-        compiled = self._compile(plan)
-        schedule = compiled.schedule(fusion)
-        calibration = self._measured()
-        if schedule.needs_thread and self._pool.stuck:
-            raise Overloaded("every thread (cpu_threads) still works on nodes whose time was over")
-        if arrival >= deadline:
-            raise not_started(schedule.roots[0])
-        # Nothing is made for a request that is refused: refusing must stay cheap when it happens most.
-        claim = self._admission.ask(deadline, compiled.forecast)
         if not isinstance(request, Request):
             try:
-                request = parse_request(request, plan.registries)
+                request = parse_request(request, compiled.plan.registries)
             except BaseException:
                 self._admission.give_up(claim)
                 raise
@@ -268,10 +269,10 @@ class PlanEngine:
             ),
             clock=self._clock,
             pool=self._pool,
-            hop=calibration.hop,
+            hop=self._measured().hop,
             deadline=deadline,
             node_timeout=node_timeout,
-            arrival=arrival if trace else None,
+            arrival=arrival,
         )
         began = self._clock()
         complete: bool | None = None
