@@ -64,7 +64,7 @@ def run(contestant: Contestant, python: Path | str, load: Load) -> Rate:
 
 def measure(port: int, *, short: bool) -> tuple[list[Table], list[Bar]]:
     """Both tables and their bars; a short pass has nobody to compare with."""
-    requests, rounds = (200, 1) if short else (3_000, 4)
+    requests, rounds = (200, 1) if short else (1_500, 10)
     python: Path | None = None
     missing: list[dict[str, Any]] = []
     if not short:
