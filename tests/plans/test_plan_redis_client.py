@@ -71,12 +71,16 @@ callers = st.builds(
     st.lists(callers, min_size=1, max_size=12),
     st.integers(1, 8),
     st.lists(st.integers(0, 4), min_size=1),
+    st.integers(5, 500),
     st.randoms(use_true_random=False),
 )
 def test_replies_reach_their_own_callers(
-    everyone: list[Caller], max_inflight: int, delays: list[int], rng: random.Random
+    everyone: list[Caller], max_inflight: int, delays: list[int], room: int, rng: random.Random
 ) -> None:
-    """Whoever is cancelled whenever, all others get the answers to what they asked, within `max_inflight`."""
+    """Whoever is cancelled whenever, all others get the answers to what they asked, within `max_inflight`.
+
+    The server takes and gives as many bytes at a time as it pleases.
+    """
     left = list(delays)
 
     def delay() -> float:
@@ -102,6 +106,8 @@ def test_replies_reach_their_own_callers(
     async def main() -> None:
         policy = EndpointPolicy(max_inflight=max_inflight, request_timeout_ms=10_000)
         async with scripted(policy, delay=delay, cut=cut) as (client, server):
+            await client.ping()
+            server.wires[0].room = room
             async with trio.open_nursery() as nursery:
                 for number, caller in enumerate(everyone):
                     nursery.start_soon(ask, client, number, caller)
