@@ -121,7 +121,8 @@ class _Node:
             return self.params.get(tree["param_id"])
         if op == "coalesce":
             first = self.value(tree["a"], row)
-            return self.value(tree["b"], row) if first is None else first
+            found = self.value(tree["b"], row) if first is None else first
+            return found if self.is_whole(tree) else _rounded(found)
         operands = [self.value(tree[name], row) for name in (("x",) if op == "neg" else ("a", "b"))]
         if None in operands:
             return None
@@ -130,6 +131,19 @@ class _Node:
             return -numbers[0]
         a, b = numbers
         return {"add": a + b, "sub": a - b, "mul": a * b}[op]
+
+    def is_whole(self, tree: Mapping[str, Any]) -> bool:
+        """Whether an expression is an integer wherever it is a value; with all others, numbers are floats."""
+        op = tree["op"]
+        if op == "const_number":
+            return isinstance(tree["value"], int) and -(2**63) <= tree["value"] < 2**63
+        if op == "coalesce":
+            return all(self.is_whole(tree[name]) for name in "ab")
+        if op == "key_ref":
+            return self.plan.registries.keys[tree["key_id"]].type.value == "int"
+        if op == "param_ref":
+            return self.plan.registries.params[tree["param_id"]].type.value == "int"
+        return op == "const_null"
 
     def holds(self, tree: Mapping[str, Any], row: Row) -> bool:
         op = tree["op"]
@@ -147,7 +161,11 @@ class _Node:
             return self.value(tree["x"], row) is not None
         if op == "in":
             value = self.value(tree["lhs"], row)
-            return value is not None and any(value == item for item in tree["list"])
+            whole = self.is_whole(tree["lhs"])
+            return value is not None and any(
+                value == item if whole and isinstance(item, int) else _rounded(value) == _rounded(item)
+                for item in tree["list"]
+            )
         if op == "regex":
             return self.matches(tree, row)
         return self.compares(tree, row)
@@ -168,6 +186,8 @@ class _Node:
             return (a is None and b is None) if cmp == "==" else (a is not None or b is not None)
         if a is None or b is None:
             return False
+        if not (self.is_whole(tree["a"]) and self.is_whole(tree["b"])):
+            a, b = _rounded(a), _rounded(b)
         return {
             "==": lambda: a == b,
             "!=": lambda: a != b,
@@ -176,3 +196,7 @@ class _Node:
             ">": lambda: a > b,
             ">=": lambda: a >= b,
         }[cmp]()
+
+
+def _rounded(value: Any) -> Any:
+    return float(value) if isinstance(value, int) else value

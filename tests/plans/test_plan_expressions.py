@@ -93,6 +93,19 @@ def test_ids_are_compared_exactly() -> None:
     assert kept({"op": "cmp", "cmp": "<", "a": ID, "b": number(2**80)}, rows=rows) == [2**53, 2**53 + 1]
 
 
+def test_beside_a_float_numbers_are_floats() -> None:
+    """What was computed is a float, and so are the ids and constants that it is compared with."""
+    rows = new_rows([2**53 - 1, 2**53, 2**53 + 1])
+    computed = {"op": "neg", "x": {"op": "neg", "x": ID}}
+    for tree in (
+        {"op": "in", "lhs": computed, "list": [2**53 + 1]},
+        {"op": "in", "lhs": ID, "list": [2.0**53]},
+        {"op": "cmp", "cmp": "==", "a": computed, "b": number(2**53 + 1)},
+        {"op": "cmp", "cmp": "==", "a": {"op": "coalesce", "a": ID, "b": number(0.5)}, "b": number(2**53 + 1)},
+    ):
+        assert kept(tree, rows=rows) == [2**53, 2**53 + 1]
+
+
 def regex(pattern: dict[str, Any], flags: str = "") -> dict[str, Any]:
     """A pattern for the country."""
     return {"op": "regex", "key_id": COUNTRY, "pattern": pattern, "flags": flags}
