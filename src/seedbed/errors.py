@@ -178,6 +178,10 @@ class InvalidPlan(PlanError):
         count = len(self.problems)
         super().__init__(f"the plan is invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}")
 
+    def __reduce__(self) -> tuple[type[InvalidPlan], tuple[tuple[tuple[str, str, str], ...]]]:
+        # An exception is pickled by its text, of which it could not be made again.
+        return type(self), (self.problems,)
+
 
 class InvalidRequest(PlanError):
     """The request is not one that a plan can be run for."""

@@ -335,6 +335,30 @@ def test_list_has_plans_ops_and_registries(tmp_path: Path) -> None:
     ]
     allowed = seedbed("plan", "list", tmp_path, "--allow-code", "--json").json["plans"]
     assert [each["plan"] for each in allowed] == [str(tmp_path / "bad.json"), f"{tmp_path / 'code.py'}:diamond"]
+    code = "from seedbed.plans import plan\n\n\n@plan\ndef mine(ctx):\n    raise KeyError('inside')\n"
+    for name, text in (("exits.py", "raise SystemExit(0)\n"), ("raises.py", "1 / 0\n"), ("inside.py", code)):
+        tmp_path.joinpath(name).write_text(text, encoding="utf-8")
+    shown = seedbed("plan", "list", tmp_path, "--allow-code", "--json")
+    assert [
+        (each["plan"].removeprefix(f"{tmp_path}/"), each["problems"][0]["message"])
+        for each in shown.json["plans"]
+        if each["problems"] and each["problems"][0]["code"] == "RAISED"
+    ] == [
+        ("exits.py", f"ConfigError: the plan file {str(tmp_path / 'exits.py')!r} is no file of plans: it exits (0)"),
+        ("inside.py:mine", "KeyError: 'inside'"),
+        ("raises.py", "ZeroDivisionError: division by zero"),
+    ]
+    assert "RAISED: ZeroDivisionError" in seedbed("plan", "list", tmp_path, "--allow-code").out
+    exits = seedbed("plan", "check", f"{tmp_path / 'exits.py'}:any", "--allow-code")
+    assert (exits.code, "it exits (0)" in exits.err) == (2, True)
+
+
+def test_a_deadline_does_not_wait_for_a_thread(tmp_path: Path) -> None:
+    """What a thread goes on with after the deadline holds up nobody: the command ends long before it would."""
+    plan = write_plan(tmp_path / "busy.json", node(0, "fixed_source"), node(1, "busy_cpu", 0, busy_wait_ms=3_600_000))
+    ended = seedbed("plan", "run", plan, "--request", '{"user_id": 1}', "--deadline-ms", "50")
+    assert ended.code == ExitCode.REQUEST_DEADLINE
+    assert "node 'n1'" in told(ended, "DEADLINE_EXCEEDED")
 
 
 def test_ctrl_c_ends_a_run_in_a_sentence(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from plan_helpers import ids, node, open_engine, plan_of, with_ops
+from plan_helpers import FakeEndpoint, ids, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import ConfigError, InvalidRequest, NodeFailed, RequestDeadlineExceeded
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.opspec import OpSpec, Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trio.testing import MockClock
 
     from seedbed.plans.model import Plan
@@ -157,6 +160,9 @@ async def test_a_request_that_is_none_is_refused() -> None:
         foreign = plan_of(node("s", "x::y"), ops=with_ops(OpSpec(name="x::y", inputs=(0, 0), gives=Rows.NEW, run=len)))
         with pytest.raises(ConfigError, match="the engine has no op 'x::y'"):
             await engine.execute(foreign, {"user_id": 1})
+        for other in ({"schema_version": 1}, None, "plan.json"):
+            with pytest.raises(ConfigError, match=f"the plan is of type {type(other).__name__}, not a Plan"):
+                await engine.execute(other, {"user_id": 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,11 @@ async def test_a_request_that_is_none_is_refused() -> None:
         ({"cpu_threads": 0}, "cpu_threads is 0"),
         ({"grace": -1}, "grace is -1"),
         ({"fusion": "on"}, "fusion is 'on'; allowed are off, chain, auto"),
+        ({"max_queue": "9"}, "max_queue is '9'; it must be an integer"),
+        ({"cpu_threads": 1.5}, "cpu_threads is 1.5; it must be an integer"),
+        ({"max_concurrent_requests": True}, "max_concurrent_requests is True; it must be an integer"),
+        ({"grace": math.nan}, "grace is nan; it must be a number of seconds"),
+        ({"grace": "5"}, "grace is '5'; it must be a number of seconds"),
     ],
 )
 def test_knobs_outside_their_range_are_refused(knobs: dict[str, Any], message: str) -> None:
@@ -197,8 +208,56 @@ async def test_an_op_with_a_nursery_of_its_own_may_fail(autojump_clock: MockCloc
 
     ops = with_ops(OpSpec(name="t::group", inputs=(0, 0), gives=Rows.NEW, run_async=group))
     async with open_engine(ops=ops) as engine:
-        with pytest.raises(NodeFailed, match="ExceptionGroup") as caught:
+        with pytest.raises(NodeFailed, match="ValueError: while cleaning up") as caught:
             await engine.execute(plan_of(node("g", "t::group"), ops=ops), {"user_id": 1})
         assert caught.value.node == "g"
         with pytest.raises(RequestDeadlineExceeded):
             await engine.execute(plan_of(node("g", "t::group"), ops=ops), {"user_id": 1}, deadline=0.5)
+
+
+@pytest.mark.parametrize("kind", ["async", "thread", "inline"])
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
+async def test_an_exit_leaves_as_itself(kind: str, raised: BaseException, autojump_clock: MockClock) -> None:
+    """What is no failure of a node ends the request and leaves as it was raised, in no group."""
+
+    def leave(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise raised
+
+    async def leave_later(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise raised
+
+    how: dict[str, Any] = {"run_async": leave_later} if kind == "async" else {"run": leave}
+    spec = OpSpec(name="t::leave", gives=Rows.SAME, run_inline=kind == "inline", **how)
+    ops = with_ops(spec)
+    plan = plan_of(
+        node("s", "fixed_source"),
+        node("x", "t::leave", "s"),
+        node("w", "sleep", "s", duration_ms=1000),
+        outputs=["x", "w"],
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        with pytest.raises(type(raised)) as caught:
+            await engine.execute(plan, {"user_id": 1})
+        assert caught.value is raised
+
+
+async def test_an_endpoint_that_gives_too_few_answers_fails_all_who_asked(autojump_clock: MockClock) -> None:
+    """Nobody waits for ever for what another node of the request was not given."""
+
+    class TooFew(FakeEndpoint):
+        async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
+            return (await super().lrange_many(keys, start, stop))[1:]
+
+    endpoint = TooFew({}, {})
+    endpoint.delay = 0.01
+    plan = plan_of(
+        node("s", "fixed_source", row_count=3),
+        node("a", "media", "s", endpoint="ep_0001", fanout=2, on_error="empty"),
+        node("b", "media", "s", endpoint="ep_0001", fanout=2, on_error="empty"),
+        outputs=["a", "b"],
+    )
+    async with open_engine(endpoints=endpoint) as engine:
+        found = await engine.execute(plan, {"user_id": 1})
+        assert found.coverage is not None
+        assert [(one.node, one.code) for one in found.coverage.degraded] == [("a", "NODE_FAILED"), ("b", "NODE_FAILED")]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -7,8 +8,13 @@ import pytest
 import trio
 from plan_helpers import FakeEndpoint, ids, jump_at, node, open_engine, plan_of, with_ops
 
-from seedbed.errors import EndpointUnavailable, NodeFailed, RequestDeadlineExceeded
-from seedbed.plans.opspec import OpSpec, Rows
+from seedbed.errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, RequestDeadlineExceeded
+from seedbed.plans.context import RequestContext
+from seedbed.plans.memo import RequestEndpoints
+from seedbed.plans.opspec import OpSpec, Rows, boolean
+from seedbed.plans.request import Request
+from seedbed.plans.rowset import new_rows
+from seedbed.plans.segments import SegmentRun
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -205,3 +211,109 @@ async def test_a_fallback_that_fails_fails_the_node() -> None:
     async with open_engine(ops=ops) as engine:
         with pytest.raises(NodeFailed, match="second"):
             await engine.execute(plan_of(node("x", "t::x", on_error="default"), ops=ops), {"user_id": 1})
+
+
+@pytest.mark.parametrize("runs", ["run", "run_async"])
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (NodeTimeout("late", node="w"), "NODE_FAILED"),
+        (RequestDeadlineExceeded("late", node="w"), "NODE_FAILED"),
+        (EndpointUnavailable("down", node="w"), "ENDPOINT_UNAVAILABLE"),
+    ],
+)
+async def test_an_op_that_runs_another_plan_fails_as_its_own_node(runs: str, raised: PlanError, code: str) -> None:
+    """An error that names a node of another plan is the failure of this node, partial or not, and may be degraded."""
+
+    def fail(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise raised
+
+    async def fail_async(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise raised
+
+    how: dict[str, Any] = {"run": fail} if runs == "run" else {"run_async": fail_async}
+    ops = with_ops(OpSpec(name="t::nested", gives=Rows.SAME, **how))
+    async with open_engine(ops=ops) as engine:
+        for policy, partial in (("fail", False), ("fail", True), ("empty", False)):
+            plan = plan_of(node("s", "fixed_source"), node("x", "t::nested", "s", on_error=policy), ops=ops)
+            if policy == "empty":
+                found = await engine.execute(plan, {"user_id": 1})
+                assert found.coverage is not None
+                assert [(one.node, one.code) for one in found.coverage.degraded] == [("x", code)]
+                continue
+            with pytest.raises(PlanError, match=f"node 'x': node 'w': {raised.message}") as caught:
+                await engine.execute(plan, {"user_id": 1}, partial=partial, deadline=60)
+            assert (caught.value.node, caught.value.code, caught.value.__cause__) == ("x", code, raised)
+
+
+async def test_an_op_that_asks_several_things_at_once() -> None:
+    """Of what the nursery of an op raises, all is told; an endpoint that is down stays that if it is all there is."""
+
+    async def ask(raised: Exception) -> None:
+        raise raised
+
+    async def both(inputs: Any, params: Any, ctx: Any) -> Any:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, EndpointUnavailable("is down"))
+            nursery.start_soon(ask, EndpointUnavailable("is down") if params["only"] else OSError())
+
+    spec = OpSpec(name="t::both", inputs=(0, 0), gives=Rows.NEW, run_async=both, params={"only": boolean()})
+    ops = with_ops(spec)
+    async with open_engine(ops=ops) as engine:
+        with pytest.raises(EndpointUnavailable, match="node 'x': is down; is down"):
+            await engine.execute(plan_of(node("x", "t::both", only=True), ops=ops), {"user_id": 1})
+        with pytest.raises(NodeFailed, match=r"(is down; OSError|OSError; is down)$"):
+            await engine.execute(plan_of(node("x", "t::both", only=False), ops=ops), {"user_id": 1})
+
+
+@pytest.mark.parametrize("fusion", ["off", "chain", "auto"])
+async def test_no_time_at_all_may_degrade(fusion: Any, autojump_clock: MockClock) -> None:
+    """Whether a node waits or computes: without any time it is not run, and its policy says what that means."""
+    called: list[str] = []
+
+    def work(inputs: Any, params: Any, ctx: Any) -> Any:
+        called.append(ctx.node_id)
+        return inputs[0]
+
+    ops = with_ops(OpSpec(name="t::work", gives=Rows.SAME, run=work))
+    plan = plan_of(
+        node("s", "fixed_source", row_count=2, on_error="empty"),
+        node("w", "t::work", "s", on_error="default"),
+        node("t", "take", "w", count=1, on_error="default"),
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        found = await engine.execute(plan, {"user_id": 1}, node_timeout=0, fusion=fusion)
+        assert found.coverage is not None
+        assert [(one.node, one.code) for one in found.coverage.degraded] == [
+            ("s", "NODE_TIMEOUT"),
+            ("w", "NODE_TIMEOUT"),
+            ("t", "NODE_TIMEOUT"),
+        ]
+        assert not called
+
+
+async def test_what_an_overdue_thread_does_later_is_forgotten() -> None:
+    """A thread that goes on after it was given up adds nothing to what is said of the steps behind."""
+
+    def fail(inputs: Any, params: Any, ctx: Any) -> Any:
+        raise KeyError("each time")
+
+    ops = with_ops(OpSpec(name="t::fail", gives=Rows.SAME, run=fail))
+    plan = plan_of(
+        node("s", "fixed_source"),
+        node("a", "take", "s", count=1, on_error="default"),
+        node("b", "t::fail", "a", on_error="default"),
+        ops=ops,
+    )
+    async with open_engine(ops=ops) as engine:
+        compiled = engine._compile(plan)
+        unit = compiled.schedule("chain").units[1]
+        shared = RequestContext(Request(user_id=1), RequestEndpoints({}), compiled.keys, {}, {})
+        rows = {0: new_rows([1])}
+        given_up = SegmentRun(unit, rows, shared, clock=trio.current_time, deadline=math.inf, node_timeout=math.inf)
+        given_up.run()
+        assert [step.node_id for step, _ in given_up.degraded] == ["b"]
+        fresh = given_up.resumed(0, NodeTimeout("late", node="a"))
+        fresh.run()
+        assert [step.node_id for step, _ in fresh.degraded] == ["a", "b"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,10 @@ def test_the_documented_plan_is_valid() -> None:
     shown = re.search(r"```json\n(.*?)```", page, re.DOTALL)
     assert shown is not None
     assert attrs.asdict(parse_plan(shown[1]))["name"] == "top_follows"
+
+
+def test_an_invalid_plan_reaches_other_processes() -> None:
+    """The error of a plan is pickled with its problems."""
+    error = InvalidPlan([("UNKNOWN_OP", "$.nodes[0].op", "no op is named 'x'")])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.problems, str(again), again.node) == (InvalidPlan, error.problems, str(error), None)

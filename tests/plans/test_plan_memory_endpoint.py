@@ -128,6 +128,7 @@ async def test_a_seed_in_a_file(autojump_clock: MockClock, tmp_path: Path) -> No
         ("a.json", None, "a.json' cannot be read"),
         ("a.json", "{", "a.json' cannot be read"),
         ("a.toml", "{", "a.toml' cannot be read"),
+        ("a.json", "[" * 100_000, "a.json' cannot be read"),
         ("a.json", "[1]", "must map keys to hashes, lists and strings, and is of type list"),
         ("a.json", '{"k": null}', "key 'k': expected a string or a number, found None"),
         ("a.json", '{"k": [true]}', "key 'k': expected a string or a number, found True"),

@@ -227,6 +227,14 @@ def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opspec, "_default", None)
     with pytest.raises(ConfigError, match=r"entry point 'mine' of seedbed\.ops gives 3"):
         default_ops()
+    monkeypatch.setattr(EntryPoint, "load", lambda self: 3)
+    with pytest.raises(ConfigError, match=r"\(plugin_of_a_test:op\) cannot be loaded: TypeError: .*int.* not iterable"):
+        default_ops()
+    monkeypatch.undo()
+    monkeypatch.setattr(opspec, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(opspec, "_default", None)
+    with pytest.raises(ConfigError, match=r"entry point 'mine' .* cannot be loaded: ModuleNotFoundError"):
+        default_ops()
 
 
 def test_an_op_needs_something_to_run() -> None:

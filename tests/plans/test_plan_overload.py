@@ -244,6 +244,8 @@ async def test_an_engine_that_is_not_open_says_so() -> None:
         await PlanEngine().execute(TWENTY, {"user_id": 1})
     with pytest.raises(ConfigError, match="not open"):
         PlanEngine().explain(TWENTY)
+    with pytest.raises(ConfigError, match="not open"):
+        PlanEngine().statistics()
 
 
 def _nothing() -> Any:
@@ -317,3 +319,31 @@ async def test_requests_that_would_make_each_other_late_are_refused(autojump_clo
         refused = [name for name, seen in client.seen.items() if seen == ("OVERLOADED", 0)]
         assert len(refused) >= 15
         assert "hurried 0" not in refused
+
+
+@pytest.mark.parametrize("limit", ["deadline", "node_timeout"])
+@pytest.mark.parametrize("value", [math.nan, "5", [1], pytest.param(10**5000, id="huge")])
+async def test_a_limit_that_is_no_time_holds_no_place(limit: str, value: Any) -> None:
+    """It is told so before anything runs."""
+    async with open_engine(max_concurrent_requests=1, max_queue=0) as engine:
+        with pytest.raises(ConfigError, match=f"{limit} is .*; it must be a number of seconds"):
+            await engine.execute(TWENTY, {"user_id": 1}, **{limit: value})
+        assert engine.statistics().running == 0
+
+
+async def test_who_waits_when_the_engine_closes_gets_no_place_any_more() -> None:
+    """Not even one that becomes free in the same instant; nor is it missed if the one who waits is cancelled too."""
+    admission = Admission(1, 2)
+    first = admission.ask(math.inf, Forecast())
+    waiting = [admission.ask(math.inf, Forecast()) for _ in range(2)]
+    with pytest.RaisesGroup(pytest.RaisesExc(Overloaded, match="closing")):
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as cancelled:
+                    cancelled.start_soon(admission.wait, waiting[1])
+                    nursery.start_soon(admission.wait, waiting[0])
+                    await trio.testing.wait_all_tasks_blocked()
+                    scope.cancel()
+                    admission.close()
+                    admission.leave(first, in_time=None)
+    assert (admission.running, admission.queued) == (0, 0)

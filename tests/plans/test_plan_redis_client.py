@@ -353,6 +353,7 @@ async def test_a_slow_server_keeps_its_connection(autojump_clock: MockClock) -> 
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Protocol error"),
         (b"\x00\xff\x00", "Protocol error"),
         (b"*99999999999\r\n", "out of range"),
+        (b"%1\r\n*1\r\n+a\r\n+b\r\n", "a reply that cannot be read: TypeError unhashable"),
         (None, "the server closed the connection"),
     ],
 )

@@ -48,6 +48,7 @@ class LoadedPlan:
             max_queue=max_queue,
             cpu_threads=limits.cpu_threads,
             fusion=limits.fusion,
+            grace=0,  # all requests are over by then, and nobody wants what their threads still make
         )
 
 
@@ -84,6 +85,9 @@ def authored_plans(file: Path) -> dict[str, AuthoredPlan]:
     sys.path.insert(0, beside)
     try:
         names: dict[str, Any] = runpy.run_path(str(file), run_name=file.stem)
+    except SystemExit as error:
+        # As an exit of ours it would say that all is well, if its status is 0.
+        raise ConfigError(f"the plan file {str(file)!r} is no file of plans: it exits ({error.code})") from error
     finally:
         sys.path.remove(beside)
     return {name: value for name, value in names.items() if isinstance(value, AuthoredPlan)}

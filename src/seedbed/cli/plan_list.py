@@ -55,9 +55,13 @@ def _plans(path: Path, source: PlanSource) -> list[dict[str, Any]]:
     if path.suffix == ".py" and source.allow_code:
         from .plan_files import authored_plans, compile_plan
 
+        try:
+            authored = authored_plans(path)
+        except Exception as error:  # noqa: BLE001  a file is anybody's code, and one that raises must not hide the others
+            return [_raised(str(path), error)]
         return [
             _facts(f"{path}:{name}", lambda each=each: compile_plan(each, source).plan)  # type: ignore[misc]
-            for name, each in authored_plans(path).items()
+            for name, each in authored.items()
         ]
     return []
 
@@ -85,8 +89,9 @@ def _facts(place: str, load: Callable[[], Plan]) -> dict[str, Any]:
     try:
         plan = load()
     except InvalidPlan as error:
-        problems = problems_data(error)
-        return {"plan": place, "name": None, "nodes": None, "outputs": [], "ops": [], "problems": problems}
+        return _broken(place, problems_data(error))
+    except Exception as error:  # noqa: BLE001  a plan function is anybody's code
+        return _raised(place, error)
     return {
         "plan": place,
         "name": plan.name,
@@ -95,6 +100,14 @@ def _facts(place: str, load: Callable[[], Plan]) -> dict[str, Any]:
         "ops": sorted({node.op for node in plan.nodes}),
         "problems": [],
     }
+
+
+def _broken(place: str, problems: list[dict[str, str]]) -> dict[str, Any]:
+    return {"plan": place, "name": None, "nodes": None, "outputs": [], "ops": [], "problems": problems}
+
+
+def _raised(place: str, error: Exception) -> dict[str, Any]:
+    return _broken(place, [{"code": "RAISED", "path": "$", "message": f"{type(error).__name__}: {error}"}])
 
 
 def _op(op: OpSpec, registries: Registries) -> dict[str, Any]:
@@ -186,4 +199,6 @@ def _tell(found: dict[str, Any]) -> None:
 def _state(problems: list[dict[str, str]]) -> str:
     if not problems:
         return "valid"
+    if problems[0]["code"] == "RAISED":
+        return f"RAISED: {problems[0]['message']}"
     return f"INVALID_PLAN, {len(problems)} problem{'s' if len(problems) != 1 else ''}: {problems[0]['message']}"

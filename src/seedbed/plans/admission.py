@@ -67,6 +67,8 @@ class Admission:
         """Refuse those who wait, and all who come."""
         self._closed = True
         for claim in self._places.waiting:
+            # At once, or a place that becomes free before it has woken would still be given to it.
+            self._places.withdraw(claim)
             claim.wake()
 
     async def wait_idle(self) -> None:

@@ -22,8 +22,10 @@ from .context import RequestContext
 from .endpoints import open_endpoints
 from .execute import Execution, not_started
 from .memo import RequestEndpoints
+from .model import Plan
 from .opspec import default_ops
 from .pool import ThreadPool
+from .problems import shown
 from .registries import default_registries
 from .request import Request, parse_request
 from .response import Response
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from .compile import Fusion, Schedule
     from .documents import Source
     from .memo import EndpointSource
-    from .model import Plan, Registries
+    from .model import Registries
     from .opspec import OpRegistry
     from .places import Claim
 
@@ -115,9 +117,15 @@ class PlanEngine:
         calibration: Calibration | None = None,
     ) -> None:
         threads = (os.cpu_count() or 1) if cpu_threads is None else cpu_threads
-        _at_least("max_concurrent_requests", max_concurrent_requests, 1)
-        _at_least("max_queue", max_queue, 0)
-        _at_least("cpu_threads", threads, 1)
+        for knob, value, least in (
+            ("max_concurrent_requests", max_concurrent_requests, 1),
+            ("max_queue", max_queue, 0),
+            ("cpu_threads", threads, 1),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{knob} is {value!r}; it must be an integer")
+            _at_least(knob, value, least)
+        grace = _seconds("grace", grace)
         _at_least("grace", grace, 0)
         if fusion not in FUSIONS:
             raise ConfigError(f"fusion is {fusion!r}; allowed are {', '.join(FUSIONS)}")
@@ -188,6 +196,7 @@ class PlanEngine:
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
+        self._clock()  # before it is open there is nothing to count, and this says so
         return EngineStatistics(
             running=self._admission.running,
             queued=self._admission.queued,
@@ -215,7 +224,9 @@ class PlanEngine:
         done by the deadline is the answer, and its coverage says what is missing.
         """
         arrival = self._clock()
-        deadline = math.inf if deadline is None else arrival + deadline
+        # Before a place is asked for: what fails between the claim and the request would keep it.
+        deadline = math.inf if deadline is None else arrival + _seconds("deadline", deadline)
+        node_timeout = math.inf if node_timeout is None else _seconds("node_timeout", node_timeout)
         try:
             compiled = self._compile(plan)
             schedule = compiled.schedule(fusion or self._fusion)
@@ -231,7 +242,7 @@ class PlanEngine:
                 schedule,
                 request,
                 deadline=deadline,
-                node_timeout=math.inf if node_timeout is None else node_timeout,
+                node_timeout=node_timeout,
                 arrival=arrival if trace else None,
                 partial=partial,
             )
@@ -331,6 +342,11 @@ class PlanEngine:
     def _compile(self, plan: Plan) -> CompiledPlan:
         found = self._compiled.get(id(plan))
         if found is None:
+            if not isinstance(plan, Plan):
+                raise ConfigError(
+                    f"the plan is of type {type(plan).__name__}, not a Plan: parse_plan gives one of a document, and "
+                    "so does plan() of a function under @plan"
+                )
             found = CompiledPlan(plan, self._ops, self._measured())
             if len(self._compiled) >= _COMPILED:
                 del self._compiled[next(iter(self._compiled))]
@@ -340,6 +356,15 @@ class PlanEngine:
 
 def _not_open() -> NoReturn:
     raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
+
+
+def _seconds(knob: str, value: float) -> float:
+    try:
+        if not math.isnan(value):
+            return float(value)
+    except (TypeError, OverflowError):
+        pass
+    raise ConfigError(f"{knob} is {shown(value)}; it must be a number of seconds")
 
 
 def _at_least(knob: str, value: float, least: int) -> None:

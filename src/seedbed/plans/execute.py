@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import NodeFailed, Overloaded, PlanError, RequestDeadlineExceeded
+from ..errors import Overloaded, PlanError, RequestDeadlineExceeded
 from .context import OpContext
 from .response import Coverage, Degraded
 from .segments import SegmentRun, check_output, failure_of, may_degrade, overdue, stand_in
@@ -91,6 +91,7 @@ class Execution:
     async def run(self) -> bool:
         """Run all nodes. False if the deadline passed before; raises the first failure, after all else has ended."""
         roots = self._schedule.roots
+        ended_by: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -103,20 +104,29 @@ class Execution:
                 if roots:
                     await self._walk(roots[0])
         except BaseExceptionGroup as group:
-            self._settle(group)
+            ended_by = self._settle(group)
         finally:
             self._nursery = None
+        if ended_by is not None:
+            raise ended_by
         if self._error is not None and not isinstance(self._error, RequestDeadlineExceeded):
             raise self._error
         return not self._left
 
-    def _settle(self, group: BaseExceptionGroup[BaseException]) -> None:
-        """An op with a nursery of its own raised while it was cancelled: that is its node's failure, if the first."""
+    def _settle(self, group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+        """An op with a nursery of its own raised while it was cancelled: that is its node's failure, if the first.
+
+        Gives what is no failure of a node and has to be raised: a cancellation, an exit, a Ctrl-C.
+        """
         failures, others = group.split(Exception)
         if others is not None:
-            raise others
+            found: BaseException = others
+            while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
+                (found,) = found.exceptions
+            return found
         if self._error is None and failures is not None and self._clock() < self.deadline:
-            self._error = NodeFailed(str(failures), node=self._at(next(iter(self._active))).node_id)
+            self._error = failure_of(self._at(next(iter(self._active))).node_id, failures)
+        return None
 
     def deadline_error(self) -> RequestDeadlineExceeded:
         """What to say when the deadline passed: the node that has run longest, or the first that could not start."""
@@ -195,8 +205,9 @@ class Execution:
         ctx = OpContext(self._shared, step.node_id, effective, refs)
         run = step.op.run_async
         assert run is not None
+        rows: RowSet | None = None
+        failure: PlanError | None = None
         try:
-            rows: RowSet | None = None
             if ends <= now:
                 pass  # there is no time at all
             elif step.may_degrade and ends < self.deadline:
@@ -208,14 +219,15 @@ class Execution:
             end = self._clock() if self._timed else now
             if end >= effective:
                 self.late += rows is not None
-                raise overdue(step.node_id, end, self.deadline, self._node_timeout)
-            if not step.is_core:
+                failure = overdue(step.node_id, end, self.deadline, self._node_timeout)
+            elif not step.is_core:
                 check_output(step, inputs, rows)
         except Exception as error:  # noqa: BLE001  whatever an op raises fails its node
             failure = failure_of(step.node_id, error)
             end = self._clock()
+        if failure is not None:
             if not may_degrade(step, failure) or end >= self.deadline:
-                raise failure from (error if failure is not error else error.__cause__)
+                raise failure
             self._degrade(step, failure)
             rows = stand_in(step, inputs, ctx)
         assert rows is not None
@@ -233,10 +245,10 @@ class Execution:
             deadline=self.deadline,
             node_timeout=self._node_timeout,
         )
-        inline = unit.always_inline or unit.fixed + unit.per_row * run.size < self._hop
+        # Where there is no time at all nothing is run, so that needs no thread.
+        at_once = unit.always_inline or self._node_timeout <= 0
+        inline = at_once or unit.fixed + unit.per_row * run.size < self._hop
         try:
-            if self._node_timeout <= 0:
-                raise overdue(unit.steps[0].node_id, run.since, self.deadline, self._node_timeout)
             return run.run() if inline else await self._in_thread(run)
         finally:
             run = self._runs[unit.index]  # another one if a node overran and the rest went on without it

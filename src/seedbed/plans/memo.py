@@ -120,6 +120,8 @@ async def _read_missing(
     known.update(dict.fromkeys(missing, pending))
     try:
         answers = await read(missing)
+        # Here too nothing may stay pending: whoever finds it so would wait, in vain and without end.
+        known.update(zip(missing, answers, strict=True))
     except BaseException as error:
         if isinstance(error, EndpointUnavailable):
             pending.error = error
@@ -127,7 +129,6 @@ async def _read_missing(
             del known[key]
         raise
     else:
-        known.update(zip(missing, answers, strict=True))
         return answers
     finally:
         pending.finish()

@@ -230,8 +230,15 @@ def default_ops() -> OpRegistry:
 
         registry = OpRegistry(*CORE_OPS)
         for entry in entry_points(group=ENTRY_POINT_GROUP):
-            brought = entry.load()
-            for op in [brought] if isinstance(brought, OpSpec) else list(brought):
+            try:
+                brought = entry.load()
+                several = [brought] if isinstance(brought, OpSpec) else list(brought)
+            except Exception as error:
+                raise ConfigError(
+                    f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} ({entry.value}) cannot be loaded: "
+                    f"{type(error).__name__}: {error}; repair or uninstall it"
+                ) from error
+            for op in several:
                 if not isinstance(op, OpSpec):
                     raise ConfigError(f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} gives {op!r}, not an OpSpec")
                 registry.add(op)

@@ -86,8 +86,9 @@ class Places:
         self._fill(now)
 
     def withdraw(self, claim: Claim) -> None:
-        """One who waited does so no longer."""
-        self._queue.remove(claim)
+        """One who waited does so no longer; nothing happens if that was said before."""
+        if claim in self._queue:
+            self._queue.remove(claim)
 
     def _fits(self, claim: Claim, now: float, spare: float) -> bool:
         if not self.running:

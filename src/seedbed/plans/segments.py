@@ -86,8 +86,12 @@ class SegmentRun:
             step = steps[self.place]
             inputs, ctx = self.prepared(step)
             before = len(inputs[0]) if inputs else 0
+            failure: PlanError | None = None
             try:
-                if taken is not None:
+                if self.since >= ctx.deadline:
+                    failure = self.too_late(step, self.since)  # there is no time at all
+                    rows, count = NO_ROWS, 0
+                elif taken is not None:
                     before = self.times[-1][3]  # as many as the sort would have given
                     rows, count = taken, len(taken)
                     taken = None
@@ -97,13 +101,16 @@ class SegmentRun:
                 else:
                     rows = call(step, inputs, ctx)
                     count = len(rows)
-                now = self._clock()
-                if now >= ctx.deadline:
-                    self.late += 1
-                    raise self.too_late(step, now)
             except Exception as error:  # noqa: BLE001  whatever an op raises fails its node
+                failure = failure_of(step.node_id, error)
                 now = self._clock()
-                rows = self._stand_in(step, inputs, ctx, error, now)
+            else:
+                now = self._clock()
+                if now >= ctx.deadline and failure is None:
+                    self.late += 1
+                    failure = self.too_late(step, now)
+            if failure is not None:
+                rows = self._stand_in(step, inputs, ctx, failure, now)
                 taken = None
                 count = len(rows)
             self.advance(rows, now, before, count)
@@ -155,7 +162,9 @@ class SegmentRun:
         fresh.since = self._clock() if place == 0 else self.times[place - 1][1]
         fresh.place = place
         fresh.outputs, fresh.times = self.outputs[:place], self.times[:place]
-        fresh.degraded = [one for one in self.degraded if one[0] is not step] + [(step, failure)]
+        # The thread may be further than that by now, and what it made of later steps is forgotten with it.
+        before = self.unit.steps[:place]
+        fresh.degraded = [one for one in self.degraded if one[0] in before] + [(step, failure)]
         inputs, ctx = fresh.prepared(step)
         rows = stand_in(step, inputs, ctx)
         fresh.advance(rows, self._clock(), len(inputs[0]) if inputs else 0, len(rows))
@@ -167,10 +176,11 @@ class SegmentRun:
             return found
         return self.outputs[-1]  # what is not from outside is from the step before
 
-    def _stand_in(self, step: Step, inputs: tuple[RowSet, ...], ctx: OpContext, error: Exception, now: float) -> RowSet:
-        failure = failure_of(step.node_id, error)
+    def _stand_in(
+        self, step: Step, inputs: tuple[RowSet, ...], ctx: OpContext, failure: PlanError, now: float
+    ) -> RowSet:
         if not may_degrade(step, failure) or now >= self._deadline:
-            raise failure from error
+            raise failure
         self.degraded.append((step, failure))
         return stand_in(step, inputs, ctx)
 
@@ -193,14 +203,22 @@ def overdue(node_id: str, now: float, deadline: float, node_timeout: float) -> P
 
 
 def failure_of(node_id: str, error: Exception) -> PlanError:
-    """What an op raised, as the error of its node."""
-    if isinstance(error, PlanError) and error.node is not None:
-        return error
-    if isinstance(error, EndpointUnavailable):
-        return EndpointUnavailable(error.message, node=node_id)
+    """What an op raised, as the error of its node; one that names a node is of another plan, which the op has run."""
+    # An op may ask several things at once in a nursery of its own, which raises a group.
+    others = error.split(EndpointUnavailable)[1] if isinstance(error, ExceptionGroup) else error
+    unavailable = others is None or isinstance(others, EndpointUnavailable)
+    failure = (EndpointUnavailable if unavailable else NodeFailed)(_told(error), node=node_id)
+    failure.__cause__ = error
+    return failure
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):  # of a nursery of the op's own, which says nothing by itself
+        return "; ".join(map(_told, error.exceptions))
+    text = str(error)
     if isinstance(error, PlanError):
-        return NodeFailed(error.message, node=node_id)
-    return NodeFailed(f"{type(error).__name__}: {error}", node=node_id)
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def may_degrade(step: Step, failure: PlanError) -> bool:

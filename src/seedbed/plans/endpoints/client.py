@@ -293,6 +293,10 @@ class RedisClient:
                 except hiredis.ProtocolError as error:
                     broken = error
                     break
+                except Exception as error:  # noqa: BLE001  whatever a server sends ends no more than its connection
+                    # A length of billions is a MemoryError, a map with a list for a key a TypeError.
+                    broken = ConnectionError(f"a reply that cannot be read: {type(error).__name__} {error}")
+                    break
                 if reply is MISSING:
                     break
                 replies.append(reply)

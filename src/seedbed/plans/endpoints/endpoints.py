@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
@@ -44,13 +44,18 @@ class Endpoints:
     """The endpoints by their ids."""
 
     _redis: Mapping[str, RedisEndpoint]
+    _described: Mapping[str, Endpoint] = attrs.field(factory=dict)
 
-    def get(self, endpoint_id: str) -> RedisEndpoint:
-        """The endpoint of kind redis with this id; validation has seen to it that a plan names no other."""
-        found = self._redis.get(endpoint_id)
+    def get(self, endpoint_id: str) -> Any:
+        """The endpoint with this id: a `RedisEndpoint`.
+
+        No op of the format asks servers of kind http. An op of one's own gets the `Endpoint` of the registries, which
+        says where it is and how it may be used.
+        """
+        found = self._redis.get(endpoint_id) or self._described.get(endpoint_id)
         if found is None:
-            known = ", ".join(sorted(self._redis)) or "none"
-            raise EndpointUnavailable(f"there is no redis endpoint {endpoint_id!r}; there are: {known}")
+            known = ", ".join(sorted([*self._redis, *self._described])) or "none"
+            raise EndpointUnavailable(f"there is no endpoint {endpoint_id!r}; there are: {known}")
         return found
 
     def statistics(self) -> dict[str, EndpointStatistics]:
@@ -72,13 +77,14 @@ async def open_endpoints(
         for name, endpoint in registries.endpoints.items()
         if endpoint.kind == "redis"
     }
+    described = {name: endpoint for name, endpoint in registries.endpoints.items() if name not in redis}
     raised: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             for each in redis.values():
                 nursery.start_soon(each.run)
             try:
-                yield Endpoints(redis)
+                yield Endpoints(redis, described)
             except BaseException as error:
                 raised = error
                 raise

@@ -33,7 +33,7 @@ def read_seed(path: str | Path) -> dict[str, Stored]:
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"the seed file {str(path)!r} cannot be read: {error}") from error
     return check_seed(data, f"the seed file {str(path)!r}")
 
