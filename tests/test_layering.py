@@ -145,7 +145,7 @@ def circle(imports: Iterable[Import]) -> list[Import]:
 
 def everything() -> list[Import]:
     """Read every import of the package."""
-    paths = sorted((SRC / "seedbed").rglob("*.py"))
+    paths = [*sorted((SRC / "seedbed").rglob("*.py")), SRC / "seedbed" / "__init__.pyi"]
     return [found for path in paths for found in imported(path.relative_to(SRC), path.read_text(encoding="utf-8"))]
 
 

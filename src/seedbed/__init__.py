@@ -1,152 +1,57 @@
-"""seedbed grows datasets: columns that depend on each other, each cell run as soon as its inputs are there."""
+"""seedbed grows datasets: columns that depend on each other, each cell run as soon as its inputs are there.
 
-from .build.api import Build, Preview, build, build_async, open_build, preview, resume
-from .build.checkpoint import FinishedGroup
-from .build.config import RunConfig
-from .build.processor import Processor
-from .build.source import load_recipe
-from .errors import (
-    BadOutput,
-    BudgetExceeded,
-    BuildError,
-    BuildStopped,
-    CellError,
-    CellTimeout,
-    ConfigError,
-    DatasetGenerationError,
-    DeadlineExceeded,
-    EarlyShutdown,
-    Interrupted,
-    ManifestError,
-    OutputDirectoryError,
-    PartError,
-    Permanent,
-    ProcessorFailed,
-    QuotaExhausted,
-    RateLimited,
-    Retryable,
-    SchemaConflict,
-    SeedbedError,
-    StoreError,
-    ThreadsStuck,
-    WorkerCrashed,
-)
-from .generators import CellContext, Column, bridge
-from .generators.custom import column
-from .graph import build_graph
-from .models import Anthropic, Local, Message, Model, OpenAICompatible, Scripted
-from .observe.report import BuildReport
-from .observe.trace import TaskTrace
-from .recipe.custom import Custom
-from .recipe.expression import Expression
-from .recipe.llm import Judge, LLMCode, LLMStructured, LLMText
-from .recipe.media import Embedding, Image
-from .recipe.processors import Deduplicate, DropColumns, Filter, SchemaTransform
-from .recipe.recipe import Recipe
-from .recipe.samplers import (
-    UUID,
-    Bernoulli,
-    Binomial,
-    Category,
-    Datetime,
-    Gaussian,
-    Person,
-    Poisson,
-    Scipy,
-    Subcategory,
-    Timedelta,
-    Uniform,
-)
-from .recipe.scores import Score
-from .recipe.seed import Seed
-from .recipe.validation import Validation
-from .runtime.throttle import KeyLimits, open_throttles
-from .simulation.api import simulate
-from .simulation.profiles import CallProfile
-from .simulation.result import Simulation
-from .store.dataset import Dataset
+The public names are in `__init__.pyi`, as type checkers read them. Each is imported when it is first asked for, so that
+the command can say its usage, and be interrupted, without waiting for polars.
+"""
 
-__all__ = [
-    "UUID",
-    "Anthropic",
-    "BadOutput",
-    "Bernoulli",
-    "Binomial",
-    "BudgetExceeded",
-    "Build",
-    "BuildError",
-    "BuildReport",
-    "BuildStopped",
-    "CallProfile",
-    "Category",
-    "CellContext",
-    "CellError",
-    "CellTimeout",
-    "Column",
-    "ConfigError",
-    "Custom",
-    "Dataset",
-    "DatasetGenerationError",
-    "Datetime",
-    "DeadlineExceeded",
-    "Deduplicate",
-    "DropColumns",
-    "EarlyShutdown",
-    "Embedding",
-    "Expression",
-    "Filter",
-    "FinishedGroup",
-    "Gaussian",
-    "Image",
-    "Interrupted",
-    "Judge",
-    "KeyLimits",
-    "LLMCode",
-    "LLMStructured",
-    "LLMText",
-    "Local",
-    "ManifestError",
-    "Message",
-    "Model",
-    "OpenAICompatible",
-    "OutputDirectoryError",
-    "PartError",
-    "Permanent",
-    "Person",
-    "Poisson",
-    "Preview",
-    "Processor",
-    "ProcessorFailed",
-    "QuotaExhausted",
-    "RateLimited",
-    "Recipe",
-    "Retryable",
-    "RunConfig",
-    "SchemaConflict",
-    "SchemaTransform",
-    "Scipy",
-    "Score",
-    "Scripted",
-    "Seed",
-    "SeedbedError",
-    "Simulation",
-    "StoreError",
-    "Subcategory",
-    "TaskTrace",
-    "ThreadsStuck",
-    "Timedelta",
-    "Uniform",
-    "Validation",
-    "WorkerCrashed",
-    "bridge",
-    "build",
-    "build_async",
-    "build_graph",
-    "column",
-    "load_recipe",
-    "open_build",
-    "open_throttles",
-    "preview",
-    "resume",
-    "simulate",
-]
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+
+def _read_places() -> dict[str, str]:
+    """The module of each public name."""
+    stub = ast.parse(Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {each.name: f"{__name__}.{node.module}" for node in imports for each in node.names}
+
+
+_PLACES = _read_places()
+__all__ = list(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    """Find a public name, or a room of the package, where it is first asked for."""
+    if name in _PLACES:
+        found = getattr(importlib.import_module(_PLACES[name]), name)
+        globals()[name] = found
+        return found
+    room = f"{__name__}.{name}"
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(room)
+        except ModuleNotFoundError as error:
+            if error.name != room:
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})
+
+
+class _Package(types.ModuleType):
+    """This package as a module in which `build` is the function, although a package has that name too."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing `seedbed.build.api` for the first time would put the package `seedbed.build` here.
+        if not (name in _PLACES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

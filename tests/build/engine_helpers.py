@@ -14,7 +14,7 @@ from seedbed import Column, RunConfig, open_build
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from seedbed import BuildReport, FinishedGroup
+    from seedbed import BuildReport, FinishedGroup, Recipe
 
 FAST = RunConfig(jitter_seed=1)
 """The defaults, with waits that are the same in every run."""
@@ -41,7 +41,7 @@ class Grown:
         return frame[name].to_list() if frame.height else []
 
 
-async def grow(columns: Iterable[Column], *, rows: int, config: RunConfig = FAST, **options: Any) -> Grown:
+async def grow(columns: Recipe | Iterable[Column], *, rows: int, config: RunConfig = FAST, **options: Any) -> Grown:
     """Build in memory and wait for the end."""
     async with open_build(columns, rows=rows, config=config, **options) as build:
         groups = [group async for group in build]

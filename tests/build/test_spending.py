@@ -9,6 +9,7 @@ import pytest
 import trio
 from engine_helpers import config, grow, seed
 
+import seedbed as sb
 from seedbed import BudgetExceeded, CellContext, Column
 from seedbed.build.plan import plan_build
 from seedbed.build.source import make_source
@@ -16,7 +17,11 @@ from seedbed.build.spending import Spending
 from seedbed.generators import Usage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trio.testing import MockClock
+
+    from seedbed.recipe.spec import ColumnSpec
 
 ENGINES = pytest.mark.parametrize("engine", ["concurrent", "sequential"])
 
@@ -193,6 +198,91 @@ async def test_what_is_in_flight_may_end(autojump_clock: MockClock) -> None:
     assert raised.value.report is not None
     assert raised.value.report.written == 8
     assert raised.value.report.wasted == {}
+
+
+class Priced:
+    """A recipe of one model, which counts its calls."""
+
+    def __init__(self, **prices: float) -> None:
+        self.calls = 0
+        self.model = sb.Scripted(answers=self.answer, **prices)  # type: ignore[arg-type]
+
+    def answer(self, _: object) -> str:
+        self.calls += 1
+        return "a text"
+
+    def recipe(self, *columns: ColumnSpec) -> sb.Recipe:
+        return sb.Recipe(
+            columns=[sb.Category("n", values=[1]), *columns], models={"m": self.model, "free": sb.Scripted(model="f")}
+        )
+
+
+@sb.column(models={"own": "free", "other": "m"})
+async def both(n: int, own: sb.Model, other: sb.Model) -> str:
+    """The key of its task is that of the free model."""
+    return await own.chat("a") + await other.chat("b")
+
+
+class TestTheFirstCall:
+    """Nobody knows what it will use, but that of a model which has a price it is more than nothing."""
+
+    @ENGINES
+    @pytest.mark.parametrize("prices", [{"input_price": 1.0}, {"output_price": 1.0}])
+    @pytest.mark.parametrize("column", [sb.LLMText("t", model="m", prompt="{{ n }}"), both])
+    async def test_no_call_without_a_budget(
+        self, column: ColumnSpec, prices: dict[str, float], engine: str, autojump_clock: MockClock
+    ) -> None:
+        """With max_cost=0 the run stops before it, whichever key the column waits for."""
+        priced = Priced(**prices)
+        told = f"column '{column.name}' would pass max_cost=0: 0 spent, 0 in flight, and its model has a price"
+        with pytest.raises(BudgetExceeded, match=told) as raised:
+            await grow(priced.recipe(column), rows=20, config=config(max_cost=0, engine=engine))
+        assert priced.calls == 0
+        assert raised.value.report is not None
+        assert raised.value.report.dropped == ()
+
+    @ENGINES
+    async def test_free_models_need_no_budget(self, engine: str, autojump_clock: MockClock) -> None:
+        """A model without a price costs nothing, nor do embeddings where only what is answered has one."""
+        free, answers = Priced(), Priced(output_price=1.0)
+        text, vector = sb.LLMText("t", model="m", prompt="{{ n }}"), sb.Embedding("e", model="m", of="n")
+        for recipe in (free.recipe(text), answers.recipe(vector)):
+            made = await grow(recipe, rows=5, config=config(max_cost=0, engine=engine))
+            assert made.report.written == 5
+        assert free.calls == 5
+
+    @ENGINES
+    async def test_no_call_without_tokens(self, engine: str, autojump_clock: MockClock) -> None:
+        """Every call of a model uses some."""
+        free = Priced()
+        with pytest.raises(BudgetExceeded, match="max_tokens=0: 0 used, 0 in flight, and nobody knows yet how many"):
+            await grow(
+                free.recipe(sb.LLMText("t", model="m", prompt="p")), rows=3, config=config(max_tokens=0, engine=engine)
+            )
+        assert free.calls == 0
+
+    @ENGINES
+    async def test_another_column_has_spent_it_all(self, engine: str, autojump_clock: MockClock) -> None:
+        """The first call of a later column is not made either."""
+        priced = Priced(output_price=1_000_000.0)  # 1 for each token
+        first = sb.LLMText("t", model="m", prompt="{{ n }}")
+        cost = (await grow(priced.recipe(first), rows=1, config=config(max_cost=100))).report
+        priced.calls = 0
+        later = sb.LLMText("u", model="m", prompt="{{ t }}")
+        with pytest.raises(BudgetExceeded, match="column 'u' would pass"):
+            await grow(priced.recipe(first, later), rows=1, config=config(max_cost=cost.usage["t"].cost, engine=engine))
+        assert priced.calls == 1
+
+    @ENGINES
+    async def test_what_earlier_runs_paid_is_known(self, engine: str, tmp_path: Path) -> None:
+        """A resume with a budget that is nearly used up makes no call that would pass it."""
+        meter = Meter(cost=1.0)
+        columns = [seed(), Column("v", meter, key="k")]
+        knobs = config(max_cost=2.5, max_parallel_requests=1, engine=engine)
+        for calls in (2, 2):
+            with pytest.raises(BudgetExceeded, match=r"max_cost=2\.5: 2 spent, 0 in flight, about 1 more"):
+                await sb.build_async(columns, rows=5, out=tmp_path / "d", config=knobs, resume=True)
+            assert meter.calls == calls
 
 
 def test_the_core_reserves_and_settles() -> None:

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
 import pytest
-from command import REVIEWS, ROOT, TEXT, recipe, seedbed
+from command import ENVIRONMENT, REVIEWS, ROOT, TEXT, recipe, seedbed
 
 from seedbed.cli.exit_codes import ExitCode
 from seedbed.testing import serve_openai_sync
@@ -50,15 +50,22 @@ def test_an_unknown_command_is_bad_input() -> None:
 
 
 def test_help_does_not_load_the_engine() -> None:
-    """Neither the overview nor the help of a command imports polars, pyarrow or trio by way of the command line."""
+    """Neither the overview nor the help of a command imports polars, pyarrow or trio."""
     code = (
-        "import sys, types; package = types.ModuleType('seedbed');"
-        f"package.__path__ = [{str(ROOT / 'src' / 'seedbed')!r}]; sys.modules['seedbed'] = package;"
-        "from seedbed.cli import main; main(['--help']); main(['run', '--help']); main(['models', 'check', '--help']);"
+        "import sys; from seedbed.cli import main; main(['--help']);"
+        "main(['run', '--help']); main(['models', 'check', '--help']);"
         "found = {'polars', 'pyarrow', 'trio', 'duckdb'} & set(sys.modules); sys.exit(str(found) if found else 0)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("module", ["cyclopts", "polars"])
+def test_ctrl_c_while_modules_are_imported(module: str, tmp_path: Path) -> None:
+    """It ends the command as it does later: with a word, a status and no traceback."""
+    (tmp_path / f"{module}.py").write_text("import signal\n\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8")
+    ended = seedbed("check", REVIEWS, PYTHONPATH=f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}")
+    assert (ended.code, ended.err) == (130, "seedbed: interrupted\n")
 
 
 def test_check_passes_what_is_right() -> None:

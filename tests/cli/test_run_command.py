@@ -105,6 +105,33 @@ def test_dropped_rows_are_told_and_no_failure(tmp_path: Path) -> None:
     assert "(column=mine, row_group=0)" in ended.err
 
 
+def test_a_script_notices_that_nothing_came_out(tmp_path: Path) -> None:
+    """Where every row was dropped the status is that of too many errors, and the message says how to try again."""
+    path = custom(tmp_path, "broken", FAILING)
+    out = tmp_path / "out"
+    ended = seedbed("run", path, "-n", "3", "-o", out, "--allow-code")
+    assert ended.code == 4
+    assert "× mine: nothing works" in ended.out
+    assert ended.err.splitlines()[-2:] == [
+        "seedbed: nothing came out: of 3 rows every one was dropped",
+        f"to try them again: seedbed resume {out} --allow-code --retry-dropped",
+    ]
+    ended = seedbed("resume", out, "--allow-code", "--retry-dropped", "--json")
+    assert (ended.code, ended.json["written"], ended.json["dropped"]) == (4, 0, 3)
+    assert ended.err.splitlines()[-1] == f"to try them again: seedbed resume {out} --retry-dropped --allow-code"
+    ended = seedbed("preview", path, "-n", "2", "--allow-code")
+    assert (ended.code, ended.err.splitlines()[-1]) == (4, "seedbed: nothing came out: of 2 rows every one was dropped")
+    assert seedbed("run", path, "-n", "0", "-o", tmp_path / "none", "--allow-code").code == 0
+
+
+def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
+    """Counts too, but there is nothing to try again."""
+    path = recipe(tmp_path, 'processors:\n  - {type: filter, expr: "stars > 9"}\n')
+    ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out")
+    assert ended.code == 4
+    assert ended.err.splitlines()[-1] == "seedbed: nothing came out: of 3 rows every one was dropped"
+
+
 def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
     """A column whose async code keeps the loop from running is warned about by name, once."""
     code = "import time\n\nasync def rude(thing: str) -> str:\n    time.sleep(0.15)\n    return thing\n"

@@ -179,13 +179,13 @@ class Context:
             with self._timeout_suspended():
                 permit = await throttle.acquire(tokens)
         if self._run.spending.limited:
-            self._reserve(permit, tokens)
+            self._reserve(permit, key, tokens)
         return permit
 
-    def _reserve(self, permit: Permit, tokens: int) -> None:
+    def _reserve(self, permit: Permit, key: str, tokens: int) -> None:
         """Reserve for one call what it is expected to use, or stop the run before it."""
         cell = self._cell
-        reserved = self._run.spending.extend(cell.step, cell.reserved, self.usage, tokens)
+        reserved = self._run.spending.extend(cell.step, cell.reserved, self.usage, tokens, key)
         if isinstance(reserved, BudgetExceeded):
             permit.finished()
             self._run.stop(reserved)

@@ -70,7 +70,9 @@ class Run:
         self.store = store
         self.ledger = Ledger()
         self.rng = random.Random(config.jitter_seed)
-        self.spending = Spending(config.max_tokens, config.max_cost)
+        self.spending = Spending(
+            config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced
+        )
         self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
         self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
         self.dispatcher = Dispatcher(self)
@@ -131,9 +133,8 @@ class Run:
         for column, model, calls, input_tokens, output_tokens, cost in entries:
             if calls >= self.ledger.spent[column, model][0]:
                 self.ledger.spent[column, model] = (calls, input_tokens, output_tokens, cost)
-        for _, input_tokens, output_tokens, cost in self.ledger.spent.values():
-            self.spending.tokens += input_tokens + output_tokens
-            self.spending.cost += cost
+        for (column, _), (calls, input_tokens, output_tokens, cost) in self.ledger.spent.items():
+            self.spending.take_over(column, calls, input_tokens + output_tokens, cost)
         if done.groups or recovered.groups:
             states = {**(done.states.states if done.states is not None else {}), **recovered.states}
             for identity, nodes in self.plan.instances.items():

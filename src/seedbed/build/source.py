@@ -45,6 +45,9 @@ class Source:
     # Limits of keys that columns use inside, which no column names as its own.
     inner_limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
     config: RunConfig
+    # The keys of models, whose calls use tokens, and those of models that have a price.
+    metered: frozenset[str] = frozenset()
+    priced: frozenset[str] = frozenset()
     # Opens what must be open while the build runs.
     resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     # What determines the data of a recipe; told only when it is asked for, because files are read for it.
@@ -188,6 +191,13 @@ def _compile(
         limits={key: each for key, each in known.items() if key in keys},
         inner_limits={key: each for key, each in known.items() if key not in keys},
         config=config,
+        metered=frozenset(spec.key(domain) for spec in used.values() for domain in DOMAINS),
+        priced=frozenset(
+            spec.key(domain)
+            for spec in used.values()
+            for domain in DOMAINS
+            if spec.input_price or (spec.output_price and domain != "embedding")
+        ),
         resources=resources,
         fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=given),
         watched=frozenset(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ..errors import BudgetExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from ..generators import Usage
     from .plan import Step
 
@@ -16,21 +18,40 @@ class Spending:
     """Tokens and cost, settled and in flight. Synchronous.
 
     A call is expected to use what its column declares or, where that is more, the most that a call of that column has
-    used so far; so the run stops before the call that would pass the budget and not after it.
+    used so far; so the run stops before the call that would pass the budget and not after it. What nobody knows yet is
+    for a model still more than nothing: `metered` are the keys whose calls use tokens, `priced` those whose calls cost.
     """
 
-    def __init__(self, max_tokens: int | None, max_cost: float | None) -> None:
+    def __init__(
+        self,
+        max_tokens: int | None,
+        max_cost: float | None,
+        *,
+        metered: AbstractSet[str] = frozenset(),
+        priced: AbstractSet[str] = frozenset(),
+    ) -> None:
         self.max_tokens = max_tokens
         self.max_cost = max_cost
         self.limited = max_tokens is not None or max_cost is not None
         self.tokens = 0
         self.cost = 0.0
+        self._metered = metered
+        self._priced = priced
         self._most: dict[str, tuple[int, float]] = {}
+        self._before: dict[str, tuple[int, float]] = {}  # a call of earlier runs, on average
         self._reserved: list[float] = [0, 0.0]
         self._flying: Counter[str] = Counter()  # tasks that have reserved something, by column
 
+    def take_over(self, column: str, calls: int, tokens: int, cost: float) -> None:
+        """Count what earlier runs used for a column."""
+        self.tokens += tokens
+        self.cost += cost
+        if calls:
+            most = self._before.get(column, (0, 0.0))
+            self._before[column] = (max(most[0], tokens // calls), max(most[1], cost / calls))
+
     def _expected(self, step: Step) -> tuple[int, float]:
-        tokens, cost = self._most.get(step.name, (0, 0.0))
+        tokens, cost = self._most.get(step.name) or self._before.get(step.name, (0, 0.0))
         return max(tokens, step.tokens), cost
 
     @property
@@ -46,20 +67,33 @@ class Spending:
         """The error to stop with if one more task of this column might pass a budget."""
         if not self.limited or step.key is None:
             return None
-        return self._over(step, *self._expected(step))
+        expected = self._expected(step)
+        return self._over(step, expected) or self._used_up(step, expected, step.key)
 
-    def _over(self, step: Step, tokens: int, cost: float) -> BudgetExceeded | None:
+    def _over(self, step: Step, more: tuple[int, float]) -> BudgetExceeded | None:
+        tokens, cost = more
         if self.max_tokens is not None and self.tokens + self._reserved[0] + tokens > self.max_tokens:
-            return BudgetExceeded(
-                f"the next call of column {step.name!r} would pass max_tokens={self.max_tokens}: "
-                f"{self.tokens} used, {int(self._reserved[0])} in flight, about {tokens} more"
-            )
+            return self._exceeded(step, "max_tokens", f"about {tokens} more")
         if self.max_cost is not None and self.cost + self._reserved[1] + cost > self.max_cost:
-            return BudgetExceeded(
-                f"the next call of column {step.name!r} would pass max_cost={self.max_cost:g}: "
-                f"{self.cost:g} spent, {self._reserved[1]:g} in flight, about {cost:g} more"
-            )
+            return self._exceeded(step, "max_cost", f"about {cost:g} more")
         return None
+
+    def _used_up(self, step: Step, expected: tuple[int, float], key: str) -> BudgetExceeded | None:
+        """The error where a call of unknown use is to be made and nothing is left."""
+        nothing_left = self.max_tokens is not None and self.tokens + self._reserved[0] >= self.max_tokens
+        if nothing_left and not expected[0] and key in self._metered:
+            return self._exceeded(step, "max_tokens", "and nobody knows yet how many more")
+        nothing_left = self.max_cost is not None and self.cost + self._reserved[1] >= self.max_cost
+        if nothing_left and not expected[1] and key in self._priced:
+            return self._exceeded(step, "max_cost", "and its model has a price")
+        return None
+
+    def _exceeded(self, step: Step, budget: str, more: str) -> BudgetExceeded:
+        if budget == "max_tokens":
+            told = f"{self.max_tokens}: {self.tokens} used, {int(self._reserved[0])} in flight"
+        else:
+            told = f"{self.max_cost:g}: {self.cost:g} spent, {self._reserved[1]:g} in flight"
+        return BudgetExceeded(f"the next call of column {step.name!r} would pass {budget}={told}, {more}")
 
     def reserve(self, step: Step) -> tuple[int, float]:
         """A task starts; give what this returns to `settle` when it ends."""
@@ -70,14 +104,16 @@ class Spending:
         return expected
 
     def extend(
-        self, step: Step, reserved: tuple[int, float] | None, usage: Usage, tokens: int
+        self, step: Step, reserved: tuple[int, float] | None, usage: Usage, tokens: int, key: str
     ) -> tuple[int, float] | BudgetExceeded:
         """One more call of a task under way: what it has reserved from then on, or the error to stop with."""
         new = reserved is None  # the column has no key of its own, so nothing was reserved at its start
         reserved = reserved or (0, 0.0)
         cost = usage.cost / usage.calls if usage.calls else 0.0
         wanted = (max(reserved[0], usage.tokens + tokens), max(reserved[1], usage.cost + cost))
-        over = self._over(step, wanted[0] - reserved[0], wanted[1] - reserved[1])
+        over = self._over(step, (wanted[0] - reserved[0], wanted[1] - reserved[1]))
+        if over is None and (new or key != step.key):  # the column's own key was looked at when the task began
+            over = self._used_up(step, wanted, key)
         if over is not None:
             return over
         self._flying[step.name] += new

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from .. import errors
+
+if TYPE_CHECKING:
+    from ..observe.report import BuildReport
 
 
 class ExitCode(enum.IntEnum):
@@ -15,7 +18,7 @@ class ExitCode(enum.IntEnum):
     FAILED = 1, "something unexpected, or code of a recipe or plan file, raised"
     BAD_INPUT = 2, "the command, the recipe, plan or request, a knob or the output directory is wrong; nothing was run"
     BAD_DATASET = 3, "the directory holds no dataset, a damaged or a foreign one, cannot be written, or values conflict"
-    TOO_MANY_ERRORS = 4, "stopped early: too many errors"
+    TOO_MANY_ERRORS = 4, "stopped early: too many errors; or every row was dropped and nothing came out"
     DEADLINE = 5, "stopped early: the deadline passed"
     QUOTA = 6, "stopped early: an endpoint refused everything for as long as patience lasted"
     BUDGET = 7, "stopped early: the next call would have passed max_cost or max_tokens"
@@ -68,3 +71,8 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 def exit_code(error: BaseException) -> ExitCode:
     """The status that stands for an exception."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+
+
+def report_code(report: BuildReport) -> ExitCode:
+    """The status of a build that went on to its end: rows may be dropped, but not all of them."""
+    return ExitCode.TOO_MANY_ERRORS if report.rows and not report.written else ExitCode.OK

@@ -43,18 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    from cyclopts import CycloptsError
-
     try:
-        result = _app()(given, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        return _fail(str(error).strip(), ExitCode.BAD_INPUT, "usage", given)
+        return _run_command(given)
     except BrokenPipeError:
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  whatever it is, it is told in a sentence
         if "--debug" in given:
             traceback.print_exc()
         return _fail(_message(error), exit_code(error), type(error).__name__, given, _details(error))
+
+
+def _run_command(given: list[str]) -> int:
+    from cyclopts import CycloptsError
+
+    try:
+        result = _app()(given, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return _fail(str(error).strip(), ExitCode.BAD_INPUT, "usage", given)
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 

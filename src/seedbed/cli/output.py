@@ -138,3 +138,9 @@ def print_drops(drops_by_reason: Mapping[str, int], *, most: int = 10) -> None:
         out.print(Text(f"  {count:,} × {reason}"))
     if len(drops_by_reason) > most:
         out.print(f"  … and {len(drops_by_reason) - most} other reasons")
+
+
+def print_nothing_made(report: BuildReport, hint: str | None = None) -> None:
+    """Say on standard error that not one row is left of those that were asked for."""
+    told = f"seedbed: nothing came out: of {report.rows:,} rows every one was dropped"
+    console(error=True).print(Text("\n".join([told, *([] if hint is None else [hint])])), soft_wrap=True)

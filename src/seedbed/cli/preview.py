@@ -31,6 +31,7 @@ def preview(
     """
     from ..build import api
     from . import output
+    from .exit_codes import ExitCode, report_code
     from .recipes import make_config, read_recipe
 
     given = read_recipe(recipe, changes or RecipeChanges())
@@ -38,9 +39,12 @@ def preview(
     records = list(shown.to_polars().iter_rows(named=True))
     if machine is not None and machine.json:
         output.print_json({"records": output.finite(records), **output.report_data(shown.report)})
-        return 0
-    output.print_records(records)
-    if shown.report.dropped:
-        output.print_drops(shown.report.drops_by_reason)
-    output.console(error=True).print(str(shown.report), markup=False)
-    return 0
+    else:
+        output.print_records(records)
+        if shown.report.dropped:
+            output.print_drops(shown.report.drops_by_reason)
+        output.console(error=True).print(str(shown.report), markup=False)
+    code = report_code(shown.report)
+    if code is not ExitCode.OK:
+        output.print_nothing_made(shown.report)
+    return code

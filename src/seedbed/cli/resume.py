@@ -43,7 +43,7 @@ def resume(
     from ..build import api
     from ..build.source import stored_recipe
     from .recipes import compile_recipe, make_config
-    from .running import resume_command, rows_settled, run_watched
+    from .running import RETRY_DROPPED, resume_command, rows_settled, run_watched
 
     watching = watching or Watching()
     recipe = stored_recipe(directory, allow_code=allow_code)
@@ -67,7 +67,7 @@ def resume(
         # The directory knows by then how many rows there are to be, and what was accepted.
         resume=resume_command(
             directory,
-            *(["--retry-dropped"] if retry_dropped else []),
+            *([RETRY_DROPPED] if retry_dropped else []),
             *(["--allow-code"] if allow_code else []),
         ),
     )

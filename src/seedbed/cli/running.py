@@ -16,6 +16,7 @@ from ..observe.progress import ProgressState
 from ..observe.show import Show, duration, money
 from ..store.manifest import is_dataset, read
 from . import output
+from .exit_codes import ExitCode, report_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from ..observe.report import BuildReport
     from ..store.dataset import Dataset
     from .options import Machine, Watching
+
+# What tries dropped rows again, and the kinds of drops that it is for.
+RETRY_DROPPED = "--retry-dropped"
+RETRIED = frozenset({"failed", "skipped"})
 
 
 def run_watched(
@@ -71,7 +76,12 @@ def run_watched(
         output.print_json({"path": str(out), **output.report_data(dataset.report)})
     else:
         _tell(dataset, dataset.report, watching)
-    return 0
+    code = report_code(dataset.report)
+    if code is not ExitCode.OK:
+        again = any(drop.kind in RETRIED for drop in dataset.report.dropped)
+        retry = resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
+        output.print_nothing_made(dataset.report, f"to try them again: {retry}" if again else None)
+    return code
 
 
 def resume_command(out: Path, *flags: str) -> str:
@@ -86,7 +96,7 @@ def rows_settled(directory: Path, *, retry_dropped: bool = False) -> int:
     groups = read(directory).manifest.groups.values()
     settled = sum(group.stop - group.start for group in groups)
     if retry_dropped:
-        settled -= sum(drop.kind in {"failed", "skipped"} for group in groups for drop in group.drops)
+        settled -= sum(drop.kind in RETRIED for group in groups for drop in group.drops)
     return settled
 
 

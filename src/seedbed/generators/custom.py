@@ -13,7 +13,7 @@ import polars as pl
 
 from ..errors import ConfigError
 from ..models.model import Model
-from ..recipe.code import import_object
+from ..recipe.code import import_object, is_generator_object
 from ..recipe.custom import Custom
 from ..runtime.async_functions import for_runtime
 from .asyncio_context import for_asyncio
@@ -156,8 +156,9 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     if isinstance(found, Custom):
         said["models"] = {**found.models, **spec.models}
         return attrs.evolve(found, **said)
-    if isinstance(found, type) or not callable(found):
-        raise ConfigError(f"column {spec.name!r}: {spec.function!r} is no function but {found!r}")
+    if isinstance(found, type) or not (callable(found) or is_generator_object(found)):
+        hint = "; name an object of it, or hand in the recipe itself, in Python" if isinstance(found, type) else ""
+        raise ConfigError(f"column {spec.name!r}: {spec.function!r} is no function but {found!r}{hint}")
     return _custom(found, models=spec.models, **said)
 
 

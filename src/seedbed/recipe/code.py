@@ -35,6 +35,17 @@ def import_object(reference: str, *, base: Path, where: str) -> Any:
 
 
 def reference_to(value: Any) -> str:
-    """The `module:name` of a function or class."""
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    """The `module:name` of a function or class; of any other object its name in the module of its class, or that class.
+
+    What is found by the name of a class is no such object: one that only a local variable holds has no name.
+    """
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    kind = type(value)
+    beside = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    return f"{kind.__module__}:{next((name for name, each in beside.items() if each is value), kind.__qualname__)}"
+
+
+def is_generator_object(value: object) -> bool:
+    """Whether it has `generate` or `agenerate`; then it fills a column and need not be callable itself."""
+    return any(callable(getattr(value, name, None)) for name in ("generate", "agenerate"))

@@ -26,6 +26,8 @@ _FLAGS = (
     | inspect.CO_ASYNC_GENERATOR
     | inspect.CO_ITERABLE_COROUTINE
 )
+# The file of methods that attrs wrote: nobody edits them, and its __hash__ has another constant in each process.
+_GENERATED = "<attrs generated"
 _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -85,8 +87,9 @@ def _class_codes(cls: type) -> Iterator[Any]:
             continue
         for name, member in sorted(vars(base).items()):
             function = getattr(member, "__func__", member)  # of static and class methods
-            is_function = isinstance(getattr(function, "__code__", None), CodeType)
-            if isinstance(member, property) or (is_function and function.__module__ == base.__module__):
+            code = getattr(function, "__code__", None)
+            is_written = isinstance(code, CodeType) and not code.co_filename.startswith(_GENERATED)
+            if isinstance(member, property) or (is_written and function.__module__ == base.__module__):
                 yield name, list(_codes(function))
 
 

@@ -10,6 +10,7 @@ import attrs
 from ..errors import ConfigError
 from ..graph import nearest
 from ..runtime.async_functions import RUNTIMES
+from .code import is_generator_object
 from .spec import HOW, ColumnSpec
 
 if TYPE_CHECKING:
@@ -49,10 +50,6 @@ def _runtime(spec: ColumnSpec, _: object, value: Any) -> None:
         raise ConfigError(f"column {spec.name!r}: runtime must be {allowed}, not {value!r}")
 
 
-def _callables(value: object) -> tuple[object, ...]:
-    return (value, getattr(value, "generate", None), getattr(value, "agenerate", None))
-
-
 _EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception)]
 
 
@@ -89,7 +86,7 @@ class Custom(ColumnSpec, Generic[P, R]):
         if isinstance(function, str):
             if ":" not in function:
                 raise ConfigError(f"column {self.name!r}: function must be 'module:name', not {function!r}")
-        elif isinstance(function, type) or not any(callable(each) for each in _callables(function)):
+        elif isinstance(function, type) or not (callable(function) or is_generator_object(function)):
             raise ConfigError(
                 f"column {self.name!r}: function must be a function, or an object with generate or agenerate, "
                 f"not {function!r}"

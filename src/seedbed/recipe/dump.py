@@ -17,7 +17,7 @@ import polars as pl
 import yaml
 
 from ..errors import ConfigError
-from .code import reference_to
+from .code import is_generator_object, reference_to
 from .document import add_scalars
 from .dtypes import dtype_text
 from .spec import HOW
@@ -101,7 +101,7 @@ def code_fields(spec: Any) -> dict[str, Any]:
 def _is_code(value: Any, named: AbstractSet[str]) -> bool:
     if isinstance(value, str):
         return value in named
-    return callable(value) or any(callable(getattr(value, name, None)) for name in ("generate", "agenerate"))
+    return callable(value) or is_generator_object(value)
 
 
 def is_how(field: attrs.Attribute[Any]) -> bool:
@@ -172,6 +172,8 @@ def plain(value: Any, *, what_only: bool = False) -> Any:
         return value.total_seconds()
     if isinstance(value, Path):
         return str(value)
+    if is_generator_object(value):  # before attrs: what it holds is its own affair
+        return reference_to(value)
     if attrs.has(type(value)):
         return _fields(value, what_only)
     return reference_to(value) if callable(value) else _opaque(value)
