@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import nox
@@ -16,6 +17,8 @@ nox.options.sessions = ["lint", "types", "tests", "docs"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 BENCHMARKS = Path("benchmarks")
 PEERS = "peers"
+# The oldest dependencies have wheels for it, but not all of them for every later Python.
+LOWEST_PYTHON = PYPROJECT["project"]["requires-python"].removeprefix(">=")
 
 
 def install(session: nox.Session, *groups: str, package: bool = True) -> None:
@@ -74,11 +77,14 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "report")
 
 
-@nox.session
+@nox.session(python=LOWEST_PYTHON)
 def lowest(session: nox.Session) -> None:
-    """Run the tests with the oldest dependencies that pyproject.toml allows."""
-    oldest = [re.sub(r">=([\w.]+).*", r"==\1", requirement) for requirement in PYPROJECT["project"]["dependencies"]]
+    """Run the tests with the oldest dependencies that pyproject.toml allows, also those of the extras."""
+    project = PYPROJECT["project"]
+    allowed = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    oldest = [re.sub(r">=([\w.]+).*", r"==\1", requirement) for requirement in allowed]
     session.install(*nox.project.dependency_groups(PYPROJECT, "tests"), ".", *oldest)
+    install_weights(session)
     session.run("pytest", "--ignore=tests/test_docs.py", *session.posargs)
 
 

@@ -1,8 +1,9 @@
-"""Hypothesis profiles for all tests; tests/README.md says when to use which."""
+"""What holds for all tests: Ctrl-C is heard, and hypothesis has profiles; tests/README.md says when to use which."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,7 @@ _STEADY = settings(
 settings.register_profile("fast", _STEADY, max_examples=200, derandomize="CI" in os.environ)
 settings.register_profile("thorough", _STEADY, max_examples=3_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("SEEDBED_HYPOTHESIS", "fast"))
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and every process that a test starts inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

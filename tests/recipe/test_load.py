@@ -195,7 +195,7 @@ def test_places(tmp_path: Path, name: str, text: str, problem: str) -> None:
         ("r.yaml", "- a\n", r"r\.yaml: a recipe is a mapping with 'columns', not list"),
         ("r.yaml", "", r"a recipe is a mapping with 'columns', not NoneType"),
         ("r.yaml", "a: !!python/object/apply:os.getcwd []", r"r\.yaml:1: could not determine a constructor"),
-        ("r.json", '{"a": 1,\n}', r"r\.json:2: "),
+        ("r.json", '{"a": 1\n"b": 2}', r"r\.json:2: "),
         ("r.toml", "a = \n", r"r\.toml: Invalid value \(at line 1"),
         ("r.txt", "", r"r\.txt: a recipe file ends in \.yaml, \.yml, \.toml, \.json, not '\.txt'"),
     ],

@@ -121,6 +121,14 @@ def test_more_types_that_are_harmless(value: Any) -> None:
         assert found == value
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_come_back_whichever_python_wrote_them(module: str, trusted: bool) -> None:
+    """Python 3.13 pickles paths by a module that no other has, and each reads what the others wrote."""
+    written = f"](c{module}\nPurePosixPath\n(Va\nVb\ntRta.".encode()
+    assert decode(written, trusted=trusted) == [(PurePosixPath("a/b"),)]
+
+
 class Colour(enum.Enum):
     """A type that is no one else's."""
 

@@ -108,6 +108,6 @@ def row_by_row(expr: pl.Expr) -> bool:
             return False
         aggregates = expr.meta.is_scalar() and bool(expr.meta.root_names())
         return expr.meta.is_row_separable() and not aggregates
-    except (pl.exceptions.PolarsError, AttributeError):
-        # The questions are new in polars, and some expressions have no answer before their types are known.
+    except pl.exceptions.PolarsError:
+        # Some expressions have no answer before their types are known.
         return True

@@ -48,6 +48,8 @@ _ALLOWED: frozenset[tuple[str, str]] = frozenset(
     }.items()
     for name in names.split()
 )
+# Modules that some Pythons name in pickles and others do not have; a journal may be read by another than wrote it.
+_PUBLIC = {"pathlib._local": "pathlib"}  # 3.13
 
 
 def encode(entries: Sequence[Entry]) -> tuple[bytes, list[int]]:
@@ -144,6 +146,7 @@ class _Unpickler(pickle.Unpickler):
         self.unknown = False
 
     def find_class(self, module_name: str, global_name: str) -> Any:
+        module_name = _PUBLIC.get(module_name, module_name)
         if self._trusted or (module_name, global_name) in _ALLOWED:
             return super().find_class(module_name, global_name)
         if (module_name, global_name) == ("builtins", "getattr"):
