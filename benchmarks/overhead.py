@@ -77,7 +77,7 @@ def engine_cpu(rows: int, key: str | None) -> float:
 
 def measure(short: bool) -> Findings:
     """Compare the engine, with and without a throttle key, with the bare loop."""
-    rows, rounds = (500, 1) if short else (20_000, 5)
+    rows, rounds = (500, 1) if short else (20_000, 12)
     cells = rows * len(DIAMOND)
     best = best_of(
         rounds,
