@@ -98,6 +98,7 @@ def test_arrow_types_that_polars_does_not_have() -> None:
         ("Struct({**Int8})", "there is no type"),
         ("__import__('os').getcwd()", "there is no type"),
         ("List(print('x'))", "there is no type 'print'"),
+        pytest.param("-" * 100_000 + "1", "nested too deep", id="too deep"),
     ],
 )
 def test_what_is_no_type(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,8 @@ def read_dtype(value: Any) -> Any:
         raise
     except SyntaxError:
         return _known(value, _NAMES | _POLARS)
+    except (RecursionError, MemoryError):  # as the parser says that there are too many levels
+        raise ConfigError(f"the type {value[:20]!r}… is nested too deep") from None
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         raise ConfigError(f"there is no type {value!r}: {error}") from error
 
