@@ -73,6 +73,7 @@ class Wire:
     def __init__(self) -> None:
         self.sends: list[bytes] = []
         self.room = 1 << 30  # bytes that are taken at a time
+        self.broken = False  # whether nothing can be sent any more
         self.closed = False
         self._to_server, self.requests = trio.open_memory_channel[bytes](1_000)
         self._to_client, self._replies = trio.open_memory_channel[bytes](100_000)
@@ -84,6 +85,8 @@ class Wire:
             return b""
 
     def send_some(self, data: bytes | memoryview) -> int:
+        if self.broken:
+            raise BrokenPipeError("nobody reads")
         taken = bytes(data[: self.room])
         if not taken:
             return 0

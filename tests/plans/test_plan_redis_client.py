@@ -520,6 +520,17 @@ async def test_a_call_in_the_round_in_which_the_connection_ends(autojump_clock: 
         assert client.statistics().in_flight == 0
 
 
+async def test_a_server_that_takes_nothing_more_fails_who_asks_it_at_once(autojump_clock: MockClock) -> None:
+    """A send that fails under the caller's own hand ends the connection; who calls next has another."""
+    async with scripted() as (client, server):
+        await client.ping()
+        server.wires[0].broken = True
+        with pytest.raises(EndpointUnavailable, match="went away: nobody reads"):
+            await client.hgetall("x")
+        assert await client.hgetall("x") == {"asked": "x"}
+        assert (len(server.wires), client.statistics().in_flight) == (2, 0)
+
+
 async def test_a_call_right_after_the_connection_was_lost(autojump_clock: MockClock) -> None:
     """Who calls between the loss of a connection and its end is served by the next one."""
     async with scripted() as (client, server):
