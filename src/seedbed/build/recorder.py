@@ -8,7 +8,7 @@ What an outcome was is kept as an entry, a plain tuple whose first two items are
 - `(REBUILT, column, columns, identities, drops)`: the rows that pre-batch processors left;
 - `(ROWS, column, rows, columns)`: finished rows of a whole column, of rows that are tried again;
 - `(KEPT, None, order, identities)`: first of what is kept of dropped rows; `order` names the rows of the part.
-- `(CALL, column, rows, inputs)`: a call of a stateful generator that cannot tell its state, for so many rows.
+- `(CALL, column, rows, inputs)`: a call of a stateful generator, for so many rows, where the part does not show them.
 
 `replay` reads them, `past` those of calls.
 """
