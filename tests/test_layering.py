@@ -30,7 +30,7 @@ LEVELS = {
     "generators": 3,
     "models": 3,
     "store": 3,
-    "build": 4,
+    "engine": 4,
     "plans": 4,
     "simulation": 5,
     "cluster": 5,
@@ -41,7 +41,7 @@ LEVELS = {
 # All rooms may import these; what these may import is listed here.
 COMMON: dict[str, frozenset[str]] = {"errors": frozenset(), "observe": frozenset({"errors", "graph"})}
 # Two ways in that know nothing of each other.
-STRANGERS = frozenset({"build", "plans"})
+STRANGERS = frozenset({"engine", "plans"})
 
 
 @attrs.frozen
@@ -120,7 +120,7 @@ def complaint(found: Import) -> str | None:
         allowed = " and ".join(sorted(COMMON[source])) or "nothing"
         return None if target in COMMON[source] else f"{found}, but of seedbed {source} may import {allowed}"
     if {source, target} == STRANGERS:
-        return f"{found}, but build and plans meet in graph and runtime only"
+        return f"{found}, but engine and plans meet in graph and runtime only"
     if target in LEVELS and LEVELS[target] > LEVELS[source]:
         return f"{found}, but imports run the other way: {target} may import {source}"
     return None
@@ -189,9 +189,9 @@ def plain(name: str) -> str:
         ("graph/a.py", "from ..runtime import lanes", "graph/a.py:1: graph imports seedbed.runtime, but imports run"),
         ("graph/a.py", "import trio\nfrom seedbed import runtime", "graph/a.py:2: graph imports seedbed.runtime"),
         ("graph/a.py", "import seedbed.runtime.lanes", "imports seedbed.runtime.lanes, but imports run the other way"),
-        ("store/a.py", "def f():\n    from ..build.cell import run", "store/a.py:2: store imports seedbed.build.cell"),
-        ("build/deep/a.py", "from ...plans.ops import op", "build and plans meet in graph and runtime only"),
-        ("plans/__init__.py", "from ..build import cell", "build and plans meet in graph and runtime only"),
+        ("store/a.py", "def f():\n    from ..engine.cell import run", "store/a.py:2: store imports seedbed.engine.cell"),
+        ("engine/deep/a.py", "from ...plans.ops import op", "engine and plans meet in graph and runtime only"),
+        ("plans/__init__.py", "from ..engine import cell", "engine and plans meet in graph and runtime only"),
         ("observe/a.py", "from ..runtime import lanes", "but of seedbed observe may import errors and graph"),
         ("errors.py", "from .observe.report import BuildReport", "but of seedbed errors may import nothing"),
         ("runtime/a.py", "from .. import Column", "runtime imports seedbed, but imports run the other way"),
@@ -210,9 +210,9 @@ def test_a_broken_rule_is_named(path: str, text: str, message: str) -> None:
     [
         ("graph/a.py", "from ..errors import ConfigError\nfrom ..observe.events import Event\nfrom .b import c"),
         ("observe/a.py", "from ..graph import Graph"),
-        ("store/a.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..build.cell import Cell"),
-        ("build/a.py", "from ..store import manifest\nfrom .. import graph\nfrom . import cell"),
-        ("__init__.py", "from .build import build\nfrom .errors import Retryable"),
+        ("store/a.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..engine.cell import Cell"),
+        ("engine/a.py", "from ..store import manifest\nfrom .. import graph\nfrom . import cell"),
+        ("__init__.py", "from .engine import build\nfrom .errors import Retryable"),
         ("cli/run.py", "import seedbed as sb"),
     ],
 )

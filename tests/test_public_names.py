@@ -50,15 +50,15 @@ def fresh():
 def check():
     import seedbed
     from seedbed import build
-    from seedbed.build import api
+    from seedbed.engine import api
     assert build is seedbed.build is api.build, seedbed.build
 
 check()
-for first in ("seedbed.build", "seedbed.build.api", "seedbed.build.guard", "seedbed.cli.run", "seedbed.simulation.api"):
+for first in ("seedbed.build", "seedbed.engine.api", "seedbed.engine.guard", "seedbed.cli.run", "seedbed.simulation.api"):
     fresh()
     importlib.import_module(first)
     check()
-    importlib.import_module("seedbed.build.sequential")
+    importlib.import_module("seedbed.engine.sequential")
     check()
 """
     )

@@ -49,7 +49,7 @@ class _Package(types.ModuleType):
     """This package as a module in which `build` is the function, although a package has that name too."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Importing `seedbed.build.api` for the first time would put the package `seedbed.build` here.
+        # Importing `seedbed.engine.api` for the first time would put the package `seedbed.build` here.
         if not (name in _PLACES and isinstance(value, types.ModuleType)):
             super().__setattr__(name, value)
 

@@ -1,8 +1,8 @@
-from .build.api import Build, Preview, build, build_async, open_build, preview, resume
-from .build.checkpoint import FinishedGroup
-from .build.config import RunConfig
-from .build.processor import Processor
-from .build.source import load_recipe
+from .engine.api import Build, Preview, build, build_async, open_build, preview, resume
+from .engine.checkpoint import FinishedGroup
+from .engine.config import RunConfig
+from .engine.processor import Processor
+from .engine.source import load_recipe
 from .errors import (
     BadOutput,
     BudgetExceeded,

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 import seedbed as sb
-from seedbed.build import api
+from seedbed.engine import api
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from seedbed.build.storage import Store
+    from seedbed.engine.storage import Store
 
 GO = threading.Event()
 

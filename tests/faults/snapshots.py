@@ -17,7 +17,7 @@ from shapes import RETRIES, Shape, Trouble, answer_to, make_processors, make_rec
 from trio.testing import MockClock
 
 import seedbed as sb
-from seedbed.build import run as run_module
+from seedbed.engine import run as run_module
 from seedbed.runtime import faults
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from seedbed import CellContext, Column, ConfigError, DatasetGenerationError, RunConfig, open_build
-from seedbed.build.plan import plan_build
-from seedbed.build.source import make_source
+from seedbed.engine.plan import plan_build
+from seedbed.engine.source import make_source
 from seedbed.graph import Kind
 
 if TYPE_CHECKING:

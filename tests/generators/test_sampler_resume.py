@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import seedbed
-from seedbed.build.api import resume
+from seedbed.engine.api import resume
 from seedbed.recipe.recipe import Recipe
 from seedbed.recipe.samplers import UUID, Category, Datetime, Gaussian, Person, Poisson, Subcategory, Timedelta, Uniform
 from seedbed.recipe.seed import Seed

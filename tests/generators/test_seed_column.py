@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seedbed
-from seedbed.build.plan import plan_build
-from seedbed.build.source import make_source
+from seedbed.engine.plan import plan_build
+from seedbed.engine.source import make_source
 from seedbed.errors import ConfigError, DatasetGenerationError, Permanent
 from seedbed.generators.registry import Environment, make_column
 from seedbed.generators.seed_source import used_rows

@@ -44,7 +44,7 @@ async def test_a_step_that_takes_long_is_told_by_the_name_of_its_task() -> None:
 def test_a_column_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     """The warning names the column and what to do; it comes again only when it is ten times as bad."""
     warn = BlockWarning(frozenset({"slow"}))
-    for name, seconds in [("slow", 0.2), ("slow", 0.3), ("seedbed.build.timers", 5.0), ("slow", 2.5)]:
+    for name, seconds in [("slow", 0.2), ("slow", 0.3), ("seedbed.engine.timers", 5.0), ("slow", 2.5)]:
         warn(name, seconds)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(":")[0] for message in messages] == [

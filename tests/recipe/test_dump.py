@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from vocabularies import Toy, known
 
-from seedbed.build.config import RunConfig
+from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError
 from seedbed.generators.custom import column
 from seedbed.recipe.custom import Custom

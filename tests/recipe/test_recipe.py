@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from vocabularies import Toy
 
-from seedbed.build.config import RunConfig
+from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.generators.custom import column
 from seedbed.generators.registry import make_column, planning_environment

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from seedbed.build.config import RunConfig
+from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError
 from seedbed.generators.registry import vocabulary
 

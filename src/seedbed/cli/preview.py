@@ -29,7 +29,7 @@ def preview(
         How many rows to make.
 
     """
-    from ..build import api
+    from ..engine import api
     from . import output
     from .exit_codes import ExitCode, report_code
     from .recipes import make_config, read_recipe

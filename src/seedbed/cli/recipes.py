@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..build.config import RunConfig
-from ..build.source import load_recipe, make_source
+from ..engine.config import RunConfig
+from ..engine.source import load_recipe, make_source
 from ..errors import ConfigError, DatasetGenerationError
 from ..generators.registry import make_column, planning_environment
 from ..graph import nearest
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ..build.source import Source
+    from ..engine.source import Source
     from ..generators import Column
     from ..recipe.recipe import Recipe
     from .options import Knobs, RecipeChanges, Watching

@@ -40,8 +40,8 @@ def resume(
         Let the recipe import the code that it names as module:name.
 
     """
-    from ..build import api
-    from ..build.source import stored_recipe
+    from ..engine import api
+    from ..engine.source import stored_recipe
     from .recipes import compile_recipe, make_config
     from .running import RETRY_DROPPED, resume_command, rows_settled, run_watched
 

@@ -39,7 +39,7 @@ def run(
         With --resume: go on although the code of functions or the rows of seed files changed; what is there stays.
 
     """
-    from ..build.api import build
+    from ..engine.api import build
     from .recipes import compile_recipe, make_config, read_recipe
     from .running import resume_command, rows_settled, run_watched
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ..build.source import Source
+    from ..engine.source import Source
     from ..observe.events import Event
     from ..observe.report import BuildReport
     from ..store.dataset import Dataset

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..build.api import preview
-from ..build.config import RunConfig
+from ..engine.api import preview
+from ..engine.config import RunConfig
 from ..errors import ConfigError
 from ..recipe.recipe import Recipe
 from .fan import simulate_all
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..build.processor import Processor
+    from ..engine.processor import Processor
     from ..generators import Column
     from ..runtime.throttle import KeyLimits
 

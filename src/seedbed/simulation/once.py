@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..build.admission import run_build
-from ..build.signals import run_in_thread
+from ..engine.admission import run_build
+from ..engine.signals import run_in_thread
 from ..errors import BuildError
 from ..observe.events import Events
 from ..runtime.portal import in_event_loop
@@ -18,7 +18,7 @@ from .watch import KeyLoad, LimitLoad, Track, Watch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..build.run import Run
+    from ..engine.run import Run
     from ..observe.report import BuildReport
     from .profiles import Resolved
     from .stage import Setting, Staged

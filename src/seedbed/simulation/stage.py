@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..build.plan import BuildPlan, plan_build
-from ..build.processor import Stage
-from ..build.source import DOMAINS, make_source
+from ..engine.plan import BuildPlan, plan_build
+from ..engine.processor import Stage
+from ..engine.source import DOMAINS, make_source
 from ..errors import ConfigError
 from ..generators import Call
 from ..graph import Kind, nearest
@@ -32,10 +32,10 @@ from .profiles import CallProfile, Measured, Resolved, check_names, of_script, r
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ..build.config import RunConfig
-    from ..build.plan import Step
-    from ..build.processor import Processor as RowProcessor
-    from ..build.source import Source
+    from ..engine.config import RunConfig
+    from ..engine.plan import Step
+    from ..engine.processor import Processor as RowProcessor
+    from ..engine.source import Source
     from ..generators import Column
     from ..models.base import ModelSpec
     from ..recipe.spec import ColumnSpec

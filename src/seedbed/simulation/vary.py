@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import yaml
 
-from ..build.config import RunConfig
+from ..engine.config import RunConfig
 from ..errors import ConfigError
 from ..graph import nearest
 from ..recipe.recipe import Recipe

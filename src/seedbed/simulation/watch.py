@@ -11,7 +11,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..build.run import Run
+    from ..engine.run import Run
 
 # Looks that are kept; when there are more, every other one is forgotten and the next ones come half as often.
 _MOST = 800

@@ -17,7 +17,7 @@ import trio
 import seedbed as sb
 
 if TYPE_CHECKING:
-    from seedbed.build.run import Run
+    from seedbed.engine.run import Run
 
 
 async def numbers(rows: range) -> list[int]:

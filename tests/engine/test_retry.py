@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import seedbed as sb
 from seedbed import Column, RunConfig
-from seedbed.build.retry import merge_order, plan_retry
+from seedbed.engine.retry import merge_order, plan_retry
 from seedbed.errors import Permanent
 from seedbed.store.journal_file import JOURNAL_FILES
 from seedbed.store.records import Drop, GroupRecord

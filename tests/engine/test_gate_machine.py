@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import seedbed as sb
-from seedbed.build.stateful import Gate, Instance
+from seedbed.engine.stateful import Gate, Instance
 from seedbed.graph import GROUP, Frontier, Graph, Kind
 from seedbed.runtime.turnstile import Turnstile
 

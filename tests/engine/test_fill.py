@@ -10,14 +10,14 @@ import pytest
 from engine_helpers import config, grow, seed
 
 from seedbed import BadOutput, Column
-from seedbed.build.fill import cell_value, error_text, group_values
-from seedbed.build.plan import plan_build
-from seedbed.build.source import make_source
+from seedbed.engine.fill import cell_value, error_text, group_values
+from seedbed.engine.plan import plan_build
+from seedbed.engine.source import make_source
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from seedbed.build.plan import Step
+    from seedbed.engine.plan import Step
 
 
 class ArrayLike:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import seedbed as sb
-from seedbed.build.source import keep_recipe
+from seedbed.engine.source import keep_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import seedbed as sb
-from seedbed.build import api
+from seedbed.engine import api
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import trio
 from engine_helpers import Watched, config, grow, seed
 
 from seedbed import Column, Dataset, Interrupted, Permanent, SeedbedError, build, build_async, open_build, preview
-from seedbed.build.plan import plan_build
-from seedbed.build.source import make_source
+from seedbed.engine.plan import plan_build
+from seedbed.engine.source import make_source
 from seedbed.observe import events
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 from locked_build import columns
 
 import seedbed as sb
-from seedbed.build.plan import plan_build
-from seedbed.build.source import make_source
-from seedbed.build.storage import open_store
+from seedbed.engine.plan import plan_build
+from seedbed.engine.source import make_source
+from seedbed.engine.storage import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

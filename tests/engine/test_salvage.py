@@ -10,8 +10,8 @@ import trio
 from engine_helpers import Watched, config, grow, seed
 
 from seedbed import Column, Retryable
-from seedbed.build.salvage import Salvage
-from seedbed.build.tasks import Cell
+from seedbed.engine.salvage import Salvage
+from seedbed.engine.tasks import Cell
 from seedbed.observe import events
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from seedbed.build.row_group import RowGroup
-    from seedbed.build.run import Run
+    from seedbed.engine.row_group import RowGroup
+    from seedbed.engine.run import Run
 
 
 @attrs.define(eq=False)

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 import seedbed as sb
-from seedbed.build.fingerprint import columns_fingerprint
+from seedbed.engine.fingerprint import columns_fingerprint
 from seedbed.generators.registry import processor_types, spec_types
 from seedbed.models import MODEL_TYPES
 from seedbed.recipe.dump import is_how

@@ -11,9 +11,9 @@ from engine_helpers import config, grow, seed
 
 import seedbed as sb
 from seedbed import BudgetExceeded, CellContext, Column
-from seedbed.build.plan import plan_build
-from seedbed.build.source import make_source
-from seedbed.build.spending import Spending
+from seedbed.engine.plan import plan_build
+from seedbed.engine.source import make_source
+from seedbed.engine.spending import Spending
 from seedbed.generators import Usage
 
 if TYPE_CHECKING:

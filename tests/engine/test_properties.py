@@ -24,7 +24,7 @@ import seedbed as sb
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from seedbed.build.run import Run
+    from seedbed.engine.run import Run
     from seedbed.observe.report import BuildReport
     from seedbed.runtime.throttle import Throttle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seedbed.build.identity import follow_rows
+from seedbed.engine.identity import follow_rows
 
 BEFORE = [("a",), ("b",), ("c",)]
 IDS = [(10, 0), (11, 0), (12, 0)]

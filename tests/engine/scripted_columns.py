@@ -22,7 +22,7 @@ import seedbed as sb
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from seedbed.build.run import Run
+    from seedbed.engine.run import Run
     from seedbed.observe.events import Event
 
 Identity = tuple[int, int]  # source row, and 0 or the number of the copy that a processor made

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed import RunConfig
-from seedbed.build.recorder import COMMIT_DEADLINE, OK, Recorder, kept_key, key_parts, retry_key
+from seedbed.engine.recorder import COMMIT_DEADLINE, OK, Recorder, kept_key, key_parts, retry_key
 from seedbed.errors import StoreError
 from seedbed.graph import GROUP
 

@@ -12,11 +12,11 @@ import trio
 from step_harness import check_run
 
 import seedbed as sb
-from seedbed.build import admission
-from seedbed.build import cell as cell_module
-from seedbed.build import checkpoint as checkpoint_module
-from seedbed.build.dispatch import Dispatcher
-from seedbed.build.row_group import RowGroup
+from seedbed.engine import admission
+from seedbed.engine import cell as cell_module
+from seedbed.engine import checkpoint as checkpoint_module
+from seedbed.engine.dispatch import Dispatcher
+from seedbed.engine.row_group import RowGroup
 from seedbed.observe import events
 from seedbed.store import parts, writer
 from seedbed.store.journal_file import JOURNAL_FILES

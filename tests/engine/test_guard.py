@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seedbed as sb
-from seedbed.build.guard import check_resumable
-from seedbed.build.source import make_source
+from seedbed.engine.guard import check_resumable
+from seedbed.engine.source import make_source
 from seedbed.errors import ConfigError, ManifestError
 from seedbed.store.records import Header
 
