@@ -20,6 +20,7 @@
     │   │   ├── BudgetExceeded      the next call would pass max_cost or max_tokens
     │   │   ├── ThreadsStuck        threads that overran hold every slot or a stateful generator
     │   │   └── Interrupted         Ctrl-C or SIGTERM
+    │   ├── Stalled                 nothing runs and nothing can run: a defect of the engine
     │   └── ProcessorFailed         a processor raised after its rows were made
     ├── PlanError                   a plan or a request; has a stable code
     │   ├── InvalidPlan             the plan does not validate; lists every problem with its JSON path
@@ -112,6 +113,10 @@ class BuildError(SeedbedError):
     """The run ended without the whole dataset. `report` says what there is and what is unfinished."""
 
     report: BuildReport | None = None
+
+
+class Stalled(BuildError):
+    """Nothing runs and nothing can run, but the build is not finished; the message names what waits for what."""
 
 
 class BuildStopped(BuildError):

@@ -1,4 +1,4 @@
-"""What a generator asks of the engine while it fills a cell: calls under permits, and what became of them."""
+"""What a generator may ask of the engine while it fills a cell: calls under permits, and reports of their usage."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import BudgetExceeded, CellTimeout, QuotaExhausted, RateLimited, Retryable, SeedbedError
+from ..errors import CellTimeout, QuotaExhausted, RateLimited, Retryable, SeedbedError
 from ..generators import Usage
 from ..graph import GROUP
 from ..runtime.portal import current_portal
 from .recorder import ANSWER
+from .scheduler import PermitRequest
 from .tasks import Status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from ..runtime.throttle import Permit, Throttle
-    from .run import Run
-    from .tasks import Cell, Group, Outcome
+    from .services import OpenGroup, Services
+    from .tasks import Outcome, Permit, Task
 
 T = TypeVar("T")
 
@@ -28,22 +28,28 @@ T = TypeVar("T")
 class Context:
     """The engine's side of `CellContext`, for one attempt of one task."""
 
-    def __init__(self, run: Run, cell: Cell[Group]) -> None:
-        self._run = run
-        self._cell = cell
+    def __init__(self, services: Services, group: OpenGroup, task: Task) -> None:
+        self._services = services
+        self._group = group
+        self._task = task
         self.usage = Usage()
-        # How long the cell must wait because its first call was refused.
-        self.refused_for: float | None = None
+        self._scope: trio.CancelScope | None = None  # of the attempt; its deadline is the cell's timeout
+        # How long the cell must wait because its first call was rate-limited.
+        self.retry_delay: float | None = None
         self._answered = False
-        # Answered calls that said what they asked; the first so many of them are in the journal.
-        self._made: list[tuple[Callable[[], bytes], Any]] = []
+        # Answers of calls that have an idempotency key; the first `_recorded` of them are in the journal.
+        self._answers: list[tuple[Callable[[], bytes], Any]] = []
         self._recorded = 0
-        # What the last call that failed in a way that may pass raised.
+        # The error of the last call that failed in a retryable way.
         self._failure: Retryable | None = None
-        # Seconds in calls, and of waiting for leave to make them.
+        # Seconds in calls, and of waiting for permits.
         self.called = 0.0
         self.waited = 0.0
         self._rows: list[tuple[int, int]] = []
+
+    def bind_scope(self, scope: trio.CancelScope) -> None:
+        """The attempt runs under this scope."""
+        self._scope = scope
 
     def about(self, rows: list[tuple[int, int]]) -> None:
         """The task is for these rows of the dataset."""
@@ -51,19 +57,19 @@ class Context:
 
     @property
     def column(self) -> str:
-        return self._cell.step.name
+        return self._task.step.name
 
     @property
     def row_group(self) -> int:
-        return self._cell.group.index
+        return self._task.group
 
     @property
     def row(self) -> int | None:
-        return None if self._cell.row == GROUP else self._cell.group.rows.identity(self._cell.row)[0]
+        return None if self._task.row == GROUP else self._group.rows.identity(self._task.row)[0]
 
     @property
     def attempt(self) -> int:
-        return self._cell.attempt
+        return self._task.attempt
 
     @property
     def rows(self) -> Sequence[tuple[int, int]]:
@@ -83,12 +89,12 @@ class Context:
     def count_usage(self) -> None:
         """Count what was used so far, although the attempt is not over: it is paid for."""
         if self.usage.calls:
-            self._run.ledger.spend(self.column, self.usage.take())
+            self._services.ledger.spend(self.column, self.usage.take())
 
     def end(self, outcome: Outcome[Any]) -> bool:
         """The attempt is over; whether the next one has its answers and need not ask again."""
-        if self._run.recorder is not None:
-            self._run.recorder.over(self)
+        if self._services.recorder is not None:
+            self._services.recorder.over(self)
         return outcome.status is Status.RETRYABLE and self._keep_answers(outcome.error)
 
     def _keep_answers(self, error: BaseException | None) -> bool:
@@ -97,21 +103,22 @@ class Context:
         A call that failed, or a timeout, does not; an exception of the generator's own code does.
         """
         if not isinstance(error, CellTimeout) and (error is None or error is not self._failure):
-            self._cell.answers = None
+            self._task.answers = None
             return False
         self.record_answers()
-        answers = {asks(): answer for asks, answer in self._made}
-        self._cell.answers = {**(self._cell.answers or {}), **answers}
-        return bool(self._cell.answers)
+        answers = {asks(): answer for asks, answer in self._answers}
+        self._task.answers = {**(self._task.answers or {}), **answers}
+        return bool(self._task.answers)
 
     def record_answers(self) -> None:
         """The cell is not over with the answers that it has: they must outlive this run."""
-        cell = self._cell
-        # Whoever finds the answers will not report what they cost.
+        task, recorder = self._task, self._services.recorder
+        # An attempt that reuses the answers will not report their usage.
         self.count_usage()
-        for asks, answer in self._made[self._recorded :]:
-            cell.group.record((ANSWER, cell.step.name, cell.row, cell.attempt, asks(), answer))
-        self._recorded = len(self._made)
+        for key, answer in self._answers[self._recorded :] if recorder is not None else ():
+            entry = (ANSWER, task.step.name, task.row, task.attempt, key(), answer)
+            recorder.add(self._group.journal_key, entry)
+        self._recorded = len(self._answers)
 
     async def call(
         self,
@@ -119,38 +126,38 @@ class Context:
         *,
         key: str | None = None,
         tokens: int = 0,
-        asks: Callable[[], bytes] | None = None,
+        idempotency_key: Callable[[], bytes] | None = None,
     ) -> T:
-        cell, run = self._cell, self._run
-        if asks is not None and cell.answers and (asked := asks()) in cell.answers:
+        task, services = self._task, self._services
+        if idempotency_key is not None and task.answers and (asked := idempotency_key()) in task.answers:
             # A checkpoint, as a call would have been.
             await trio.lowlevel.checkpoint()
             self._answered = True
-            known: T = cell.answers[asked]
+            known: T = task.answers[asked]
             return known
-        key = key or cell.step.key
+        key = key or task.step.key
         if key is None:
             raise SeedbedError(f"column {self.column!r} has no throttle key; give one to call() or to the column")
-        throttle = run.throttles.get(key)
-        refusals = cell.refusals
+        rate_limits = task.rate_limits
         while True:
-            permit = await self._permit(throttle, key, tokens or cell.step.tokens)
+            permit = await self._permit(key, tokens or task.step.tokens)
             before = self.usage.tokens
-            sent = run.now()
+            sent = services.now()
             try:
                 try:
                     answer = await send()
                 finally:
-                    self.called += run.now() - sent
-            except RateLimited as refusal:
-                refusals += 1
+                    self.called += services.now() - sent
+            except RateLimited as error:
+                rate_limits += 1
                 try:
-                    delay = permit.refused(refusal, refusals)
+                    delay = permit.refused(error, rate_limits)
                 except QuotaExhausted as exhausted:
-                    run.stop(exhausted)
-                    raise refusal from exhausted
+                    services.scheduler.stop(exhausted)
+                    services.wake()
+                    raise error from exhausted
                 if not self._answered:
-                    self.refused_for = delay
+                    self.retry_delay = delay
                     raise
                 with self._timeout_suspended():
                     await trio.sleep(delay)
@@ -162,53 +169,70 @@ class Context:
             else:
                 permit.accepted(self.usage.tokens - before or None)
                 self._answered = True
-                if asks is not None:
-                    self._made.append((asks, answer))
-                    if run.recorder is not None:
-                        run.recorder.answered(self)
+                if idempotency_key is not None:
+                    self._answers.append((idempotency_key, answer))
+                    if services.recorder is not None:
+                        services.recorder.answered(self)
                 return answer
 
-    async def _permit(self, throttle: Throttle, key: str, tokens: int) -> Permit:
-        """The permit that the task was started with, or another; and what the call is expected to use is reserved."""
-        cell = self._cell
-        if cell.permit is not None and key == cell.step.key:
-            permit, cell.permit = cell.permit, None
+    async def _permit(self, key: str, tokens: int) -> Permit:
+        """The permit that the task was started with, or another one; and the expected usage of the call is reserved."""
+        task = self._task
+        if task.permit is not None and key == task.step.key:
+            permit, task.permit = task.permit, None
         else:
-            # Holding one key while waiting for another: two cells that do so crosswise would wait for ever.
+            # Two tasks that each hold a permit of one key and wait for one of the other would wait for ever.
             self.give_back()
-            with self._timeout_suspended():
-                permit = await throttle.acquire(tokens)
-        if self._run.spending.limited:
+            permit = await self._another_permit(key, tokens)
+        if self._services.scheduler.has_budget:
             self._reserve(permit, key, tokens)
         return permit
 
+    async def _another_permit(self, key: str, tokens: int) -> Permit:
+        """A permit for a further call of this task: it is queued in the scheduler, before new tasks."""
+        granted = trio.Event()
+        scheduler, wake = self._services.scheduler, self._services.wake
+        request = PermitRequest(self._task, key, tokens, granted.set)
+        scheduler.request_permit(request)
+        if request.permit is None:
+            wake()
+            try:
+                with self._timeout_suspended():
+                    await granted.wait()
+            except BaseException:
+                if request.permit is not None:
+                    request.permit.unused()
+                scheduler.withdraw_request(request)
+                wake()
+                raise
+        assert request.permit is not None  # granted
+        return request.permit
+
     def _reserve(self, permit: Permit, key: str, tokens: int) -> None:
-        """Reserve for one call what it is expected to use, or stop the run before it."""
-        cell = self._cell
-        reserved = self._run.spending.extend(cell.step, cell.reserved, self.usage, tokens, key)
-        if isinstance(reserved, BudgetExceeded):
+        """Reserve the expected usage of one call, or stop the run before it."""
+        exceeded = self._services.scheduler.reserve(self._task, self.usage, tokens, key)
+        if exceeded is not None:
             permit.finished()
-            self._run.stop(reserved)
+            self._services.wake()
             # Flow control and not a failure: the row is unfinished and not dropped.
-            raise RateLimited(str(reserved)) from reserved
-        cell.reserved = reserved
+            raise RateLimited(str(exceeded)) from exceeded
 
     def give_back(self) -> None:
-        permit, self._cell.permit = self._cell.permit, None
+        permit, self._task.permit = self._task.permit, None
         if permit is not None:
             permit.unused()
 
     @contextmanager
     def _timeout_suspended(self) -> Iterator[None]:
-        """Flow control is not the cell's time: its timeout stands still meanwhile."""
-        scope, began = self._cell.scope, self._run.now()
+        """Waiting for flow control does not count as the cell's time: its timeout is suspended."""
+        scope, began = self._scope, self._services.now()
         left = math.inf
         if scope is not None:
             left, scope.deadline = scope.deadline - began, math.inf
         try:
             yield
         finally:
-            ended = self._run.now()
+            ended = self._services.now()
             self.waited += ended - began
             if scope is not None:
                 scope.deadline = ended + left

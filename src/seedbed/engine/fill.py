@@ -1,4 +1,4 @@
-"""Calling a generator: what goes in, what comes out, and what kind of failure an exception is."""
+"""Calling a generator: its arguments, and its result checked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from ..errors import BadOutput, CellError, Permanent, RateLimited, Retryable
-from ..runtime.async_functions import looks_like_asyncio
-from .tasks import Status
+from ..errors import BadOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..generators import CellContext
     from ..store.buffer import Buffer
-    from .plan import Step
+    from .tasks import Step
 
-# Values that nobody can change; anything else is copied before a generator gets it.
+# Immutable values; anything else is copied before a generator gets it.
 _IMMUTABLE = frozenset(
     {
         str,
@@ -41,54 +39,38 @@ _IMMUTABLE = frozenset(
 )
 
 
-def cell_arguments(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> list[Any]:
-    """What a cell function gets by position; nested values are copies."""
-    arguments: list[Any] = []
-    for name in step.positional:
-        if name is None:
-            arguments.append(context)
-        else:
-            value = buffer.values(name)[row]
-            arguments.append(value if value.__class__ in _IMMUTABLE else copy.deepcopy(value))
-    return arguments
-
-
 def bind_cell(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> Callable[[], Any]:
-    """The call that fills one cell, with its arguments in it."""
+    """The call that fills one cell, with its arguments; nested values are copies."""
     call = step.call
-    assert call is not None
-    keywords: dict[str, Any] = {name: copy.deepcopy(buffer.values(name)[row]) for name in call.keywords}
+    arguments = [context if name is None else _argument(buffer.values(name)[row]) for name in call.positional]
+    if not call.keywords and call.context_keyword is None:
+        return functools.partial(call.function, *arguments)
+    keywords: dict[str, Any] = {name: _argument(buffer.values(name)[row]) for name in call.keywords}
     if call.context_keyword is not None:
         keywords[call.context_keyword] = context
-    return functools.partial(call.function, *cell_arguments(step, buffer, row, context), **keywords)
+    return functools.partial(call.function, *arguments, **keywords)
+
+
+def _argument(value: Any) -> Any:
+    return value if value.__class__ in _IMMUTABLE else copy.deepcopy(value)
 
 
 def bind_group(step: Step, argument: Any, context: CellContext | None) -> Callable[[], Any]:
     """The call that fills a whole column of a row group from its frame or its rows."""
     call = step.call
-    assert call is not None
     if call.context_keyword is not None:
         return functools.partial(call.function, argument, **{call.context_keyword: context})
     return functools.partial(call.function, argument)
 
 
 def cell_value(step: Step, result: Any) -> Any:
-    """What a cell function returned, as one value or, with several outputs, as a tuple in their order.
-
-    A column that may resize returns a list of them, one for each row that it makes of this one.
-    """
-    if step.allow_resize:
-        return [_one_value(step, each) for each in _as_list(step, result)]
-    return _one_value(step, result)
-
-
-def _one_value(step: Step, result: Any) -> Any:
+    """What a cell function returned, as one value or, with several outputs, as a tuple in their order."""
     outputs = step.outputs
     if len(outputs) == 1:
         return result
     if not isinstance(result, Mapping):
         raise BadOutput(f"column {step.name!r} must return a mapping of {_names(outputs)}, not {_kind(result)}")
-    missing = [name for name in outputs[: step.required_outputs] if name not in result]
+    missing = [name for name in step.required_outputs if name not in result]
     unknown = [name for name in result if name not in outputs]
     if missing or unknown:
         raise BadOutput(_mismatch(step, missing, unknown))
@@ -96,13 +78,8 @@ def _one_value(step: Step, result: Any) -> Any:
 
 
 def group_values(step: Step, result: Any, count: int) -> list[list[Any]]:
-    """What a function for a whole column returned: a list of `count` values for each output, in their order.
-
-    A column that may resize returns any number, but the same of each.
-    """
+    """What a function for a whole column returned: a list of `count` values for each output, in their order."""
     columns = _columns(step, result)
-    if step.allow_resize:
-        count = len(columns[0])
     for name, values in zip(step.outputs, columns, strict=True):
         if len(values) != count:
             raise BadOutput(f"column {step.name!r} returned {len(values)} values of {name!r} for {count} rows")
@@ -118,7 +95,7 @@ def _columns(step: Step, result: Any) -> list[list[Any]]:
     if isinstance(result, pl.DataFrame):
         result = {name: result[name] for name in result.columns}
     if isinstance(result, Mapping):
-        missing = [name for name in outputs[: step.required_outputs] if name not in result]
+        missing = [name for name in step.required_outputs if name not in result]
         # A function that adds its columns to the frame it was given returns the others too.
         unknown = [name for name in result if name not in outputs and name not in step.inputs]
         if missing or unknown:
@@ -160,45 +137,3 @@ def _names(names: Sequence[Any]) -> str:
 
 def _kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
-
-
-def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
-    """What kind of failure this is, and the exception that says why."""
-    if isinstance(error, ExceptionGroup):
-        error = _sole_cause(error)
-    if isinstance(error, RateLimited):
-        return Status.REFUSED, error
-    if isinstance(error, Retryable) or (step.retry_on and isinstance(error, step.retry_on)):
-        return Status.RETRYABLE, error
-    if looks_like_asyncio(error):
-        explained = Permanent(f"its code is written for asyncio: say runtime='asyncio' of the column ({error})")
-        explained.__cause__ = error
-        return Status.PERMANENT, explained
-    return Status.PERMANENT, error
-
-
-def _sole_cause(group: ExceptionGroup[Exception]) -> Exception:
-    """What stands for a group that a generator's own nursery raised: the leaf that weighs most."""
-    leaves: list[Exception] = []
-    pending: list[Exception] = [group]
-    while pending:
-        each = pending.pop(0)  # of equals the first one counts
-        if isinstance(each, ExceptionGroup):
-            pending.extend(each.exceptions)
-        else:
-            leaves.append(each)
-    return max(leaves, key=_weight)
-
-
-def _weight(error: Exception) -> int:
-    if not isinstance(error, CellError):
-        return 3
-    return 2 if isinstance(error, Permanent) else 1 if isinstance(error, Retryable) else 0
-
-
-def error_text(error: BaseException) -> str:
-    """One line for reports: the class, unless it is one of ours, and the message."""
-    message = " ".join(str(error).split())
-    if type(error) in (Permanent, Retryable) and message:
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

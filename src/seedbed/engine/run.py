@@ -1,51 +1,138 @@
-"""What all row groups of one run share."""
+"""The trio side of a build: it performs what the scheduler decides.
+
+One nursery for the run; a task and a nursery for each row group that is admitted; cells are children of their row
+group's nursery. Finished attempts send their outcomes through one memory channel to the driver, which takes in a batch,
+asks the scheduler once and performs its actions.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import random
-import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import BuildStopped, EarlyShutdown, QuotaExhausted
-from ..graph import GROUP
+from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
 from ..observe import events
 from ..observe.report import Ledger
-from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
-from ..runtime.offload import Lease
-from .dispatch import Dispatcher
-from .fill import error_text
-from .recorder import Recorder, is_calls_key
-from .shutdown import ErrorWindow
-from .spending import Spending
-from .stateful import Instance, read_state, restore_state, state_name
+from ..runtime.exceptions import leaves
+from ..runtime.offload import open_processes
+from ..runtime.throttle import ThrottleManager
+from ..runtime.timers import Timers
+from .budget import Budget
+from .checkpoint import checkpoint, finish, write_usage
+from .failures import error_text, locate
+from .history import History
+from .notices import Notices
+from .past import replay_calls, replay_group
+from .recorder import GroupEntries, Recorder, kept_key, retry_key
+from .replay import replay
+from .retry import plan_retry
+from .row_group import RowGroup, Shared
+from .rows import Rows
+from .scheduler import Admit, Cancel, CancelRun, Checkpoint, Close, Grant, Scheduler, Start, WakeAt
+from .services import OpenGroup, Services
+from .stateful import Instance, read_state, state_name
+from .tasks import Outcome, Status, Task
 from .threads import Threads
+from .worker import UnkeyedSteps, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from ..errors import RateLimited
+    from ..graph import Graph
+    from ..observe.report import BuildReport
     from ..runtime.offload import Processes
-    from ..runtime.throttle import ThrottleManager
-    from ..runtime.timers import Timers
-    from ..store.journal import Recovered
-    from ..store.manifest import Manifest
-    from ..store.records import Drop, GroupRecord
-    from .plan import BuildPlan, Step
-    from .row_group import RowGroup
-    from .shutdown import SalvageWindow
+    from ..runtime.throttle import Throttle
+    from ..store.codec import Entry
+    from .checkpoint import FinishedGroup
+    from .plan import BuildPlan
+    from .retry import RetriedRows
+    from .scheduler import Action
     from .storage import Store
-    from .tasks import Cell, Group, Outcome
+    from .tasks import Step
 
-T = TypeVar("T")
 
-# Threads for checkpoints and for making frames; they are the store's own and take no slot from user code.
-STORE_THREADS = 4
+async def run_build(
+    plan: BuildPlan,
+    *,
+    store: Store | None,
+    emitter: events.Events,
+    deliver: Callable[[FinishedGroup], None],
+    throttles: ThrottleManager | None = None,
+    on_start: Callable[[Run], None] = lambda _: None,
+) -> BuildReport:
+    """Run a whole build. Raises what stopped it, with the report; checkpoints written by then stay."""
+    config = plan.config
+    timers = Timers()
+    own = throttles or ThrottleManager(
+        plan.limits,
+        timers=timers,
+        default=plan.default_limits,
+        patience=config.throttle_patience,
+        backoff_base=config.backoff_base,
+        backoff_max=config.backoff_max,
+        rng=random.Random(config.jitter_seed),
+    )
+    error: BaseException | None = None
+    async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
+        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store, deliver=deliver)
+        on_start(run)
+        notify = run.services.notify
+        notify.emit(events.BuildStarted, rows=plan.rows, row_groups=plan.group_count, columns=plan.graph.outputs)
+        for message in run.ledger.damage:
+            notify.emit(events.DamageFound, message=message)
+        unwatch = own.watch(lambda key, limit: notify.emit(events.ThrottleChanged, key=key, limit=limit))
+        try:
+            async with _committing(run.services.recorder):
+                await run.execute()
+        except Exception as failure:  # noqa: BLE001  it is raised below, with the report
+            error = failure
+        finally:
+            unwatch()
+            run.close()
+        if error is not None and store is not None and run.ledger.spent:
+            # The usage of row groups that are not finished counts too.
+            with contextlib.suppress(StoreError):
+                await write_usage(run.services, store.writer)
+        report = run.report()
+        notify.emit(
+            events.BuildFinished,
+            rows=report.written,
+            dropped=len(report.dropped),
+            error=None if error is None else error_text(error),
+        )
+    # A reader that raised stopped the run; one that raised when there was nothing left to stop counts too.
+    error = error or emitter.failure
+    if error is None:
+        return report
+    sole = _sole(error)
+    if isinstance(sole, BuildError | StoreError):
+        sole.report = report
+    raise sole
+
+
+@asynccontextmanager
+async def _committing(recorder: Recorder | None) -> AsyncIterator[None]:
+    """Commit journal entries while the run goes on and, however it ends, all of them at its end."""
+    if recorder is None:
+        yield
+        return
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recorder.run)
+            yield
+            nursery.cancel_scope.cancel(reason="the run has ended")
+    finally:
+        await recorder.flush()
 
 
 class Run:
-    """The shared state of one build. Changed on trio's thread only; the row groups and the dispatcher call it."""
+    """One build. All state is changed on trio's thread."""
 
     def __init__(
         self,
@@ -56,154 +143,111 @@ class Run:
         processes: Processes,
         emitter: events.Events,
         store: Store | None,
+        deliver: Callable[[FinishedGroup], None],
     ) -> None:
         config = plan.config
         self.plan = plan
-        self.trace = config.trace
-        # What `trio.current_time` reads, without its detours: it is asked several times a cell.
-        self.now = trio.lowlevel.current_clock().current_time
         self.timers = timers
         self.throttles = throttles
-        self.processes = processes
-        self.events = emitter
+        self._deliver = deliver
         emitter.on_failure = self._reader_failed
-        self.store = store
-        self.ledger = Ledger()
-        self.rng = random.Random(config.jitter_seed)
-        self.spending = Spending(
-            config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced
-        )
-        self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
+        now = trio.lowlevel.current_clock().current_time
+        rng = random.Random(config.jitter_seed)
+        self.ledger = ledger = Ledger()
+        budget = Budget(config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced)
+        self.history = History(plan, store, ledger, budget)
         self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
-        self.dispatcher = Dispatcher(self)
-        self.threads = Threads(self)
-        self.started = trio.current_time()
-        # Row groups that are admitted and not over.
-        self.groups: dict[int, RowGroup] = {}
-        # The first reason to end early; None while the run goes on.
-        self.stopping: BuildStopped | None = None
-        # Cancels every task of the run; set by whoever opens the nursery.
-        self.scope: trio.CancelScope | None = None
-        # Row groups that are over: all below the first, and these.
-        self._done_below = 0
-        self._done_above: set[int] = set()
-        self._store_limiter = trio.CapacityLimiter(STORE_THREADS)
-        # Finished row groups whose dropped rows are to be tried again, and which were not yet.
-        self.retrying: dict[int, GroupRecord] = {}
-        # Stateful generators whose state was not kept, of a dataset that is gone on with: they are called again.
-        self.replaying: set[int] = set()
-        # What the journal keeps of calls of stateful generators, until everything is made.
-        self.calls_kept = set() if store is None else {key for key in store.recovered.kept if is_calls_key(key)}
-        self.recorder: Recorder | None = None
-        # Row groups that the journal has entries of.
-        self.recorded: frozenset[int] = frozenset() if store is None else frozenset(store.recovered.groups)
-        if store is not None:
-            self.ledger.damage = store.damage
-            if store.journal is not None:
-                self.recorder = Recorder(
-                    store.journal,
-                    config,
-                    in_thread=self.store_thread,
-                    spending=self.spent,
-                    on_commit=self.committed,
-                    on_unkept=self.not_kept,
-                )
-            if store.manifest is not None:
-                self._take_over(store.manifest, store.recovered)
-        self._latency: dict[str, float] = {}
-        # When a column without a key was first refused since it last succeeded.
-        self._refusing_since: dict[str, float] = {}
+        notify = Notices(emitter, now)
+        unkeyed = UnkeyedSteps(config, rng, now)
 
-    def _take_over(self, done: Manifest, recovered: Recovered) -> None:
-        """Go on where earlier runs of this dataset ended."""
-        retry = self.plan.retry_dropped
-        for index, group in sorted(done.groups.items()):
-            if retry and group.skipped is not None:
-                continue  # nothing of it was made that could be lost: it is made as a whole
-            self.group_done(index)
-            self.ledger.written += group.rows
-            if group.skipped is not None:
-                self.ledger.skipped.append(index)
-            if retry and any(drop.kind == "failed" for drop in group.drops):
-                self.retrying[index] = group
-            else:
-                self.ledger.dropped.extend(group.drops)
-        # The journal is as a rule ahead of the manifest, whose last word was at the last checkpoint.
-        entries = (*(done.spending.entries if done.spending is not None else ()), *recovered.spending)
-        for column, model, calls, input_tokens, output_tokens, cost in entries:
-            if calls >= self.ledger.spent[column, model][0]:
-                self.ledger.spent[column, model] = (calls, input_tokens, output_tokens, cost)
-        for (column, _), (calls, input_tokens, output_tokens, cost) in self.ledger.spent.items():
-            self.spending.take_over(column, calls, input_tokens + output_tokens, cost)
-        if done.groups or recovered.groups:
-            states = {**(done.states.states if done.states is not None else {}), **recovered.states}
-            for identity, nodes in self.plan.instances.items():
-                if not restore_state(self.plan.steps, nodes, states):
-                    self.replaying.add(identity)
+        def mean_latency(step: Step) -> float | None:
+            return unkeyed.mean_latency(step) if step.key is None else throttles.get(step.key).mean_latency
 
-    def must_replay(self, step: Step) -> bool:
-        """Whether a stateful generator has to see again what earlier runs have already had from it."""
-        return step.instance is not None and id(step.instance) in self.replaying
+        self.shared = Shared(
+            graph=plan.graph,
+            steps=plan.steps,
+            pre_batch=plan.pre_batch,
+            post_batch=plan.post_batch,
+            instances=self.instances,
+            always=plan.runs_always,
+            config=config,
+            budget=budget,
+            ledger=ledger,
+            notify=notify,
+            rng=rng,
+            now=now,
+            mean_latency=mean_latency,
+            note_success=unkeyed.succeeded,
+        )
+        self.scheduler = Scheduler(
+            self.shared,
+            group_count=plan.group_count,
+            is_open=self.history.is_open,
+            throttle=self._throttle,
+            processes=processes.count,
+        )
+        self.services = Services(
+            plan=plan,
+            store=store,
+            history=self.history,
+            scheduler=self.scheduler,
+            throttles=throttles,
+            processes=processes,
+            threads=Threads(self.scheduler, ledger, notify, now=now, wake=self._wake),
+            unkeyed=unkeyed,
+            ledger=ledger,
+            notify=notify,
+            now=now,
+            wake=self._wake,
+        )
+        if store is not None and store.journal is not None:
+            self.services.recorder = Recorder(
+                store.journal,
+                config,
+                in_thread=self.services.store_thread,
+                spending=self.services.usage_entries,
+                on_commit=self.services.committed,
+                on_unkept=lambda column: notify.emit(events.ColumnNotKept, column=column),
+            )
+        self.started = now()
+        self._now = now
+        # Cancels every task of the run.
+        self._scope: trio.CancelScope | None = None
+        self._send, self._receive = trio.open_memory_channel[Outcome | None](math.inf)
+        self._woken = False  # a None is in the channel
+        self._unsubscribe: dict[str, Callable[[], None]] = {}
 
-    def keep_state(self, step: Step) -> None:
-        """A stateful generator was called: its state goes with the outcome, where it can tell it."""
-        state = read_state(step)
-        if state is not None and self.recorder is not None:
-            nodes = self.plan.instances[id(step.instance)]
-            self.recorder.keep_state(state_name(self.plan.steps, nodes), state)
+    # What the owner of the build calls.
 
-    def states(self) -> dict[str, bytes]:
-        """The states of all stateful generators that can tell it."""
-        steps = self.plan.steps
-        found = {state_name(steps, nodes): read_state(steps[nodes[0]]) for nodes in self.plan.instances.values()}
-        return {name: state for name, state in found.items() if state is not None}
-
-    def spent(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
-        """What all runs of this dataset have used so far, as the store keeps it."""
-        return tuple((column, model, *entry) for (column, model), entry in self.ledger.spent.items())
-
-    def committed(self, cells: int) -> None:
-        """So many more finished cells are durable."""
-        if not cells:
-            return
-        self.ledger.durable += cells
-        if self.events.active:
-            self.events.emit(events.CellsCommitted(time=trio.current_time(), cells=cells, total=self.ledger.durable))
-
-    def not_kept(self, column: str) -> None:
-        """A column has values that the journal cannot keep."""
-        if self.events.active:
-            self.events.emit(events.ColumnNotKept(time=trio.current_time(), column=column))
-
-    def restored(self, row_group: int, cells: Mapping[str, int]) -> None:
-        """So many finished cells of each column were taken over from earlier runs."""
-        for column, count in cells.items():
-            self.ledger.restored += count
-            self.ledger.durable += count
-            if self.events.active:
-                self.events.emit(
-                    events.CellsRestored(time=trio.current_time(), row_group=row_group, column=column, cells=count)
-                )
-
-    def is_done(self, index: int) -> bool:
-        """Whether a row group is checkpointed or skipped, by this run or an earlier one."""
-        return index < self._done_below or index in self._done_above
-
-    def instance_of(self, step: Step) -> Instance | None:
-        """The stateful generator of a column, if it has one."""
-        return None if step.instance is None else self.instances[id(step.instance)]
+    @property
+    def stopping(self) -> BuildStopped | None:
+        """Why the run ends early, if it does."""
+        return self.scheduler.stopping
 
     def stop(self, reason: BuildStopped) -> None:
-        """End early: start nothing more, give what is in flight its grace, then cancel it. The first reason counts."""
-        if self.stopping is not None:
-            return
-        self.stopping = reason
-        self.dispatcher.stop()
-        if self.events.active:
-            self.events.emit(events.StopRequested(time=trio.current_time(), reason=str(reason)))
-        for group in list(self.groups.values()):
-            group.wake()
-        self.timers.call_at(trio.current_time() + self.plan.config.grace, self.cancel)
+        """End early: tasks in flight have `grace` seconds."""
+        self.scheduler.stop(reason)
+        self._wake()
+
+    def cancel(self) -> None:
+        """End at once: tasks in flight are cancelled."""
+        if self._scope is not None:
+            self._scope.cancel(reason=f"the build is stopping: {self.stopping}")
+
+    def close(self) -> None:
+        """The run has ended: throttles that it shares with others need not call it any more."""
+        for unsubscribe in self._unsubscribe.values():
+            unsubscribe()
+
+    def report(self) -> BuildReport:
+        """What the run has done so far."""
+        return self.ledger.report(
+            rows=self.plan.rows,
+            unfinished=self.history.unfinished(),
+            untried=[drop for record in self.history.retrying.values() for drop in record.drops],
+            throttles=self.throttles.statistics(),
+            seconds=self._now() - self.started,
+        )
 
     def _reader_failed(self, event: events.Event, error: Exception) -> None:
         what = type(event).__name__
@@ -211,136 +255,123 @@ class Run:
         stopped.__cause__ = error
         self.stop(stopped)
 
-    def cancel(self) -> None:
-        """End at once: whatever is in flight is cancelled."""
-        if self.scope is not None:
-            self.scope.cancel(reason=f"the build is stopping: {self.stopping}")
+    # The driver.
 
-    def record(self, outcome: Outcome[Group], salvage: SalvageWindow, *, error: bool) -> None:
-        """Enter an attempt into the error window it belongs to, and stop the run if that is full of errors."""
-        full: ErrorWindow | None
-        if outcome.attempt > 1:
-            full, what = salvage.record(outcome.cell.salvage_round, error=error), "salvage_error_threshold"
-        else:
-            passed = self.window.record(error=error, in_flight=self.dispatcher.submitted)
-            full, what = self.window if passed else None, "shutdown_error_rate"
-        if full is not None:
-            self.stop(
-                EarlyShutdown(
-                    f"{full.errors} of the last {len(full)} attempts failed, more than {what}={full.threshold:g}; "
-                    f"the last one: column {outcome.cell.step.name!r}: {outcome.error}"
-                )
-            )
+    async def execute(self) -> None:
+        """Run until everything is done or the run stops."""
+        config = self.plan.config
+        deadline = math.inf if config.deadline is None else self.started + config.deadline
+        finished = False
+        with trio.CancelScope(deadline=deadline) as self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.timers.run)
+                try:
+                    async with trio.open_nursery() as groups:
+                        await self._drive(groups)
+                finally:
+                    self._drain()
+                if self.stopping is None:
+                    await finish(self.services)
+                    # A stop that came meanwhile was too late to stop anything.
+                    finished = True
+                nursery.cancel_scope.cancel(reason="all row groups are done")
+        if self._scope.cancelled_caught and self.stopping is None:
+            raise DeadlineExceeded(f"the build did not finish within deadline={config.deadline:g} s")
+        if self.stopping is not None and not finished:
+            raise self.stopping
 
-    def group_done(self, index: int) -> None:
-        """A row group is checkpointed or skipped."""
-        self._done_above.add(index)
-        while self._done_below in self._done_above:
-            self._done_above.remove(self._done_below)
-            self._done_below += 1
+    async def _drive(self, nursery: trio.Nursery) -> None:
+        scheduler = self.scheduler
+        try:
+            while True:
+                for action in scheduler.decide():
+                    self._perform(action, nursery)
+                if scheduler.done:
+                    return
+                self._take_in(await self._receive.receive())
+                with contextlib.suppress(trio.WouldBlock):
+                    while True:
+                        self._take_in(self._receive.receive_nowait())
+        except BaseException:
+            scheduler.die()
+            raise
 
-    def unfinished(self) -> list[range]:
-        """The source rows of all row groups that are not done, as few ranges as possible."""
-        plan = self.plan
-        ranges: list[range] = []
-        start = self._done_below
-        for index in [*sorted(self._done_above), plan.group_count]:
-            if start < index:
-                ranges.append(range(plan.group_rows(start).start, plan.group_rows(index - 1).stop))
-            start = index + 1
-        return ranges
+    def _take_in(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self._woken = False
+            return
+        try:
+            self.scheduler.finished(outcome)
+        except Exception as error:
+            group = self.services.groups[outcome.task.group]
+            task = outcome.task
+            locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
+            raise
 
-    def mean_latency(self, step: Step) -> float | None:
-        """How long a call of this column's key takes, or of the column itself where it has no key."""
-        if step.key is not None:
-            return self.throttles.get(step.key).mean_latency
-        return self._latency.get(step.name)
+    def _perform(self, action: Action, nursery: trio.Nursery) -> None:
+        match action:
+            case Start(task):
+                group = self.services.groups[task.group]
+                group.nursery.start_soon(self._run_task, group, task, name=task.step.name)
+            case Cancel(task, reason):
+                # Without a scope it has not made its first step, and will see that its row was dropped.
+                if task.scope is not None:
+                    task.scope.cancel(reason=reason)
+            case Grant(request):
+                request.wake()
+            case Admit(index, turn):
+                nursery.start_soon(self._run_group, index, turn, name=f"row group {index}")
+            case Checkpoint(index):
+                self.services.groups[index].is_complete = True
+                self.services.groups[index].closing.set()
+            case Close(index):
+                self.services.groups[index].closing.set()
+            case WakeAt(when):
+                self.timers.call_at(when, self._wake)
+            case CancelRun():
+                self.cancel()
 
-    def note_latency(self, step: Step, seconds: float) -> None:
-        """A call of a column without a key took that long."""
-        known = self._latency.get(step.name)
-        self._latency[step.name] = seconds if known is None else known + 0.1 * (seconds - known)
-        if self._refusing_since:
-            self._refusing_since.pop(step.name, None)
+    def _wake(self) -> None:
+        """Have the driver ask the scheduler once more."""
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                self._send.send_nowait(None)
 
-    def refused_without_permit(self, cell: Cell[Group], refusal: RateLimited) -> float:
-        """How long a task waits that was refused where no throttle is in between; stops the run when patience ends."""
-        step, config, now = cell.step, self.plan.config, self.now()
-        base = backoff_base(self.mean_latency(step), config.backoff_base)
-        delay = parse_retry_after(refusal.retry_after, time.time())
-        if delay is None:
-            delay = backoff_delay(cell.refusals + 1, base, config.backoff_max, self.rng)
-        if step.key is not None:
-            return delay
-        until = self._refusing_since.setdefault(step.name, now) + config.throttle_patience
-        # The clock adds a rounding error to the last wait.
-        if until - now <= config.throttle_patience * 1e-9:
-            self.stop(QuotaExhausted(step.name, config.throttle_patience, refusal))
-        return min(delay, max(0.0, until - now))
+    def _drain(self) -> None:
+        """Journal outcomes that arrived when the driver had already ended: they are paid for."""
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                outcome = self._receive.receive_nowait()
+                if outcome is not None:
+                    self._record_late(outcome)
+        self._send.close()
+        self._receive.close()
 
-    async def store_thread(self, function: Callable[[], T]) -> T:
-        """Run the store's own work in one of its threads."""
-        holder = object()
-        await self._store_limiter.acquire_on_behalf_of(holder)
-        return await Lease(lambda: self._store_limiter.release_on_behalf_of(holder)).run(function)
+    def _record_late(self, outcome: Outcome) -> None:
+        if outcome.usage is not None and outcome.usage.calls:
+            self.ledger.spend(outcome.task.step.name, outcome.usage.take())
+        group = self.services.groups.get(outcome.task.group) or self._closed_groups.get(outcome.task.group)
 
-    def emit_task(self, kind: type[events.TaskEvent], cell: Cell[Group], **fields: Any) -> None:
-        """Emit an event about a task; ask `events.active` first."""
-        step = cell.step
-        self.events.emit(
-            kind(
-                time=trio.current_time(),
-                kind=step.kind.value,
-                column=step.name,
-                row_group=cell.group.index,
-                row=None if cell.row == GROUP else cell.row,
-                attempt=cell.attempt,
-                **fields,
-            )
-        )
+    def _throttle(self, key: str) -> Throttle:
+        throttle = self.throttles.get(key)
+        if key not in self._unsubscribe:
 
-    def emit_finished(self, outcome: Outcome[Group]) -> None:
-        """Emit how an attempt ended; ask `events.active` first."""
-        usage = outcome.usage
-        self.emit_task(
-            events.TaskFinished,
-            outcome.cell,
-            status=outcome.status.value,
-            error=None if outcome.error is None else error_text(outcome.error),
-            seconds=outcome.seconds,
-            tokens=0 if usage is None else usage.tokens,
-            cost=0.0 if usage is None else usage.cost,
-        )
+            def available() -> None:
+                self.scheduler.permits_available(key)
+                self._wake()
 
-    def emit_drop(self, row_group: int, drop: Drop) -> None:
-        """Emit that a row is given up, if anybody reads."""
-        if self.events.active:
-            self.events.emit(
-                events.RowDropped(
-                    time=trio.current_time(),
-                    row_group=row_group,
-                    row=drop.row,
-                    column=drop.column,
-                    attempts=drop.attempts,
-                    error=drop.error,
-                )
-            )
+            self._unsubscribe[key] = throttle.subscribe(available)
+        return throttle
 
-    def emit_salvage(self, row_group: int, salvage_round: int, cells: int) -> None:
-        """Emit that a salvage round begins, if anybody reads."""
-        if self.events.active:
-            self.events.emit(
-                events.SalvageStarted(time=trio.current_time(), row_group=row_group, round=salvage_round, cells=cells)
-            )
-
-    def emit_rebuilt(self, row_group: int, before: int, after: int) -> None:
-        """Emit that pre-batch processors left other rows, if anybody reads."""
-        if self.events.active:
-            self.events.emit(
-                events.RowsRebuilt(time=trio.current_time(), row_group=row_group, before=before, after=after)
-            )
-
-    def emit_skipped(self, row_group: int, error: str) -> None:
-        """Emit that a row group is given up, if anybody reads."""
-        if self.events.active:
-            self.events.emit(events.RowGroupSkipped(time=trio.current_time(), row_group=row_group, error=error))
+    async def _run_task(self, group: OpenGroup, task: Task) -> None:
+        """Run one attempt and send its outcome."""
+        try:
+            outcome = await attempt(self.services, group, task)
+        except BaseException as error:
+            # The run ends: what is still queued must not start in the slot that is released here.
+            self.scheduler.aborted(task)
+            if isinstance(error, Exception):
+                locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
+            raise
+        self._send.send_nowait(outcome)

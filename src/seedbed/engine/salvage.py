@@ -1,26 +1,24 @@
-"""What becomes of a task that failed in a way that may pass."""
+"""Salvage rounds: retries of the failed tasks of one row group."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from ..runtime.backoff import backoff_base, backoff_delay
-from .shutdown import SalvageWindow
+from .error_window import SalvageWindow
 
 if TYPE_CHECKING:
     import random
 
     from .config import RunConfig
-    from .tasks import Cell, Group
-
-G = TypeVar("G", bound="Group")
+    from .tasks import Task
 
 
-class Salvage(Generic[G]):
-    """The deferred tasks of one row group. Synchronous; its row group is the only one to change it.
+class Salvage:
+    """The deferred tasks of one row group, which is the only one to change it.
 
-    A task is tried `salvage_max_rounds` + 1 times at most. Deferred tasks wait until their row group has nothing ready,
-    and then all go out together, each not before its own backoff is over: one salvage round.
+    A task has `salvage_max_rounds` + 1 attempts. Deferred tasks wait until their row group has nothing ready; then all
+    of them are retried, each not before the end of its backoff: one salvage round.
     """
 
     def __init__(self, config: RunConfig, rng: random.Random) -> None:
@@ -28,36 +26,36 @@ class Salvage(Generic[G]):
         self._base = config.backoff_base
         self._max = config.backoff_max
         self._rng = rng
-        self._deferred: dict[Cell[G], float] = {}  # when each is eligible, in the order in which they failed
+        self._deferred: dict[Task, float] = {}  # when each is eligible, in the order in which they failed
         self.rounds = 0
         self.window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
 
     def __len__(self) -> int:
         return len(self._deferred)
 
-    def defer(self, cell: Cell[G], now: float, mean_latency: float | None) -> float | None:
-        """Keep a failed task for the next round and say when it is eligible; None when it has no attempts left."""
-        if cell.attempt >= self._max_attempts:
+    def defer(self, task: Task, now: float, mean_latency: float | None) -> float | None:
+        """Keep a failed task for the next round and return when it is eligible; None if it has no attempts left."""
+        if task.attempt >= self._max_attempts:
             return None
         base = backoff_base(mean_latency, self._base)
-        eligible_at = now + backoff_delay(cell.attempt, base, self._max, self._rng)
-        self._deferred[cell] = eligible_at
+        eligible_at = now + backoff_delay(task.attempt, base, self._max, self._rng)
+        self._deferred[task] = eligible_at
         return eligible_at
 
-    def start_round(self, rows: int) -> list[tuple[Cell[G], float]]:
-        """Everything that is deferred, with when it is eligible; each begins its next attempt.
+    def start_round(self, rows: int) -> list[tuple[Task, float]]:
+        """All deferred tasks, with when each is eligible; each begins its next attempt.
 
         `rows` is how many rows the row group has.
         """
         self.rounds += 1
         deferred, self._deferred = list(self._deferred.items()), {}
         self.window.round_started(self.rounds, len(deferred), rows)
-        for cell, _ in deferred:
-            cell.attempt += 1
-            cell.salvage_round = self.rounds
-            cell.refusals = 0
+        for task, _ in deferred:
+            task.attempt += 1
+            task.salvage_round = self.rounds
+            task.rate_limits = 0
         return deferred
 
-    def forget(self, cell: Cell[G]) -> None:
-        """A deferred task's row was dropped, or an earlier run has tried the task again."""
-        self._deferred.pop(cell, None)
+    def discard(self, task: Task) -> None:
+        """A task is no longer deferred: its row was dropped, or an earlier run retried it."""
+        self._deferred.pop(task, None)

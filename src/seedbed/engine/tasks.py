@@ -1,158 +1,160 @@
-"""The unit of work: what a task is, its life in the dispatcher, and how it ended."""
+"""The unit of work: a step of the plan, a task on its way through the scheduler, and the outcome of one attempt."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from ..errors import SeedbedError
-from ..graph import GROUP
+from ..graph import GROUP, Kind
+from .processor import Processor, Stage
 
 if TYPE_CHECKING:
-    import trio
+    from collections.abc import Hashable
 
-    from ..generators import Usage
-    from ..runtime.throttle import Permit
-    from ..store.codec import Entry
-    from .plan import Step
-    from .rows import Rows
+    from ..errors import RateLimited
+    from ..generators import Call, Column, Usage
+
+# Lanes of work that waits for no throttle key.
+ASYNC_LANE = ("local", "async")
+THREAD_LANE = ("local", "thread")
+PROCESS_LANE = ("local", "process")
 
 
-class Group(Protocol):
-    """What a task knows of its row group."""
+@attrs.frozen(kw_only=True, eq=False)
+class Step:
+    """A column or a processor, resolved: where it stands in the graph and in which lane its tasks queue."""
+
+    name: str
+    kind: Kind | Stage
+    node: int  # index in the graph; -1 for a processor
+    position: int = -1  # in topological order
+    lane: Hashable
+    key: str | None = None
+    tokens: int = 0
+    needs_slot: bool = True  # it uses a thread or a process
+    timeout: float | None = None
+    outputs: tuple[str, ...] = ()
+    column: Column | None = None  # None for a processor
+    processor: Processor | None = None
+    instance: object | None = None  # the generator whose calls must not overlap, if it is stateful
+    # The columns that it requires and that may be skipped, if it is skipped with them.
+    skipped_with: tuple[int, ...] = ()
+    lane_limit: int | None = None
+    process: bool = False
 
     @property
-    def index(self) -> int: ...
+    def call(self) -> Call:
+        """How the generator of a column is called."""
+        assert self.column is not None
+        assert self.column.call is not None  # the start-up check reported a column without one
+        return self.column.call
+
     @property
-    def nursery(self) -> trio.Nursery: ...
+    def inputs(self) -> tuple[str, ...]:
+        return () if self.column is None else self.column.inputs
+
     @property
-    def rows(self) -> Rows: ...
+    def required_outputs(self) -> tuple[str, ...]:
+        """The outputs that must be returned; the others are side effects."""
+        return () if self.column is None else self.column.outputs
 
-    def live_rows(self) -> list[int]:
-        """The rows that are not dropped, in order."""
-        ...
-
-    def missing_rows(self, step: Step) -> list[int]:
-        """The rows that are not dropped and that a whole column is still to be made for, in order."""
-        ...
-
-    def record(self, entry: Entry) -> None:
-        """Have the journal keep something of a task that is under way."""
-        ...
-
-    def gave_up(self, cell: Cell[Any]) -> bool:
-        """Whether nobody wants the result of that task any more."""
-        ...
-
-
-G_co = TypeVar("G_co", bound=Group, covariant=True)
-
-
-class TaskKind(enum.Enum):
-    """What a task fills."""
-
-    FROM_SCRATCH = "from_scratch"
-    CELL = "cell"
-    FULL_COLUMN = "full_column"
-    PRE_BATCH = "pre_batch"
-    POST_BATCH = "post_batch"
+    @property
+    def has_skip_rule(self) -> bool:
+        """True if some of its cells may be skipped."""
+        return bool(self.skipped_with) or (self.column is not None and self.column.skip is not None)
 
 
 class Status(enum.Enum):
-    """How a task ended."""
+    """How an attempt ended."""
 
     SUCCESS = "success"
-    REFUSED = "refused"  # a rate limit: flow control
+    RATE_LIMITED = "rate_limited"  # flow control: spends no attempt
     RETRYABLE = "retryable"
     PERMANENT = "permanent"
     CANCELLED = "cancelled"  # its row was dropped
 
 
 class State(enum.Enum):
-    """Where a task is on its way."""
+    """Where a task is."""
 
     NEW = "new"
     QUEUED = "queued"  # in its lane
-    PARKED = "parked"  # back in its lane at a later instant
+    PARKED = "parked"  # returns to its lane at a later instant
     DEFERRED = "deferred"  # waits for a salvage round
-    FLYING = "flying"  # runs
-    OVER = "over"  # has its last outcome, or its row was dropped
+    RUNNING = "running"
+    DONE = "done"  # has its last outcome, or its row was dropped
 
 
-@attrs.frozen
-class Task:
-    """Which work: a value, hashable. `row` is the local row index, None for the whole row group."""
+class Permit(Protocol):
+    """Permission of a throttle to send one call; exactly one of its methods ends it."""
 
-    kind: TaskKind
-    column: str
-    row_group: int
-    row: int | None = None
+    def accepted(self, tokens: int | None = None) -> None: ...
+    def finished(self, tokens: int | None = None) -> None: ...
+    def unused(self) -> None: ...
+    def refused(self, error: RateLimited, attempt: int) -> float: ...
+
+
+class Scope(Protocol):
+    """What cancels a running task: a `trio.CancelScope`."""
+
+    def cancel(self, reason: str | None = None) -> None: ...
 
 
 @attrs.define(eq=False)
-class Cell(Generic[G_co]):
-    """One task on its way from ready to its outcome.
+class Task:
+    """One cell, or one task of a whole row group, from ready to its last outcome.
 
-    Its row group makes it; the dispatcher and the task that runs it change it, never both at once.
+    The scheduler creates it and changes it, except for `permit`, `answers` and `scope`, which belong to the attempt
+    while it runs.
     """
 
     step: Step
-    group: G_co
+    group: int  # index of its row group
     row: int  # local row index, or GROUP
-    attempt: int = 1  # counts from 1; a refusal is not an attempt
-    refusals: int = 0
-    salvage_round: int = 0  # of its row group, which it was tried again in
-    # Answers of calls that need not be made again, by what they asked: of an attempt whose later call failed, or of a
+    attempt: int = 1  # counts from 1; a rate limit is not an attempt
+    rate_limits: int = 0  # in a row
+    salvage_round: int = 0  # of its row group, in which this attempt was started
+    # Answers of calls that need not be sent again, by idempotency key: of an attempt whose later call failed, or of a
     # run that died.
     answers: dict[bytes, Any] | None = None
     permit: Permit | None = None
     has_slot: bool = False
-    reserved: tuple[int, float] | None = None  # of the spending budget
+    reserved: tuple[int, float] | None = None  # of the usage budget
     state: State = State.NEW
-    scope: trio.CancelScope | None = None
+    scope: Scope | None = None
     ready_at: float = 0.0
-    submitted_at: float = 0.0
+    started_at: float = 0.0
 
     @property
-    def task(self) -> Task:
-        """What this is, as a value."""
-        row = None if self.row == GROUP else self.row
-        return Task(self.step.kind, self.step.name, self.group.index, row)
-
-
-def locate(error: Exception, row_group: int, cell: Cell[Any] | None = None) -> None:
-    """Note on an exception that nobody expected what the engine was working on; our own errors say it themselves."""
-    if isinstance(error, SeedbedError) or any(note.startswith("(column=") for note in getattr(error, "__notes__", ())):
-        return
-    column = None if cell is None else cell.step.name
-    row = None if cell is None or cell.row == GROUP else cell.group.rows.identity(cell.row)[0]
-    error.add_note(f"({column=}, {row_group=}, {row=})")
+    def row_or_none(self) -> int | None:
+        """The local row, None for a task of the whole row group, as events and traces have it."""
+        return None if self.row == GROUP else self.row
 
 
 @attrs.define(eq=False)
-class Outcome(Generic[G_co]):
-    """How one attempt ended. Made by the task that ran it, read by its row group."""
+class Outcome:
+    """How one attempt ended. Created by the attempt, read by the scheduler."""
 
-    cell: Cell[G_co]
+    task: Task
     status: Status
-    value: Any  # of a success: a tuple of values in the order of the outputs, or a list of columns for a whole group
+    # Of a success: the cell's value (a tuple in the order of several outputs), (rows, columns) of a whole row group,
+    # or (before, after) of a processor.
+    value: Any
     error: BaseException | None
     started: float
     finished: float
     usage: Usage | None = None
-    retry_delay: float = 0.0  # of a refusal
-    goes_on: bool = False  # of a failure: the next attempt has the answers of this one
-
-    @property
-    def task(self) -> Task:
-        return self.cell.task
-
-    @property
-    def attempt(self) -> int:
-        return self.cell.attempt
+    retry_delay: float = 0.0  # of a rate limit
+    keeps_answers: bool = False  # of a failure: the next attempt has the answers of this one
 
     @property
     def seconds(self) -> float:
         return self.finished - self.started
+
+    @property
+    def work(self) -> tuple[int, int, float]:
+        """Calls, tokens and seconds; a task that reported nothing was one call."""
+        usage = self.usage
+        return (1, 0, self.seconds) if usage is None else (max(1, usage.calls), usage.tokens, self.seconds)

@@ -1,13 +1,9 @@
-"""Worker threads of generators and processors, and those among them that overran."""
+"""Worker threads of generators and processors, and those that were abandoned."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
-import trio
-
-from ..errors import ThreadsStuck
 from ..observe import events
 from ..runtime.offload import Lease
 from ..runtime.portal import Portal, current_portal
@@ -15,9 +11,12 @@ from ..runtime.portal import Portal, current_portal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .run import Run
-    from .stateful import Instance
-    from .tasks import Cell, Group
+    import trio
+
+    from ..observe.report import Ledger
+    from .notices import Notices
+    from .scheduler import Scheduler
+    from .tasks import Task
 
 T = TypeVar("T")
 
@@ -25,85 +24,72 @@ T = TypeVar("T")
 class Threads:
     """Runs a task's function in a thread, which holds the task's slot until it really ends.
 
-    A thread cannot be killed. When its task is given up it runs on, in its slot, in its generator and in the call it
-    makes; its result is dropped, and it is counted.
+    A thread cannot be killed. When its task is cancelled it is abandoned: it runs on, in its slot, in its generator and
+    in the call it makes; its result is ignored, and it is counted.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._slots = run.plan.config.max_active_tasks
-        self._overrun: Counter[str] = Counter()  # threads given up and still running, by column
-        self._late = 0
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        notify: Notices,
+        *,
+        now: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._notify = notify
+        self._now = now
+        self._wake = wake
 
-    async def run(self, cell: Cell[Group], work: Callable[[], T]) -> T:
+    async def run(self, task: Task, nursery: trio.Nursery, work: Callable[[], T]) -> T:
         """Run `work` in a thread, from which it can await through the portal."""
-        lease = self._lease(cell)
+        lease = self._lease(task)
         awaited: set[trio.CancelScope] = set()
 
         def adopt(scope: trio.CancelScope) -> Callable[[], None]:
             awaited.add(scope)
             if lease.abandoned:
-                scope.cancel(reason="the cell was given up")
+                scope.cancel(reason="the thread was abandoned")
             return lambda: awaited.discard(scope)
 
-        token = current_portal.set(Portal(cell.group.nursery, adopt))
+        token = current_portal.set(Portal(nursery, adopt))
         try:
             return await lease.run(work)
         finally:
             current_portal.reset(token)
             if lease.abandoned:
-                self._gave_up(cell, lease)
+                self._abandoned(task, lease)
                 for scope in awaited:
-                    scope.cancel(reason="the cell was given up")
+                    scope.cancel(reason="the thread was abandoned")
 
-    def _lease(self, cell: Cell[Group]) -> Lease:
-        release = self._run.dispatcher.hand_over_slot(cell)
-        instance = self._run.instance_of(cell.step)
-        if instance is not None:
-            instance.thread_started()
+    def _lease(self, task: Task) -> Lease:
+        scheduler = self._scheduler
+        had_slot = scheduler.thread_started(task)
 
         def on_end() -> None:
-            release()
-            if instance is not None:
-                instance.thread_ended()
+            scheduler.thread_ended(task.step, had_slot=had_slot, late=lease.abandoned)
+            self._wake()
 
-        return Lease(on_end)
+        lease = Lease(on_end)
+        return lease
 
-    def _gave_up(self, cell: Cell[Group], lease: Lease) -> None:
-        column, ledger = cell.step.name, self._run.ledger
-        self._overrun[column] += 1
+    def _abandoned(self, task: Task, lease: Lease) -> None:
+        column, ledger = task.step.name, self._ledger
         ledger.running_threads[column] += 1
-        given_up = trio.current_time()
-        permit, cell.permit = cell.permit, None
+        abandoned_at = self._now()
+        permit, task.permit = task.permit, None
+        self._scheduler.thread_abandoned(task.step)
+        self._wake()
 
         def late() -> None:
-            self._late += 1
-            self._overrun[column] -= 1
             ledger.running_threads[column] -= 1
             ledger.late_threads[column] += 1
             if permit is not None:
                 permit.finished()
-            seconds = trio.current_time() - given_up
+            seconds = self._now() - abandoned_at
             ledger.waste(column, 0, 0, seconds)
-            if self._run.events.active:
-                self._run.events.emit(events.LateThread(time=trio.current_time(), column=column, seconds=seconds))
+            self._notify.emit(events.LateThread, column=column, seconds=seconds)
 
         lease.when_late(late)
-        instance = self._run.instance_of(cell.step)
-        if instance is not None or self._overrun.total() >= self._slots:
-            self._watch(column, instance)
-
-    def _watch(self, column: str, instance: Instance | None) -> None:
-        """Stop the run if the threads that overran hold all there is for `grace`."""
-        late, grace = self._late, self._run.plan.config.grace
-
-        def check() -> None:
-            if self._late != late:  # a thread ended in between, so they do end
-                return
-            if self._overrun.total() >= self._slots:
-                columns = [name for name, count in self._overrun.items() if count]
-                self._run.stop(ThreadsStuck(columns, f"all {self._slots} execution slots", grace))
-            elif instance is not None and instance.wanted:
-                self._run.stop(ThreadsStuck([column], "a stateful generator that others need", grace))
-
-        self._run.timers.call_at(trio.current_time() + grace, check)

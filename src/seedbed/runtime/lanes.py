@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
 T = TypeVar("T")
 
@@ -58,6 +59,22 @@ class Lane(Generic[T]):
             self.size -= len(queue)
 
 
+class SortedLane(Lane[T]):
+    """A queue in the order of `sort_key` within each row group."""
+
+    def __init__(self, key: Hashable, sort_key: Callable[[T], tuple[int, int]]) -> None:
+        super().__init__(key)
+        self._sort_key = sort_key
+
+    def push(self, row_group: int, item: T, *, first: bool = False) -> None:
+        """Queue an item at its place in the order."""
+        super().push(row_group, item, first=first)
+        queue = self._queues[row_group]
+        if len(queue) > 1:
+            queue.remove(item)
+            queue.insert(bisect.bisect(queue, self._sort_key(item), key=self._sort_key), item)
+
+
 class Lanes(Generic[T]):
     """All lanes, and whose turn it is among those that hold something and are not blocked.
 
@@ -65,7 +82,9 @@ class Lanes(Generic[T]):
     changes. So a lane that cannot run now is not even looked at and never stands in the way of another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sort_key: Callable[[T], tuple[int, int]] | None = None) -> None:
+        """Lanes are first come, first served, unless there is a `sort_key`."""
+        self._sort_key = sort_key
         self._lanes: dict[Hashable, Lane[T]] = {}
         self._turn: deque[Lane[T]] = deque()  # not empty, not blocked; whose turn it is stands first
 
@@ -121,7 +140,7 @@ class Lanes(Generic[T]):
         """Queue an item in the lane of `key`."""
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key)
+            lane = self._lanes[key] = Lane(key) if self._sort_key is None else SortedLane(key, self._sort_key)
         if not lane.size and not lane.blocked:
             self._turn.append(lane)
         lane.push(row_group, item, first=first)

@@ -1,4 +1,4 @@
-"""When to give up: the share of errors among the last outcomes."""
+"""When to stop a run early: the share of errors among its last outcomes."""
 
 from __future__ import annotations
 

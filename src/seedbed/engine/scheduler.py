@@ -1,0 +1,663 @@
+"""The scheduler of a build: it decides everything, synchronously, and performs nothing.
+
+Principles
+1. Events in, actions out. A caller reports what happened (`admitted`, `finished`, `permits_available`, `thread_ended`,
+   `stop`, …) and then asks `decide` for what to do: start, cancel, grant, admit, checkpoint, wake me at, cancel the run.
+2. A task starts only when it has everything it needs: inputs, permit, slot, a part of the usage budget. So a throttled
+   key holds nothing and delays no other key.
+3. Tasks start in one place (`_start_tasks`), once per batch of events, and every task that can start is started.
+4. A lane that cannot be served has exactly one recorded reason (`Blocked`), and what ends that reason unblocks it.
+5. Calls of tasks that are already running go before new tasks, so that open cells are finished first.
+6. If nothing runs and nothing can run before the build is finished, that is a `Stalled` error and not a hang.
+
+It imports neither trio nor the store; clocks, random numbers, throttles, values and the journal are handed in.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+import math
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import attrs
+
+from ..errors import BudgetExceeded, BuildStopped, EarlyShutdown, Stalled, ThreadsStuck
+from ..observe import events
+from ..runtime.lanes import Lanes
+from .error_window import ErrorWindow
+from .row_group import Phase
+from .tasks import Outcome, State, Status, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from ..generators import Usage
+    from .row_group import RowGroup, Shared
+    from .stateful import Instance
+    from .tasks import Permit, Step
+
+# Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
+SLICE = 4_096
+
+
+class Throttle(Protocol):
+    """What the scheduler needs of the throttle of one key."""
+
+    @property
+    def full(self) -> bool:
+        """True if no permit can be granted now, whatever the rates allow."""
+        ...
+
+    def try_acquire(self, tokens: int = 0) -> Permit | None: ...
+
+
+class Blocked(enum.Enum):
+    """Why a lane is not served, and what unblocks it."""
+
+    PERMIT = "a permit"  # `permits_available`
+    SLOT = "an execution slot"  # a task or an abandoned thread ends
+    BUDGET = "the usage of calls in flight"  # a task ends
+    LANE_LIMIT = "its lane limit"  # a task of the lane ends
+
+
+@attrs.define(eq=False)
+class PermitRequest:
+    """A running task waits for a permit for one more call."""
+
+    task: Task
+    key: str
+    tokens: int
+    wake: Callable[[], None]  # called by whoever performs `Grant`
+    permit: Permit | None = None
+    withdrawn: bool = False
+
+
+@attrs.frozen
+class Start:
+    task: Task
+
+
+@attrs.frozen
+class Cancel:
+    task: Task
+    reason: str
+
+
+@attrs.frozen
+class Grant:
+    request: PermitRequest
+
+
+@attrs.frozen
+class Admit:
+    """Open row group `index`, then report `admitted` or `passed_over`."""
+
+    index: int
+    turn: int  # in the order of row groups for stateful generators
+
+
+@attrs.frozen
+class Checkpoint:
+    """Every cell of a row group is done or dropped: write it, then report `closed`."""
+
+    index: int
+
+
+@attrs.frozen
+class Close:
+    """The run stops and the row group has nothing in flight: leave it unfinished, then report `closed`."""
+
+    index: int
+
+
+@attrs.frozen
+class WakeAt:
+    """Call `decide` at that instant."""
+
+    when: float
+
+
+@attrs.frozen
+class CancelRun:
+    """The grace of a stopped run has ended."""
+
+    reason: str
+
+
+Action: TypeAlias = Start | Cancel | Grant | Admit | Checkpoint | Close | WakeAt | CancelRun
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerStatistics:
+    """A snapshot of the limits of a run."""
+
+    submitted: int
+    submitted_peak: int
+    active: int
+    active_peak: int
+    queued: int
+    parked: int
+    waiting_calls: int
+    blocked: Mapping[Hashable, str]
+
+
+class Scheduler:
+    """Owns row groups, lanes, slots, the usage budget, error windows, admission and the decision to stop.
+
+    All fields are changed by these methods only, on one thread.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        *,
+        group_count: int,
+        is_open: Callable[[int], bool],
+        throttle: Callable[[str], Throttle],
+        processes: int,
+    ) -> None:
+        """`is_open(index)` is True for row groups that have to be visited: to be generated, retried or replayed."""
+        config = shared.config
+        self._shared = shared
+        self._now = shared.now
+        self._budget = shared.budget
+        self._throttle = throttle
+        self._group_count = group_count
+        self._is_open = is_open
+        sequential = config.engine == "sequential"
+        self._max_groups = 1 if sequential else config.max_concurrent_row_groups
+        self._max_submitted = 1 if sequential else config.max_submitted_tasks
+        self._max_active = config.max_active_tasks
+        self._max_processes = processes
+        self._sequential = sequential
+        self._lanes: Lanes[Task] = Lanes(sort_key=_column_major if sequential else None)
+        # Why each blocked lane is blocked; a lane is blocked if and only if it is here.
+        self._blocked: dict[Hashable, Blocked] = {}
+        self._lanes_of_key: dict[str, set[Hashable]] = {}
+        for step in shared.steps:
+            if step.key is not None:
+                self._lanes_of_key.setdefault(step.key, set()).add(self._lane(step))
+        # Calls of running tasks that wait for a permit, by key, in order.
+        self._requests: dict[str, deque[PermitRequest]] = {}
+        self._submitted = self._submitted_peak = 0
+        self._active = self._active_peak = 0
+        self._active_processes = 0
+        self._in_lane: Counter[Hashable] = Counter()  # running tasks of lanes that have a limit
+        # Tasks that return to their lane later: (when, order, task).
+        self._parked: list[tuple[float, int, Task]] = []
+        self._parked_count = 0
+        self._order = itertools.count()
+        self._woken_at = math.inf  # the earliest instant that the caller was asked to call at
+        self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
+
+        self.groups: dict[int, RowGroup] = {}
+        self._touched = shared.touched
+        self._next_index = 0
+        self._next_turn = 0
+        self._admitting = False
+        self._visited = 0  # row groups that are open, being admitted or being checkpointed
+
+        self.stopping: BuildStopped | None = None
+        self._cancel_at = math.inf
+        self._dead = False  # an exception ended the run: nothing starts any more
+        # Threads that were abandoned and still run, by column; they keep their slots.
+        self._overrun: Counter[str] = Counter()
+        self._late_threads = 0
+        self._thread_checks: list[tuple[float, int, str, Instance | None]] = []  # (when, late threads then, …)
+        self._actions: list[Action] = []
+
+    # Events: what the caller reports.
+
+    def admitted(self, group: RowGroup) -> None:
+        """An `Admit` was performed: the row group is open and has taken in what earlier runs recorded of it."""
+        self._admitting = False
+        self.groups[group.index] = group
+        self._touched.add(group)
+
+    def passed_over(self) -> None:
+        """An `Admit` was performed and the row group needs nothing more."""
+        self._admitting = False
+        self._visited -= 1
+
+    def closed(self, index: int) -> None:
+        """A row group was checkpointed, left unfinished or ended by an exception; its tasks will not run."""
+        group = self.groups.pop(index, None)
+        if group is None:
+            return
+        self._visited -= 1
+        group.close()
+        self._touched.discard(group)
+        self._lanes.discard(index)
+        for task in group.unfinished_tasks():
+            if task.state is State.PARKED:
+                self._unpark(task)
+            task.state = State.DONE
+        for requests in self._requests.values():
+            for request in requests:
+                request.withdrawn = request.withdrawn or request.task.group == index
+        self._unblock_all(Blocked.PERMIT)
+
+    def finished(self, outcome: Outcome) -> None:
+        """An attempt ended: give back what it held, and let its row group take in the outcome."""
+        task = outcome.task
+        self._release(task, outcome.usage, sent=outcome.status is not Status.RATE_LIMITED)
+        self._shared.notify.finished(outcome)
+        group = self.groups.get(task.group)
+        usage = outcome.usage
+        if usage is not None and usage.calls:
+            self._shared.ledger.spend(task.step.name, usage.take())
+        if group is None:
+            return
+        group.in_flight -= 1
+        self._touched.add(group)
+        if outcome.status not in (Status.RATE_LIMITED, Status.CANCELLED) and task.step.node >= 0:
+            self._count_outcome(group, outcome)
+        group.apply(outcome)
+
+    def aborted(self, task: Task, usage: Usage | None = None) -> None:
+        """An attempt ended without an outcome, because the run ends: start nothing more."""
+        self._dead = True
+        self._release(task, usage)
+        group = self.groups.get(task.group)
+        if group is not None:
+            group.in_flight -= 1
+
+    def permits_available(self, key: str) -> None:
+        """The throttle of `key` may grant a permit that it did not grant before."""
+        for lane in self._lanes_of_key.get(key, ()):
+            self._unblock(lane, Blocked.PERMIT)
+
+    def request_permit(self, request: PermitRequest) -> None:
+        """A running task wants to send another call; `request.permit` is set now or with a later `Grant`."""
+        queue = self._requests.setdefault(request.key, deque())
+        if not queue and not self._dead:
+            request.permit = self._throttle(request.key).try_acquire(request.tokens)
+        if request.permit is None:
+            queue.append(request)
+
+    def withdraw_request(self, request: PermitRequest) -> None:
+        """The task that waited for a permit was cancelled; new tasks may have waited behind its request."""
+        request.withdrawn = True
+        self.permits_available(request.key)
+
+    @property
+    def has_budget(self) -> bool:
+        """True if tokens or cost are limited."""
+        return self._budget.limited
+
+    def reserve(self, task: Task, usage: Usage, tokens: int, key: str) -> BudgetExceeded | None:
+        """A running task is about to send a call: reserve its expected usage, or stop the run and return why."""
+        reserved = self._budget.extend(task.step, task.reserved, usage, tokens, key)
+        if isinstance(reserved, BudgetExceeded):
+            self.stop(reserved)
+            return reserved
+        task.reserved = reserved
+        return None
+
+    def thread_started(self, task: Task) -> bool:
+        """A thread takes over the task's slot until it ends; False if the task had none."""
+        had_slot, task.has_slot = task.has_slot, False
+        instance = self._shared.instance_of(task.step)
+        if instance is not None:
+            instance.thread_started()
+        return had_slot
+
+    def thread_abandoned(self, step: Step) -> None:
+        """The task of a thread was cancelled or timed out; the thread runs on."""
+        self._overrun[step.name] += 1
+        instance = self._shared.instance_of(step)
+        if instance is not None or self._overrun.total() >= self._max_active:
+            when = self._now() + self._shared.config.grace
+            self._thread_checks.append((when, self._late_threads, step.name, instance))
+
+    def thread_ended(self, step: Step, *, had_slot: bool, late: bool) -> None:
+        """A thread really ended; `late` if it had been abandoned."""
+        if late:
+            self._late_threads += 1
+            self._overrun[step.name] -= 1
+        if had_slot:
+            self._free_slot(process=False)
+        instance = self._shared.instance_of(step)
+        if instance is not None:
+            instance.thread_ended()
+
+    def stop(self, reason: BuildStopped) -> None:
+        """End early: start nothing more, give tasks in flight their grace, then cancel them. The first reason counts."""
+        if self.stopping is not None:
+            return
+        self.stopping = reason
+        self._cancel_at = self._now() + self._shared.config.grace
+        self._shared.notify.stopping(reason)
+        self._touched.update(self.groups.values())
+
+    def cancel_run(self) -> None:
+        """End at once."""
+        self._cancel_at = min(self._cancel_at, self._now())
+
+    def die(self) -> None:
+        """An exception ends the run: nothing starts any more."""
+        self._dead = True
+
+    # Actions: what the caller is to do.
+
+    @property
+    def done(self) -> bool:
+        """True if there is nothing left to visit, or the run stopped and everything is closed."""
+        if self._visited:
+            return False
+        return self.stopping is not None or self._next_open() is None
+
+    def decide(self) -> list[Action]:
+        """What to do now, given everything reported so far."""
+        now = self._now()
+        self._return_parked(now)
+        self._check_threads(now)
+        more = self._turn_over_groups()
+        self._admit()
+        if not self._dead:
+            self._grant_requests()
+            self._start_tasks(now)
+        if now >= self._cancel_at:
+            self._cancel_at = math.inf
+            self._actions.append(CancelRun(f"the build is stopping: {self.stopping}"))
+        actions, self._actions = self._actions, []
+        if not actions and not more and not self._dead:
+            self._check_progress()
+        wake_at = now if more else self._next_instant()
+        if wake_at < self._woken_at or self._woken_at <= now:
+            self._woken_at = wake_at
+            if wake_at < math.inf:
+                actions.append(WakeAt(wake_at))
+        return actions
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(
+            submitted=self._submitted,
+            submitted_peak=self._submitted_peak,
+            active=self._active,
+            active_peak=self._active_peak,
+            queued=len(self._lanes),
+            parked=self._parked_count,
+            waiting_calls=sum(not request.withdrawn for queue in self._requests.values() for request in queue),
+            blocked={lane: reason.value for lane, reason in self._blocked.items()},
+        )
+
+    def waiting(self, key: str) -> int:
+        """Tasks that are ready and wait for a permit of `key`."""
+        return sum(self._lanes.size(lane) for lane in self._lanes_of_key.get(key, ()))
+
+    # Row groups.
+
+    def _turn_over_groups(self) -> bool:
+        """Take what each touched row group decided; True if some of it is left for the next decision."""
+        room = SLICE
+        left: list[RowGroup] = []
+        # A row group may touch another one: the turn of a stateful generator passes on.
+        while self._touched:
+            for group in sorted(self._touched, key=lambda each: each.index):
+                self._touched.discard(group)
+                if self._dead or group.index not in self.groups:
+                    continue
+                room = self._take_effects(group, room)
+                if group.ready:
+                    left.append(group)
+                    continue
+                group.turn_over(stopping=self.stopping is not None)
+                room = self._take_effects(group, room)
+                self._next_phase(group)
+        self._touched.update(left)
+        return bool(left)
+
+    def _take_effects(self, group: RowGroup, room: int) -> int:
+        for task, reason in group.cancelled:
+            if task.state is State.QUEUED:
+                group.queued -= 1
+            elif task.state is State.PARKED:
+                self._unpark(task)
+            elif task.state is State.RUNNING:
+                self._actions.append(Cancel(task, reason))
+                continue
+            task.state = State.DONE
+        group.cancelled.clear()
+        for task, when in group.parked:
+            if task.state is not State.DONE:  # else its row was dropped meanwhile
+                self._park(task, when)
+        group.parked.clear()
+        count = min(max(room, 1), len(group.ready))
+        now, notify = self._now(), self._shared.notify
+        for _ in range(count):
+            task = group.ready.popleft()
+            if task.state is State.NEW:  # else its row was dropped meanwhile
+                task.ready_at = now
+                self._enqueue(task, first=False)
+                notify.ready(task)
+        return room - count
+
+    def _next_phase(self, group: RowGroup) -> None:
+        if group.phase is Phase.COMPLETE:
+            group.phase = Phase.CLOSING
+            self._actions.append(Checkpoint(group.index))
+        elif self.stopping is not None and not group.in_flight and group.phase is not Phase.CLOSING:
+            group.phase = Phase.CLOSING
+            self._actions.append(Close(group.index))
+
+    def _admit(self) -> None:
+        if self._admitting or self._dead or self.stopping is not None or self._visited >= self._max_groups:
+            return
+        index = self._next_open()
+        if index is not None:
+            self._admitting = True
+            self._visited += 1
+            self._next_index = index + 1
+            self._actions.append(Admit(index, self._next_turn))
+            self._next_turn += 1
+
+    def _next_open(self) -> int | None:
+        while self._next_index < self._group_count:
+            if self._is_open(self._next_index):
+                return self._next_index
+            self._next_index += 1
+        return None
+
+    # Lanes, permits, slots and the usage budget.
+
+    def _lane(self, step: Step) -> Hashable:
+        return "sequential" if self._sequential else step.lane
+
+    def _enqueue(self, task: Task, *, first: bool) -> None:
+        task.state = State.QUEUED
+        self.groups[task.group].queued += 1
+        self._lanes.push(self._lane(task.step), task.group, task, first=first)
+
+    def _park(self, task: Task, when: float) -> None:
+        task.state = State.PARKED
+        self._parked_count += 1
+        heapq.heappush(self._parked, (when, next(self._order), task))
+
+    def _unpark(self, task: Task) -> None:
+        # It stays in the heap until it is due, and is ignored then.
+        self._parked_count -= 1
+
+    def _return_parked(self, now: float) -> None:
+        while self._parked and self._parked[0][0] <= now:
+            task = heapq.heappop(self._parked)[2]
+            if task.state is State.PARKED:
+                self._parked_count -= 1
+                task.ready_at = now
+                # It had its turn before, so it goes in front of its row group's others.
+                self._enqueue(task, first=True)
+
+    def _grant_requests(self) -> None:
+        for key, queue in self._requests.items():
+            while queue:
+                request = queue[0]
+                if not request.withdrawn:
+                    request.permit = self._throttle(key).try_acquire(request.tokens)
+                    if request.permit is None:
+                        break
+                    self._actions.append(Grant(request))
+                queue.popleft()
+
+    def _start_tasks(self, now: float) -> None:
+        """Start every task that can start, lanes in turn: the one place where tasks start."""
+        lanes = self._lanes
+        while self._submitted < self._max_submitted and self.stopping is None:
+            lane = lanes.next()
+            if lane is None:
+                return
+            task = lane.peek()
+            if task.state is not State.QUEUED:  # its row was dropped
+                lanes.skip()
+                continue
+            missing = self._take(task)
+            if missing is not None:
+                self._blocked[lanes.block().key] = missing
+                continue
+            if self.stopping is not None:  # the usage budget is exhausted
+                return
+            key = task.step.key
+            if key is not None and self._throttle(key).full:
+                # The next task of the lane would find no permit.
+                lanes.pop_and_block()
+                self._blocked[lane.key] = Blocked.PERMIT
+            else:
+                lanes.pop()
+            self._start(task, now)
+
+    def _take(self, task: Task) -> Blocked | None:
+        """Take everything the task needs, or nothing and return what is missing."""
+        step = task.step
+        if step.needs_slot and (
+            self._active >= self._max_active or (step.process and self._active_processes >= self._max_processes)
+        ):
+            return Blocked.SLOT
+        if step.lane_limit is not None and self._in_lane[step.lane] >= step.lane_limit:
+            return Blocked.LANE_LIMIT
+        if step.key is not None:
+            budget = self._budget
+            if budget.limited:
+                exceeded = budget.would_exceed(step)
+                if budget.must_wait(step) or (exceeded is not None and budget.in_flight):
+                    # Calls in flight may use less than expected; that is known when they end.
+                    return Blocked.BUDGET
+                if exceeded is not None:
+                    self.stop(exceeded)
+                    return None
+            if self._requests.get(step.key):  # calls of running tasks go first
+                return Blocked.PERMIT
+            task.permit = self._throttle(step.key).try_acquire(step.tokens)
+            if task.permit is None:
+                return Blocked.PERMIT
+            if budget.limited:
+                task.reserved = budget.reserve(step)
+        if step.lane_limit is not None:
+            self._in_lane[step.lane] += 1
+        if step.needs_slot:
+            self._active += 1
+            self._active_processes += step.process
+            self._active_peak = max(self._active_peak, self._active)
+            task.has_slot = True
+        return None
+
+    def _start(self, task: Task, now: float) -> None:
+        group = self.groups[task.group]
+        task.state = State.RUNNING
+        task.started_at = now
+        group.queued -= 1
+        group.in_flight += 1
+        self._submitted += 1
+        self._submitted_peak = max(self._submitted_peak, self._submitted)
+        self._actions.append(Start(task))
+
+    def _release(self, task: Task, usage: Usage | None, *, sent: bool = True) -> None:
+        """Give back what a task held; its permit was settled by the attempt."""
+        self._submitted -= 1
+        step = task.step
+        if step.lane_limit is not None:
+            self._in_lane[step.lane] -= 1
+            self._unblock(self._lane(step), Blocked.LANE_LIMIT)
+        if task.reserved is not None:
+            self._budget.settle(step, task.reserved, usage, sent=sent)
+            task.reserved = None
+        if self._blocked:
+            self._unblock_all(Blocked.BUDGET)
+        if task.has_slot:
+            task.has_slot = False
+            self._free_slot(process=step.process)
+
+    def _free_slot(self, *, process: bool) -> None:
+        self._active -= 1
+        self._active_processes -= process
+        if self._blocked:
+            self._unblock_all(Blocked.SLOT)
+
+    def _unblock(self, lane: Hashable, reason: Blocked) -> None:
+        if self._blocked.get(lane) is reason:
+            del self._blocked[lane]
+            self._lanes.unblock(lane)
+
+    def _unblock_all(self, reason: Blocked) -> None:
+        for lane in [lane for lane, why in self._blocked.items() if why is reason]:
+            self._unblock(lane, reason)
+
+    # Stopping.
+
+    def _count_outcome(self, group: RowGroup, outcome: Outcome) -> None:
+        """Enter an attempt into its error window, and stop the run if too much of it is errors."""
+        error = outcome.status is not Status.SUCCESS
+        if outcome.task.attempt > 1:
+            full, option = group.salvage.window.record(outcome.task.salvage_round, error=error), "salvage_error_threshold"
+        else:
+            exceeded = self.window.record(error=error, in_flight=self._submitted)
+            full, option = self.window if exceeded else None, "shutdown_error_rate"
+        if full is not None:
+            self.stop(
+                EarlyShutdown(
+                    f"{full.errors} of the last {len(full)} attempts failed, more than {option}={full.threshold:g}; "
+                    f"the last one: column {outcome.task.step.name!r}: {outcome.error}"
+                )
+            )
+
+    def _check_threads(self, now: float) -> None:
+        """Stop the run if abandoned threads held everything for `grace` and none of them ended."""
+        for check in [check for check in self._thread_checks if check[0] <= now]:
+            self._thread_checks.remove(check)
+            _, late, column, instance = check
+            if late != self._late_threads:
+                continue
+            grace = self._shared.config.grace
+            if self._overrun.total() >= self._max_active:
+                columns = [name for name, count in self._overrun.items() if count]
+                self.stop(ThreadsStuck(columns, f"all {self._max_active} execution slots", grace))
+            elif instance is not None and instance.wanted:
+                self.stop(ThreadsStuck([column], "a stateful generator that others need", grace))
+
+    def _next_instant(self) -> float:
+        return min(
+            self._parked[0][0] if self._parked else math.inf,
+            self._cancel_at,
+            min((check[0] for check in self._thread_checks), default=math.inf),
+        )
+
+    def _check_progress(self) -> None:
+        """Raise `Stalled` if no event can come that would let the build go on."""
+        waits_outside = (
+            self._submitted  # an attempt ends
+            or self._admitting
+            or self._parked_count
+            or self._overrun.total()  # an abandoned thread ends
+            or any(group.phase is Phase.CLOSING for group in self.groups.values())
+            or Blocked.PERMIT in self._blocked.values()  # the throttle calls
+            or not self.groups
+        )
+        if not waits_outside:
+            lanes = "; ".join(f"lane {lane!r} waits for {why.value}" for lane, why in self._blocked.items())
+            waiting = "; ".join(group.describe_wait() for group in self.groups.values())
+            raise Stalled(f"nothing runs and nothing can run: {waiting}{'; ' if lanes else ''}{lanes}")
+
+
+def _column_major(task: Task) -> tuple[int, int]:
+    return task.step.position, task.row

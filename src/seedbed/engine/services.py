@@ -1,0 +1,81 @@
+"""What the attempts of one run share: collaborators, without decisions of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+import trio
+
+from ..runtime.offload import Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..observe.report import Ledger
+    from ..runtime.offload import Processes
+    from ..runtime.throttle import ThrottleManager
+    from .notices import Notices
+    from .plan import BuildPlan
+    from .recorder import Recorder
+    from .retry import RetriedRows
+    from .row_group import RowGroup
+    from .rows import Rows
+    from .scheduler import Scheduler
+    from .tasks import Step, Task
+    from .threads import Threads
+
+T = TypeVar("T")
+
+# Threads for checkpoints and for building frames; they belong to the store and take no slot from user code.
+STORE_THREADS = 4
+
+
+@attrs.define(eq=False)
+class OpenGroup:
+    """A row group as the trio side has it. `state` is None for one that is only replayed."""
+
+    index: int
+    rows: Rows
+    nursery: trio.Nursery
+    journal_key: int
+    retry: RetriedRows | None = None
+    state: RowGroup | None = None
+    closing: trio.Event = attrs.field(factory=trio.Event)  # set when it is to be checkpointed or closed
+    is_complete: bool = False
+
+    def live_rows(self) -> list[int]:
+        """The rows that are not dropped, in order."""
+        return self.state.frontier.live_rows() if self.state is not None else list(range(self.rows.count))
+
+    def missing_rows(self, step: Step) -> list[int]:
+        """The rows that a whole column is still to be generated for."""
+        return self.state.frontier.missing_rows(step.node) if self.state is not None else list(range(self.rows.count))
+
+    def is_wanted(self, task: Task) -> bool:
+        """False if the task's row was dropped, so that its result is not needed."""
+        return self.state is None or self.state.is_wanted(task)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Services:
+    """Set up by the run, used by attempts, threads, checkpoints and replays."""
+
+    plan: BuildPlan
+    scheduler: Scheduler
+    throttles: ThrottleManager
+    processes: Processes
+    threads: Threads
+    recorder: Recorder | None
+    ledger: Ledger
+    notify: Notices
+    now: Callable[[], float]
+    wake: Callable[[], None]  # something was reported to the scheduler: ask it for actions
+    groups: dict[int, OpenGroup] = attrs.field(factory=dict)
+    store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
+
+    async def store_thread(self, function: Callable[[], T]) -> T:
+        """Run the store's own work in one of its threads."""
+        holder = object()
+        await self.store_limiter.acquire_on_behalf_of(holder)
+        return await Lease(lambda: self.store_limiter.release_on_behalf_of(holder)).run(function)

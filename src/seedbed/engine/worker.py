@@ -1,0 +1,229 @@
+"""One attempt of one task: from the moment it has everything it needs to its outcome."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..errors import CellTimeout, QuotaExhausted, RateLimited
+from ..graph import Kind
+from ..observe.trace import TaskTrace
+from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
+from ..store.buffer import make_frame
+from .context import Context
+from .failures import classify
+from .fill import bind_cell, bind_group, cell_value, group_values
+from .tasks import Outcome, Status, Task
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from .config import RunConfig
+    from .services import OpenGroup, Services
+    from .tasks import Step
+
+
+async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
+    """Call the generator once, under the task's cancel scope, and settle its permit.
+
+    What the generator raises is the outcome and is never raised here; only a cancellation from outside (the row group
+    or the run ends) leaves without an outcome.
+    """
+    step, now = task.step, services.now
+    started = now()
+    if not group.is_wanted(task):
+        # Its row was dropped between its start and this first step: nothing is called and nothing is paid.
+        _settle(services, task, Status.CANCELLED, None, None)
+        return Outcome(task, Status.CANCELLED, None, None, started, started)
+    services.notify.started(task)
+    scope = task.scope = trio.CancelScope() if step.timeout is None else trio.CancelScope(deadline=started + step.timeout)
+    context = None
+    if step.wants_context:
+        context = Context(services, group, task)
+        context.bind_scope(scope)
+    value: Any = None
+    error: Exception | None = None
+    try:
+        with scope:
+            try:
+                value = await _generate(services, group, task, context)
+            except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
+                error = exception
+    except Exception as exception:  # noqa: BLE001  raised by a generator's own nursery beside its cancellation
+        error = exception
+    except BaseException:
+        _settle(services, task, Status.CANCELLED, None, context)
+        raise
+    outcome = Outcome(task, Status.SUCCESS, value, None, started, now())
+    if scope.cancelled_caught:
+        if not group.is_wanted(task):
+            outcome.status = Status.CANCELLED
+        else:
+            outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {step.timeout:g} s")
+    elif error is not None:
+        outcome.status, outcome.error = classify(step, error)
+    if context is not None:
+        outcome.usage = context.usage
+        outcome.keeps_answers = context.end(outcome)
+    if task.permit is not None or context is not None or outcome.status is Status.RATE_LIMITED:
+        outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
+    if services.plan.config.trace:
+        services.ledger.traces.append(_trace(outcome, context))
+    return outcome
+
+
+async def repeat_call(services: Services, group: OpenGroup, step: Step, row: int) -> None:
+    """Call a stateful generator for its state alone; what it returns or raises is known already."""
+    task = Task(step, group.index, row)
+    context = Context(services, group, task) if step.wants_context else None
+    with suppress(Exception):
+        await _generate(services, group, task, context)
+
+
+async def _generate(services: Services, group: OpenGroup, task: Task, context: Context | None) -> Any:
+    step = task.step
+    if step.processor is not None:
+        return await services.threads.run(task, group.nursery, group.rows.processor_call(step, group.live_rows()))
+    if step.kind is not Kind.CELL:
+        return await _generate_group(services, group, task, context)
+    work = bind_cell(step, group.rows.buffer, task.row, context)
+    if not step.needs_slot:
+        result = await work()
+    elif step.process:
+        result = await services.processes.run(step.name, work)
+    else:
+        result = await services.threads.run(task, group.nursery, work)
+    return cell_value(step, result) if len(step.outputs) > 1 else result
+
+
+async def _generate_group(
+    services: Services, group: OpenGroup, task: Task, context: Context | None
+) -> tuple[list[int], list[list[Any]]]:
+    """Generate a column for a whole row group; returns the rows and a list of values for each output."""
+    step, rows_of = task.step, group.rows
+    from_scratch = step.kind is Kind.FROM_SCRATCH
+    if from_scratch:
+        rows = list(range(len(rows_of.source)))
+        make_argument: Callable[[], Any] = lambda: rows_of.source  # noqa: E731
+        identities = [(row, 0) for row in rows_of.source]
+    else:
+        rows = group.missing_rows(step)
+        if step.has_skip_rule:
+            rows = [row for row in rows if not rows_of.skips(step, row)]
+            if not rows:
+                return rows, [[] for _ in step.outputs]
+        # The lists are taken now, on the loop; the frame is built from them wherever the generator runs.
+        inputs = rows_of.buffer.take(step.inputs, rows)
+        make_argument = lambda: make_frame(inputs, len(rows))  # noqa: E731
+        identities = [rows_of.identity(row) for row in rows]
+    if context is not None:
+        context.about(identities)
+
+    def work() -> list[list[Any]]:
+        return group_values(step, bind_group(step, make_argument(), context)(), len(rows))
+
+    if not step.needs_slot or step.process:
+        argument = make_argument() if from_scratch else await services.store_thread(make_argument)
+        bound = bind_group(step, argument, context)
+        result = await (services.processes.run(step.name, bound) if step.process else bound())
+        columns = group_values(step, result, len(rows))
+    else:
+        columns = await services.threads.run(task, group.nursery, work)
+    picked = rows_of.positions() if from_scratch else None
+    if picked is not None:
+        # Only some of the source rows are wanted: those that an earlier run dropped.
+        rows, columns = list(range(len(picked))), [[values[at] for at in picked] for values in columns]
+    return rows, columns
+
+
+def _settle(
+    services: Services, task: Task, status: Status, error: BaseException | None, context: Context | None
+) -> float:
+    """End the permit of a task; returns how long a rate-limited task must wait."""
+    delay: float | None = None
+    usage = None if context is None else context.usage
+    if context is not None and status is Status.CANCELLED:
+        context.count_usage()  # the outcome may be too late to be taken in
+    if context is not None and status is Status.RATE_LIMITED:
+        # The throttle of the key that `call` used knows of it already; the column's own key may be another.
+        delay = context.retry_delay
+    permit, task.permit = task.permit, None
+    if permit is not None:
+        tokens = usage.tokens if usage is not None and usage.calls else None
+        if status is Status.SUCCESS:
+            permit.accepted(tokens)
+        elif delay is None and isinstance(error, RateLimited):
+            try:
+                delay = permit.refused(error, task.rate_limits + 1)
+            except QuotaExhausted as exhausted:
+                services.scheduler.stop(exhausted)
+                delay = 0.0
+        else:
+            permit.finished(tokens)
+    if delay is None and isinstance(error, RateLimited):
+        delay = services.unkeyed.rate_limited(task, error, services)
+    return delay or 0.0
+
+
+class UnkeyedSteps:
+    """Latency and rate limits of steps that have no throttle key."""
+
+    def __init__(self, config: RunConfig, rng: random.Random, now: Callable[[], float]) -> None:
+        self._config = config
+        self._rng = rng
+        self._now = now
+        self._latency: dict[str, float] = {}
+        # When a step was first rate-limited since it last succeeded.
+        self._limited_since: dict[str, float] = {}
+
+    def mean_latency(self, step: Step) -> float | None:
+        """How long an attempt takes; None until one succeeded."""
+        return self._latency.get(step.name)
+
+    def succeeded(self, outcome: Outcome) -> None:
+        """An attempt succeeded."""
+        name, seconds = outcome.task.step.name, outcome.seconds
+        known = self._latency.get(name)
+        self._latency[name] = seconds if known is None else known + 0.1 * (seconds - known)
+        if self._limited_since:
+            self._limited_since.pop(name, None)
+
+    def rate_limited(self, task: Task, error: RateLimited, services: Services) -> float:
+        """How long a task waits that was rate-limited without a permit; stops the run when patience ends."""
+        step, config, now = task.step, self._config, self._now()
+        delay = parse_retry_after(error.retry_after, time.time())
+        if delay is None:
+            latency = self.mean_latency(step) if step.key is None else services.throttles.get(step.key).mean_latency
+            base = backoff_base(latency, config.backoff_base)
+            delay = backoff_delay(task.rate_limits + 1, base, config.backoff_max, self._rng)
+        if step.key is not None:
+            return delay
+        until = self._limited_since.setdefault(step.name, now) + config.throttle_patience
+        # The clock adds a rounding error to the last wait.
+        if until - now <= config.throttle_patience * 1e-9:
+            services.scheduler.stop(QuotaExhausted(step.name, config.throttle_patience, error))
+        return min(delay, max(0.0, until - now))
+
+
+def _trace(outcome: Outcome, context: Context | None) -> TaskTrace:
+    task = outcome.task
+    return TaskTrace(
+        kind=task.step.kind.value,
+        column=task.step.name,
+        row_group=task.group,
+        row=task.row_or_none,
+        attempt=task.attempt,
+        status=outcome.status.value,
+        ready=task.ready_at,
+        submitted=task.started_at,
+        slot=task.started_at if task.step.needs_slot else None,
+        permit=task.started_at if task.step.key is not None else None,
+        started=outcome.started,
+        finished=outcome.finished,
+        called=context.called if context is not None else 0.0,
+        waited=context.waited if context is not None else 0.0,
+    )
