@@ -22,7 +22,8 @@ FORMAT = 1
 class Drop:
     """A row that is not in the dataset, and why.
 
-    `row` is its source row; `copy` is 0 for it and 1, 2, … for rows that a processor made of it.
+    `row` is its number. Behind pre-batch processors rows are numbered by their position in what these returned;
+    `copy` is 0, or 1, 2, … for rows that were added behind the last number of the row group.
     """
 
     row: int
@@ -30,8 +31,7 @@ class Drop:
     column: str
     attempts: int
     error: str
-    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed; `removed`: a
-    # processor took it out.
+    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
     kind: str
 
     @property
