@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from seedbed.engine.row_group import RowGroup
+    from seedbed.engine.services import OpenGroup
     from seedbed.engine.run import Run
 
 
@@ -33,14 +33,14 @@ class Probe(trio.abc.Instrument):
     act: Callable[[], None]
     build: sb.Build | None = None
     steps: int = 0
-    groups: set[RowGroup] = attrs.Factory(set)
+    groups: set[OpenGroup] = attrs.Factory(set)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Count, and act in time."""
         if self.build is None:
             return
         if self.build._run is not None:
-            self.groups.update(self.build._run.groups.values())
+            self.groups.update(self.build._run.services.groups.values())
         if self.steps == self.at:
             self.act()
         self.steps += 1
@@ -124,8 +124,7 @@ class Trial:
             self._check_directory(self.out, groups)
         for group in probe.groups:
             assert group.rows.buffer is not None
-            assert group._send._closed
-            assert group._receive._closed
+            assert group.nursery.child_tasks == set()
         for group in groups:
             frame = group.to_polars()
             assert frame.height == group.rows
@@ -147,13 +146,16 @@ class Trial:
 
 def check_run(run: Run) -> None:
     """Nothing of a run that is over is held, queued or waited for."""
-    statistics = run.dispatcher.statistics()
-    assert (statistics.submitted, statistics.active, statistics.queued, statistics.parked) == (0, 0, 0, 0)
-    assert run.dispatcher._active_processes == 0
-    assert run.spending._reserved == [0, 0]
-    assert run.groups == {}
-    assert run._store_limiter.borrowed_tokens == 0
+    statistics = run.scheduler.statistics()
+    assert (statistics.submitted, statistics.active, statistics.parked, statistics.waiting_calls) == (0, 0, 0, 0)
+    assert statistics.queued == 0
+    assert run.scheduler._active_processes == 0
+    assert run.shared.budget._reserved == [0, 0]
+    assert run.scheduler.groups == {}
+    assert run.services.store_limiter.borrowed_tokens == 0
     assert run.timers._sleep is None
+    assert run._send._closed
+    assert run._receive._closed
     for instance in run.instances.values():
         assert not instance.busy
         assert not instance.turnstile._waiting

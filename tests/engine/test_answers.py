@@ -55,7 +55,7 @@ class Talk:
                 self.answered.append(call)
                 return ChatAnswer(text=f"answer {call}", tokens=Tokens(input=1, output=1))
 
-            answer = await context.call(send, asks=call.encode)
+            answer = await context.call(send, idempotency_key=call.encode)
             parts.append(answer.text)
         self.between(context.attempt)
         return ", ".join(parts)

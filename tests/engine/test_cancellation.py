@@ -44,7 +44,7 @@ async def grow(columns: list[sb.Column], rows: int, **knobs: Any) -> tuple[list[
         async with sb.open_build(columns, rows=rows, config=sb.RunConfig(**CONFIG, **knobs)) as build:
             groups = [group async for group in build]
             assert build._run is not None
-            statistics = build._run.dispatcher.statistics()
+            statistics = build._run.scheduler.statistics()
             assert (statistics.submitted, statistics.active, statistics.queued, statistics.parked) == (0, 0, 0, 0)
             return groups, build.report
 

@@ -10,7 +10,7 @@ from engine_helpers import Watched, config, grow, seed
 
 from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable, open_build
 from seedbed.engine.row_group import RowGroup
-from seedbed.engine.shutdown import ErrorWindow
+from seedbed.engine.error_window import ErrorWindow
 from seedbed.observe import events
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class TestEagerDrop:
         def look(event: events.Event) -> None:
             if isinstance(event, events.RowGroupFinished):
                 assert build._run is not None
-                buffered.append(list(build._run.groups[0].rows.buffer.values("whole")))
+                buffered.append(list(build._run.services.groups[0].rows.buffer.values("whole")))
 
         async with open_build(
             [

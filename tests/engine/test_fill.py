@@ -10,14 +10,15 @@ import pytest
 from engine_helpers import config, grow, seed
 
 from seedbed import BadOutput, Column
-from seedbed.engine.fill import cell_value, error_text, group_values
+from seedbed.engine.failures import error_text
+from seedbed.engine.fill import cell_value, group_values
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-    from seedbed.engine.plan import Step
+    from seedbed.engine.tasks import Step
 
 
 class ArrayLike:

@@ -120,7 +120,7 @@ async def test_submission_is_bounded(autojump_clock: MockClock) -> None:
     ) as build:
         report = await build.wait()
         assert build._run is not None
-        statistics = build._run.dispatcher.statistics()
+        statistics = build._run.scheduler.statistics()
     assert report.written == 60
     assert statistics.submitted_peak == 5
     assert (statistics.submitted, statistics.active, statistics.queued, statistics.parked) == (0, 0, 0, 0)

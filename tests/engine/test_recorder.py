@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed import RunConfig
-from seedbed.engine.recorder import COMMIT_DEADLINE, OK, Recorder, kept_key, key_parts, retry_key
+from seedbed.engine.entries import OK, kept_key, key_parts, retry_key
+from seedbed.engine.recorder import COMMIT_DEADLINE, Recorder
 from seedbed.errors import StoreError
 from seedbed.graph import GROUP
 

@@ -11,7 +11,7 @@ from engine_helpers import Watched, config, grow, seed
 
 from seedbed import Column, Retryable
 from seedbed.engine.salvage import Salvage
-from seedbed.engine.tasks import Cell
+from seedbed.engine.tasks import Task
 from seedbed.observe import events
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def test_the_core_defers_until_attempts_run_out() -> None:
     """Deferring says when, a round hands everything out with one attempt more, forgetting takes one out."""
     salvage: Salvage[Any] = Salvage(config(salvage_max_rounds=1, backoff_base=4), random.Random(1))
     step: Any = None
-    first, second = Cell(step, None, 0), Cell(step, None, 1)
+    first, second = Task(step, None, 0), Task(step, None, 1)
     eligible = salvage.defer(first, 100.0, None)
     assert eligible is not None
     assert 100.0 <= eligible <= 104.0

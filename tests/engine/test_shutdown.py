@@ -12,11 +12,11 @@ import trio
 from step_harness import check_run
 
 import seedbed as sb
-from seedbed.engine import admission
-from seedbed.engine import cell as cell_module
 from seedbed.engine import checkpoint as checkpoint_module
-from seedbed.engine.dispatch import Dispatcher
+from seedbed.engine import run as run_module
+from seedbed.engine import worker
 from seedbed.engine.row_group import RowGroup
+from seedbed.engine.scheduler import Scheduler
 from seedbed.observe import events
 from seedbed.store import parts, writer
 from seedbed.store.journal_file import JOURNAL_FILES
@@ -181,30 +181,30 @@ async def test_an_error_of_the_engine_says_where(
 
     def broken(original: Callable[..., Any], row: int) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            cell = next((each for each in args if hasattr(each, "step")), None)
-            cell = args[1].cell if where == "apply" else cell
-            if cell is not None and cell.step.name == "gated" and cell.group.index == 1 and cell.row == row:
+            task = next((each for each in args if hasattr(each, "step")), None)
+            task = args[1].task if where == "apply" else task
+            if task is not None and task.step.name == "gated" and task.group == 1 and task.row == row:
                 raise RuntimeError("the engine is broken")
             return original(*args, **kwargs)
 
         return call
 
     if where == "attempt":
-        monkeypatch.setattr(cell_module, "_settle", broken(cell_module._settle, 0))
+        monkeypatch.setattr(worker, "_settle", broken(worker._settle, 0))
         key = "k"
     elif where == "apply":
         monkeypatch.setattr(RowGroup, "apply", broken(RowGroup.apply, 0))
         key = None
     else:
         key = None
-        original = admission.checkpoint
+        original = run_module.checkpoint
 
         async def checkpoint(run: Any, group: Any) -> Any:
             if group.index == 1:
                 raise RuntimeError("the engine is broken")
             return await original(run, group)
 
-        monkeypatch.setattr(admission, "checkpoint", checkpoint)
+        monkeypatch.setattr(run_module, "checkpoint", checkpoint)
 
     columns = [SEED, sb.Column("gated", gated, key=key)]
     with pytest.raises(RuntimeError, match="the engine is broken") as raised:
@@ -224,13 +224,13 @@ async def test_an_error_in_a_timer_ends_the_run(
     async def refuses(n: int) -> int:
         raise sb.RateLimited(retry_after=5)
 
-    def broken(self: Dispatcher, cell: Any, *, first: bool) -> None:
+    def broken(self: Scheduler, cell: Any, *, first: bool) -> None:
         if first:
             raise RuntimeError("the engine is broken")
         original(self, cell, first=first)
 
-    original = Dispatcher._enqueue
-    monkeypatch.setattr(Dispatcher, "_enqueue", broken)
+    original = Scheduler._enqueue
+    monkeypatch.setattr(Scheduler, "_enqueue", broken)
     with pytest.raises(RuntimeError, match="the engine is broken"):
         async with open_build([SEED, sb.Column("refuses", refuses, key="k")]) as build:
             await build.wait()

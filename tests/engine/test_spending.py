@@ -13,7 +13,7 @@ import seedbed as sb
 from seedbed import BudgetExceeded, CellContext, Column
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
-from seedbed.engine.spending import Spending
+from seedbed.engine.budget import Budget
 from seedbed.generators import Usage
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def test_max_tokens_is_never_passed(autojump_clock: MockClock, engine: str
             [seed(), Column("v", meter, key="k", tokens=100)], rows=50, config=config(max_tokens=1_050, engine=engine)
         )
     assert meter.calls == 10
-    assert str(raised.value).startswith("the next call of column 'v' would pass max_tokens=1050: ")
+    assert str(raised.value).startswith("the next call of column 'v' could exceed max_tokens=1050: ")
     report = raised.value.report
     assert report is not None
     assert report.usage["v"].tokens == 1_000
@@ -62,7 +62,7 @@ async def test_max_tokens_is_never_passed(autojump_clock: MockClock, engine: str
 async def test_max_cost_learns_what_a_call_costs(autojump_clock: MockClock, engine: str) -> None:
     """Costs are not declared: after the first calls the dearest of them is what the next one is expected to cost."""
     meter = Meter(cost=0.5)
-    with pytest.raises(BudgetExceeded, match=r"would pass max_cost=3: 3 spent, 0 in flight, about 0\.5 more"):
+    with pytest.raises(BudgetExceeded, match=r"could exceed max_cost=3: 3 used, 0 in flight, about 0\.5 more"):
         await grow(
             [seed(), Column("v", meter, key="k")],
             rows=50,
@@ -234,7 +234,7 @@ class TestTheFirstCall:
     ) -> None:
         """With max_cost=0 the run stops before it, whichever key the column waits for."""
         priced = Priced(**prices)
-        told = f"column '{column.name}' would pass max_cost=0: 0 spent, 0 in flight, and its model has a price"
+        told = f"column '{column.name}' could exceed max_cost=0: 0 used, 0 in flight, its model has a price"
         with pytest.raises(BudgetExceeded, match=told) as raised:
             await grow(priced.recipe(column), rows=20, config=config(max_cost=0, engine=engine))
         assert priced.calls == 0
@@ -280,7 +280,7 @@ class TestTheFirstCall:
         columns = [seed(), Column("v", meter, key="k")]
         knobs = config(max_cost=2.5, max_parallel_requests=1, engine=engine)
         for calls in (2, 2):
-            with pytest.raises(BudgetExceeded, match=r"max_cost=2\.5: 2 spent, 0 in flight, about 1 more"):
+            with pytest.raises(BudgetExceeded, match=r"max_cost=2\.5: 2 used, 0 in flight, about 1 more"):
                 await sb.build_async(columns, rows=5, out=tmp_path / "d", config=knobs, resume=True)
             assert meter.calls == calls
 
@@ -289,26 +289,26 @@ def test_the_core_reserves_and_settles() -> None:
     """What is in flight counts as expected and, once settled, as used."""
     column = Column("v", Meter(), key="k", tokens=10)
     step = plan_build(make_source([seed(), column], config=config()), rows=1).steps[1]
-    spending = Spending(100, None)
+    spending = Budget(100, None)
     assert spending.limited
     held = [spending.reserve(step) for _ in range(10)]
-    over = spending.would_pass(step)
+    over = spending.would_exceed(step)
     assert over is not None
-    assert str(over) == "the next call of column 'v' would pass max_tokens=100: 0 used, 100 in flight, about 10 more"
+    assert str(over) == "the next call of column 'v' could exceed max_tokens=100: 0 used, 100 in flight, about 10 more"
     for each in held[:5]:
         spending.settle(step, each, Usage(calls=1, output_tokens=2))
     assert spending.tokens == 10
-    assert spending.would_pass(step) is None
-    assert not Spending(None, None).limited
+    assert spending.would_exceed(step) is None
+    assert not Budget(None, None).limited
 
 
 def test_rounding_leaves_nothing_in_flight() -> None:
     """When nobody is under way nothing is, whatever sums of fractions come to."""
     column = Column("v", Meter(), key="k")
     step = plan_build(make_source([seed(), column], config=config()), rows=1).steps[1]
-    spending = Spending(None, 1.0)
+    spending = Budget(None, 1.0)
     spending.settle(step, spending.reserve(step), Usage(calls=1, cost=0.1))
     for each in [spending.reserve(step) for _ in range(3)]:
         spending.settle(step, each, Usage(calls=1, cost=0.3))
-    over = spending.would_pass(step)
-    assert str(over) == "the next call of column 'v' would pass max_cost=1: 1 spent, 0 in flight, about 0.3 more"
+    over = spending.would_exceed(step)
+    assert str(over) == "the next call of column 'v' could exceed max_cost=1: 1 used, 0 in flight, about 0.3 more"

@@ -277,7 +277,7 @@ class TestThreads:
             await trio.to_thread.run_sync(function.entered[0].wait)
             report = await build.wait()
             assert build._run is not None
-            assert build._run.dispatcher.statistics().active == 1
+            assert build._run.scheduler.statistics().active == 1
             assert report.running_threads == {"v": 1}
         assert report.drops_by_reason == {"v: CellTimeout: no result after 0.05 s": 1}
         assert "threads still running: v (1)" in str(report)

@@ -44,7 +44,7 @@ class FakeContext:
         *,
         key: str | None = None,
         tokens: int = 0,
-        asks: Callable[[], bytes] | None = None,
+        idempotency_key: Callable[[], bytes] | None = None,
     ) -> Any:
         """Send it."""
         self.calls += 1

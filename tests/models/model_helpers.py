@@ -57,7 +57,7 @@ class FakeContext:
         *,
         key: str | None = None,
         tokens: int = 0,
-        asks: Callable[[], bytes] | None = None,
+        idempotency_key: Callable[[], bytes] | None = None,
     ) -> Any:
         self.keys.append(str(key))
         return await send()

@@ -35,7 +35,7 @@ def graph(
     changes = changes or RecipeChanges()
     given = read_recipe(recipe, changes)
     source = compile_recipe(given, allow_code=changes.allow_code)
-    found = build_graph(source.columns, resize=given.run.get("engine") == "sequential")
+    found = build_graph(source.columns)
     if machine is not None and machine.json:
         nodes = [
             {

@@ -22,15 +22,16 @@ from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
 from ..recipe.recipe import Recipe
 from ..runtime.clocks import new_clock
+from ..runtime.exceptions import leaves
 from ..runtime.offload import Lease, finish_in_thread
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
-from .admission import leaves, make_report, run_build
 from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
+from .run import run_build
 from .signals import Interrupts, run_in_thread
 from .source import make_source, stored_recipe
 from .storage import open_store
@@ -154,7 +155,7 @@ class Build:
             self._failure = failure
         finally:
             if self._report is None and self._run is not None:
-                self._report = make_report(self._run)
+                self._report = self._run.report()
             if self._store is not None:
                 await _close(self._store)
             self._send.close()

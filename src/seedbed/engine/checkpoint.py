@@ -1,4 +1,4 @@
-"""A row group that is finished goes to disk, and so does the dataset at the end of the run."""
+"""A row group that is finished goes to disk, and so does the dataset at the end of the services."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from ..errors import ProcessorFailed, StoreError
 from ..observe import events
 from ..store.dataset import Dataset
 from ..store.schema import arrow_table, conflict_error
-from .fill import error_text
-from .recorder import calls_key, kept_key
+from .entries import calls_key, kept_key
+from .failures import error_text
+from .retry import kept_entries
+from .states import call_entries, read_state, state_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from ..store.codec import Entry
     from ..store.journal import Journal
     from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
+    from .identity import Identity
     from .plan import BuildPlan
-    from .row_group import RowGroup
-    from .run import Run
-    from .sequential import SequentialGroup
+    from .services import OpenGroup, Services
 
 T = TypeVar("T")
 
-# A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the run.
+# A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the services.
 CHECKPOINT_DEADLINE = 60.0
 
 
@@ -51,51 +53,43 @@ class FinishedGroup:
         return pl.DataFrame() if self.path is None else pl.read_parquet(self.path)
 
 
-async def checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGroup:
+async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     """Write a finished row group and free it."""
     rows = group.rows.finished(group.live_rows())
     path: Path | None = None
     frame: pl.DataFrame | None = None
     # What the manifest says of the row group so far, where rows of it are tried again.
-    earlier = run.retrying.get(group.index) if group.retry is not None else None
+    earlier = services.history.retrying.get(group.index) if group.retry is not None else None
     before = 0 if earlier is None else earlier.rows
-    if run.store is None:
-        table, conflicts = await run.store_thread(lambda: arrow_table(rows, run.plan.declared))
+    if services.store is None:
+        table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.declared))
         frame = pl.DataFrame(table)
         count = added = frame.height
     else:
-        record = await _write(run, run.store.writer, group, rows)
+        record = await _write(services, services.store.writer, group, rows)
         conflicts, count = record.conflicts, record.rows
         if record.part is not None:
-            path = run.store.writer.path / record.part.name
+            path = services.store.writer.path / record.part.name
         added = count - before
-        if run.recorder is None:
-            run.committed(added * len(run.plan.steps))
-    ledger = run.ledger
+        if services.recorder is None:
+            services.committed(added * len(services.plan.steps))
+    ledger = services.ledger
     ledger.written += added
     ledger.removed += group.rows.removed - (0 if earlier is None else earlier.removed)
     ledger.added += group.rows.added - (0 if earlier is None else earlier.added)
     ledger.dropped.extend(group.rows.drops)
     if group.retry is not None:
         ledger.dropped.extend(group.retry.drops)
-        del run.retrying[group.index]
+        del services.history.retrying[group.index]
     if group.rows.skipped is not None:
         ledger.skipped.append(group.index)
     for conflict in conflicts:
         ledger.conflicts.append(str(conflict))
-        if run.events.active:
-            run.events.emit(
-                events.SchemaConflictFound(time=trio.current_time(), row_group=group.index, message=str(conflict))
-            )
-    if run.events.active:
-        run.events.emit(
-            events.RowGroupFinished(
-                time=trio.current_time(), row_group=group.index, rows=added, dropped=len(group.rows.drops)
-            )
-        )
-    run.group_done(group.index)
-    if run.store is not None and ledger.spent:
-        await note_spending(run, run.store.writer)
+        services.notify.emit(events.SchemaConflictFound, row_group=group.index, message=str(conflict))
+    services.notify.emit(events.RowGroupFinished, row_group=group.index, rows=added, dropped=len(group.rows.drops))
+    services.history.group_done(group.index)
+    if services.store is not None and ledger.spent:
+        await write_usage(services, services.store.writer)
     group.rows.buffer.free()
     return FinishedGroup(
         row_group=group.index,
@@ -107,30 +101,30 @@ async def checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGro
     )
 
 
-async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGroup, rows: Any) -> GroupRecord:
+async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any) -> GroupRecord:
     """Write a part: first what is kept of its dropped rows, then the part and its line, then the journal is freed."""
-    recorder, retry, index = run.recorder, group.retry, group.index
+    recorder, retry, index = services.recorder, group.retry, group.index
     held = group.rows.identities(group.live_rows())
     order: list[int] | None = None
     revision = 0
     if retry is not None:
         if retry.order is None:
             # Post-batch processors made the part, and have made another of all rows of the group.
-            before = run.retrying[index].rows
+            before = services.history.retrying[index].rows
             order = list(range(before, before + _height(rows)))
         else:
             order, held = retry.merged(held)
         revision = retry.revision + 1
     if recorder is not None:
         await recorder.flush_states()
-        kept = group.kept_entries(held)
+        kept = _kept_entries(services.plan, group, held)
         if kept:
             await recorder.keep(kept_key(index, revision), kept)
-        calls = group.call_entries() if retry is None else []
+        calls = _call_entries(services.plan, group) if retry is None else []
         if calls:
             await recorder.keep(calls_key(index), calls)
-            run.calls_kept.add(calls_key(index))
-    record = await _write_part(run, writer, group, rows, order)
+            services.history.calls_kept.add(calls_key(index))
+    record = await _write_part(services, writer, group, rows, order)
     if recorder is not None:
         await recorder.free(group.journal_key)
         if retry is not None:
@@ -138,15 +132,44 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
     return record
 
 
+def _kept_entries(plan: BuildPlan, group: OpenGroup, order: Sequence[Identity]) -> list[Entry]:
+    """What is finished of the dropped rows, for a run that retries them; `order` names the rows of the part.
+
+    Where post-batch processors return the part, that is of all rows.
+    """
+    assert group.state is not None
+    frontier = group.state.frontier
+    dropped = [row for row in range(frontier.rows) if frontier.dropped[row]]
+    if not dropped:
+        return []
+    rows, of = (range(frontier.rows), None) if plan.post_batch else (dropped, order)
+    return kept_entries(plan, group.rows, rows, frontier.is_done, order=of, resized=group.state.resized)
+
+
+def _call_entries(plan: BuildPlan, group: OpenGroup) -> list[Entry]:
+    """What stateful generators were called with, where the part will not show it."""
+    assert group.state is not None
+    if not plan.post_batch and group.state.frontier.live == group.state.frontier.rows:
+        return []
+    return call_entries(group.rows, [(step, rows) for step, _, rows in group.state.calls])
+
+
+def _states(plan: BuildPlan) -> dict[str, bytes]:
+    """The states of all stateful generators that have `get_state`."""
+    steps = plan.steps
+    found = {state_name(steps, nodes): read_state(steps[nodes[0]]) for nodes in plan.instances.values()}
+    return {name: state for name, state in found.items() if state is not None}
+
+
 def _height(rows: pl.DataFrame | dict[str, list[Any]]) -> int:
     return rows.height if isinstance(rows, pl.DataFrame) else len(next(iter(rows.values()), ()))
 
 
 async def _write_part(
-    run: Run, writer: DatasetWriter, group: RowGroup | SequentialGroup, rows: Any, order: list[int] | None
+    services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any, order: list[int] | None
 ) -> GroupRecord:
     """Write a part off the loop. Cancellation waits for it, but only so long; a writer given up does not commit."""
-    given_up = False
+    is_abandoned = False
     retry = group.retry
 
     def work() -> GroupRecord | None:
@@ -159,7 +182,7 @@ async def _write_part(
                 removed=group.rows.removed,
                 added=group.rows.added,
                 skipped=group.rows.skipped,
-                abandoned=lambda: given_up,
+                abandoned=lambda: is_abandoned,
             )
         return writer.write_group(
             group.index,
@@ -170,13 +193,13 @@ async def _write_part(
             removed=group.rows.removed,
             added=group.rows.added,
             skipped=group.rows.skipped,
-            abandoned=lambda: given_up,
+            abandoned=lambda: is_abandoned,
         )
 
     try:
         with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
             scope.shield = True
-            record = await run.store_thread(work)
+            record = await services.store_thread(work)
             assert record is not None  # nobody has given it up
             return record
     except trio.TooSlowError as slow:
@@ -186,35 +209,35 @@ async def _write_part(
     except (OSError, StoreError) as error:
         raise StoreError(f"row group {group.index} could not be written to {writer.path}: {error}") from error
     finally:
-        given_up = True
+        is_abandoned = True
 
 
-async def note_spending(run: Run, writer: DatasetWriter) -> None:
+async def write_usage(services: Services, writer: DatasetWriter) -> None:
     """Have the manifest say what all runs of this dataset have used so far."""
-    entries = run.spent()
+    entries = services.usage_entries()
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-        await run.store_thread(lambda: writer.write_spending(entries))
+        await services.store_thread(lambda: writer.write_spending(entries))
 
 
-async def finish(run: Run) -> None:
+async def finish(services: Services) -> None:
     """Everything is generated: one schema for all parts, then the processors over the whole dataset."""
-    store, plan = run.store, run.plan
+    store, plan = services.store, services.plan
     if store is None:
         return
     writer, journal = store.writer, store.journal
     try:
-        conflicts = await _wind_up(run, lambda abandoned: writer.finish(abandoned=abandoned))
+        conflicts = await _wind_up(services, lambda abandoned: writer.finish(abandoned=abandoned))
         if plan.after_generation:
-            frame = await _process_all(run, writer)
-            await _wind_up(run, lambda abandoned: writer.write_processed(frame, abandoned=abandoned))
-        states = run.states()
+            frame = await _process_all(services, writer)
+            await _wind_up(services, lambda abandoned: writer.write_processed(frame, abandoned=abandoned))
+        states = _states(plan)
         if states:
-            await _wind_up(run, lambda _: writer.write_states(states))
+            await _wind_up(services, lambda _: writer.write_states(states))
         if journal is not None:
-            await _wind_up(run, lambda _: _finish_journal(journal, run.calls_kept))
+            await _wind_up(services, lambda _: _finish_journal(journal, services.history.calls_kept))
     except OSError as error:
         raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
-    run.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
+    services.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
     if conflicts:
         raise conflict_error(conflicts)
 
@@ -225,34 +248,34 @@ def _finish_journal(journal: Journal, calls: Iterable[int]) -> None:
     journal.finish()
 
 
-async def _wind_up(run: Run, write: Callable[[Callable[[], bool]], T]) -> T:
+async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T]) -> T:
     """Write off the loop, however long it takes; when cancelled, the writer is told and has some time to leave off."""
-    given_up = False
+    is_abandoned = False
     over = trio.Event()
     shield = trio.CancelScope(shield=True)
 
     async def tell() -> None:
-        nonlocal given_up
+        nonlocal is_abandoned
         try:
             await over.wait()
         finally:
-            given_up = True
+            is_abandoned = True
             shield.deadline = trio.current_time() + CHECKPOINT_DEADLINE
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tell)
         with shield:
-            result = await run.store_thread(lambda: write(lambda: given_up))
+            result = await services.store_thread(lambda: write(lambda: is_abandoned))
         over.set()
     return result
 
 
-async def _process_all(run: Run, writer: DatasetWriter) -> pl.DataFrame:
+async def _process_all(services: Services, writer: DatasetWriter) -> pl.DataFrame:
     """Run the processors over the whole dataset. They are user code: when cancelled, their thread is left alone."""
     try:
-        return await run.store_thread(lambda: _processed(run.plan, writer))
+        return await services.store_thread(lambda: _processed(services.plan, writer))
     except trio.Cancelled:
-        run.ledger.running_threads[" + ".join(each.label for each in run.plan.after_generation)] += 1
+        services.ledger.running_threads[" + ".join(each.label for each in services.plan.after_generation)] += 1
         raise
 
 

@@ -12,7 +12,6 @@ from ..errors import CellTimeout, QuotaExhausted, RateLimited, Retryable, Seedbe
 from ..generators import Usage
 from ..graph import GROUP
 from ..runtime.portal import current_portal
-from .recorder import ANSWER
 from .scheduler import PermitRequest
 from .tasks import Status
 
@@ -91,7 +90,7 @@ class Context:
         if self.usage.calls:
             self._services.ledger.spend(self.column, self.usage.take())
 
-    def end(self, outcome: Outcome[Any]) -> bool:
+    def end(self, outcome: Outcome) -> bool:
         """The attempt is over; whether the next one has its answers and need not ask again."""
         if self._services.recorder is not None:
             self._services.recorder.over(self)
@@ -106,18 +105,18 @@ class Context:
             self._task.answers = None
             return False
         self.record_answers()
-        answers = {asks(): answer for asks, answer in self._answers}
+        answers = {key(): answer for key, answer in self._answers}
         self._task.answers = {**(self._task.answers or {}), **answers}
         return bool(self._task.answers)
 
     def record_answers(self) -> None:
         """The cell is not over with the answers that it has: they must outlive this run."""
-        task, recorder = self._task, self._services.recorder
         # An attempt that reuses the answers will not report their usage.
         self.count_usage()
-        for key, answer in self._answers[self._recorded :] if recorder is not None else ():
-            entry = (ANSWER, task.step.name, task.row, task.attempt, key(), answer)
-            recorder.add(self._group.journal_key, entry)
+        journal = self._group.journal
+        if journal is not None:
+            for key, answer in self._answers[self._recorded :]:
+                journal.answered(self._task, key(), answer)
         self._recorded = len(self._answers)
 
     async def call(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .recorder import is_calls_key
-from .stateful import restore_state
+from .entries import is_calls_key
+from .states import restore_state
 
 if TYPE_CHECKING:
     from ..observe.report import Ledger

@@ -1,7 +1,7 @@
-"""Stateful generators of a dataset that is gone on with: those whose state was not kept are called again.
+"""On resume, replay stateful generators whose state was not saved.
 
-What they return is thrown away; it is in the dataset already. They see what they saw: the rows of the part or, where
-rows are missing there, what the journal has kept of their calls.
+What they return is ignored; it is in the dataset already. They get the same arguments: the rows of the part or, where
+rows are missing there, what the journal kept of their calls.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..graph import GROUP
+from ..graph import GROUP, Kind
 from ..store.parts import read_table
-from .cell import call_again
+from .entries import calls_key
 from .identity import identities_by_position
-from .recorder import calls_key
 from .rows import Rows
-from .tasks import Cell, TaskKind
+from .services import OpenGroup
+from .worker import repeat_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,97 +24,79 @@ if TYPE_CHECKING:
     from ..store.codec import Entry
     from ..store.records import GroupRecord
     from .identity import Identity
-    from .plan import Step
-    from .run import Run
-    from .tasks import Group
+    from .services import Services
+    from .stateful import Instance
+    from .tasks import Step
 
 
-class PastGroup:
-    """Rows of a row group that is finished: those of its part, or those of one call."""
-
-    def __init__(
-        self,
-        run: Run,
-        record: GroupRecord,
-        columns: dict[str, list[Any]],
-        identities: list[Identity],
-        nursery: trio.Nursery,
-    ) -> None:
-        self.index = record.index
-        self.nursery = nursery
-        self.rows = Rows(run.plan, range(record.start, record.stop))
-        self.rows.replace(columns, identities)
-
-    def live_rows(self) -> list[int]:
-        """All of them."""
-        return list(range(self.rows.buffer.rows))
-
-    def missing_rows(self, _step: Step) -> list[int]:
-        """All of them: a whole column is made once more."""
-        return self.live_rows()
-
-    def record(self, _entry: Entry) -> None:
-        """Everything is recorded already."""
-
-    def gave_up(self, _cell: Cell[PastGroup]) -> bool:
-        """Nobody does."""
-        return False
+async def replay_calls(services: Services, group: OpenGroup, calls: Iterable[tuple[Step, int]]) -> None:
+    """Call stateful generators once more, one call after the other, for the state that they are left in."""
+    for step, row in calls:
+        await repeat_call(services, group, step, row)
 
 
-async def replay_tasks(run: Run, group: Group, tasks: Iterable[tuple[Step, int]]) -> None:
-    """Make these tasks once more, one after the other, for the state that they leave behind."""
-    for step, row in tasks:
-        await call_again(run, Cell(step, group, row))
-
-
-async def replay_group(run: Run, index: int, nursery: trio.Nursery, place: int | None = None) -> None:
-    """A finished row group's turn with every stateful generator; `place` where turns are kept."""
+async def replay_group(
+    services: Services, index: int, turn: int, nursery: trio.Nursery, instances: dict[int, Instance]
+) -> None:
+    """Replay a finished row group with every stateful generator that needs it, when its turn comes."""
+    store, recorder, plan = services.store, services.recorder, services.plan
     kept: Sequence[Entry] = ()
-    if run.recorder is not None and run.store is not None and calls_key(index) in run.store.recovered.kept:
-        kept = await run.recorder.read_kept(calls_key(index))
-    past: PastGroup | None = None
-    for identity, instance in run.instances.items():
-        if identity in run.replaying:
-            if place is not None:
-                turn = trio.Event()
-                instance.turnstile.enter(place, turn.set)
-                await turn.wait()
-            steps = {run.plan.steps[node].name: run.plan.steps[node] for node in instance.nodes}
-            if kept:
-                for _, column, rows, inputs in kept:
-                    if column in steps:
-                        identities = [tuple(each) for each in rows]
-                        one = PastGroup(run, _record(run, index), inputs, identities, nursery)
-                        await _call_kept(run, one, steps[column])
-            else:
-                past = past or await _past_group(run, index, nursery)
-                for step in steps.values():
-                    await _call_kept(run, past, step)
-        if place is not None:
-            instance.turnstile.leave(place)
+    if recorder is not None and store is not None and calls_key(index) in store.recovered.kept:
+        kept = await recorder.read_kept(calls_key(index))
+    past: OpenGroup | None = None
+    for identity, instance in instances.items():
+        if identity not in services.history.replaying:
+            continue
+        up = trio.Event()
+        instance.turnstile.enter(turn, up.set)
+        await up.wait()
+        steps = {plan.steps[node].name: plan.steps[node] for node in instance.nodes}
+        if kept:
+            for _, column, rows, inputs in kept:
+                if column in steps:
+                    identities = [tuple(each) for each in rows]
+                    one = _past_group(services, _record(services, index), inputs, identities, nursery)
+                    await _replay_step(services, one, steps[column])
+        else:
+            past = past or await _read_group(services, index, nursery)
+            for step in steps.values():
+                await _replay_step(services, past, step)
 
 
-async def _call_kept(run: Run, past: PastGroup, step: Step) -> None:
-    rows = past.live_rows() if step.kind is TaskKind.CELL else [GROUP]
-    await replay_tasks(run, past, [(step, row) for row in rows])
+async def _replay_step(services: Services, group: OpenGroup, step: Step) -> None:
+    rows = group.live_rows() if step.kind is Kind.CELL else [GROUP]
+    await replay_calls(services, group, [(step, row) for row in rows])
 
 
-def _record(run: Run, index: int) -> GroupRecord:
-    assert run.store is not None
-    assert run.store.manifest is not None  # only a dataset that is gone on with has groups that are over
-    return run.store.manifest.groups[index]
+def _record(services: Services, index: int) -> GroupRecord:
+    assert services.store is not None
+    assert services.store.manifest is not None  # only a resumed dataset has groups that are done
+    return services.store.manifest.groups[index]
 
 
-async def _past_group(run: Run, index: int, nursery: trio.Nursery) -> PastGroup:
-    store = run.store
+def _past_group(
+    services: Services,
+    record: GroupRecord,
+    columns: dict[str, list[Any]],
+    identities: list[Identity],
+    nursery: trio.Nursery,
+) -> OpenGroup:
+    """Rows of a finished row group: those of its part, or those of one call."""
+    rows = Rows(services.plan, range(record.start, record.stop))
+    rows.replace(columns, identities)
+    return OpenGroup(record.index, rows, nursery, journal_key=record.index)
+
+
+async def _read_group(services: Services, index: int, nursery: trio.Nursery) -> OpenGroup:
+    store = services.store
     assert store is not None
-    record = _record(run, index)
+    record = _record(services, index)
     columns: dict[str, list[Any]] = {}
     part = record.part
     if part is not None:
-        table = await run.store_thread(lambda: read_table(store.writer.path / part.name))
-        made = set(run.plan.graph.outputs)
-        columns = {name: table.column(name).to_pylist() for name in table.column_names if name in made}
+        table = await services.store_thread(lambda: read_table(store.writer.path / part.name))
+        outputs = set(services.plan.graph.outputs)
+        columns = {name: table.column(name).to_pylist() for name in table.column_names if name in outputs}
     # Where rows are missing in the part, or processors changed it, the calls were kept.
     identities = identities_by_position(range(record.start, record.stop), record.rows)
-    return PastGroup(run, record, columns, identities, nursery)
+    return _past_group(services, record, columns, identities, nursery)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..errors import ConfigError, DatasetGenerationError
-from ..generators import Call, Column, SkipRule
+from ..generators import Call, Column
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
 from ..runtime.throttle import KeyLimits
 from ..store.dtypes import declared_type
@@ -20,59 +20,17 @@ from .config import RunConfig
 from .fingerprint import columns_fingerprint
 from .guard import check_resumable
 from .processor import Processor, Stage
-from .tasks import TaskKind
+from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
+    from ..graph import Node
     from ..store.records import Header
     from .source import Source
-
-# Lanes of work that waits for no throttle key.
-ASYNC_LANE = ("local", "async")
-THREAD_LANE = ("local", "thread")
-PROCESS_LANE = ("local", "process")
-
-_TASK_KINDS = {
-    Kind.FROM_SCRATCH: TaskKind.FROM_SCRATCH,
-    Kind.CELL: TaskKind.CELL,
-    Kind.FULL_COLUMN: TaskKind.FULL_COLUMN,
-}
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Step:
-    """What the engine must know to run one column or processor."""
-
-    name: str
-    kind: TaskKind
-    node: int  # index in the graph; -1 for a processor
-    lane: Hashable
-    key: str | None
-    tokens: int
-    needs_slot: bool  # it uses a thread or a process
-    process: bool
-    timeout: float | None
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    required_outputs: int  # how many of the outputs must be there; the rest are side effects
-    retry_on: tuple[type[Exception], ...]
-    call: Call | None  # None for a processor
-    processor: Processor | None = None
-    instance: object | None = None  # the generator whose calls must not overlap, if it is stateful
-    allow_resize: bool = False
-    skip: SkipRule | None = None
-    # The columns that it needs and that may be skipped, if it is to be skipped with them.
-    skipped_with: tuple[int, ...] = ()
-    lane_limit: int | None = None
-    # Of the call, kept here because every cell reads them.
-    positional: tuple[str | None, ...] = ()
-    wants_context: bool = False
-    # The function of a cell whose value is just what awaiting `direct(*arguments)` gives.
-    direct: Callable[..., Awaitable[Any]] | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -112,17 +70,15 @@ class BuildPlan:
     @property
     def seed_outputs(self) -> tuple[str, ...]:
         """What columns made from scratch give: what a pre-batch processor sees."""
-        return tuple(output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs)
+        return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)
 
     @property
     def runs_always(self) -> frozenset[int]:
         """The nodes that run for every row whose inputs to them succeeded, also where another cell of it failed.
 
         Stateful generators and all that they need: what such a generator sees must not depend on which of two cells
-        ends first. Where columns may resize, one thing happens after the other anyway, and dropped rows are gone.
+        ends first.
         """
-        if any(step.allow_resize for step in self.steps):
-            return frozenset()
         found: set[int] = set()
         for node in reversed(self.graph.order):
             if self.steps[node].instance is not None or any(
@@ -134,7 +90,7 @@ class BuildPlan:
     @property
     def runs_own_code(self) -> bool:
         """Whether functions of the user's fill columns: values of their own types are theirs to read back."""
-        return any(step.call is not None and not _is_ours(step.call.function) for step in self.steps)
+        return any(not _is_ours(step.call.function) for step in self.steps)
 
     @property
     def instances(self) -> dict[int, tuple[int, ...]]:
@@ -174,14 +130,12 @@ def plan_build(
     for name, asked in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
         if asked and not (resume and out is not None):
             raise ConfigError(f"{name} is about a dataset that is there: it needs out and resume=True")
-    if retry_dropped and config.engine == "sequential":
-        raise ConfigError("retry_dropped works with engine='concurrent', not with engine='sequential'")
     columns, processors, limits = source.columns, source.processors, source.limits
-    problems = _check(columns, processors, limits, config)
+    problems = _check(columns, processors, limits)
     problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
     if problems:
         raise DatasetGenerationError(problems)
-    graph = build_graph(columns, resize=config.engine == "sequential")
+    graph = build_graph(columns)
     fingerprint: Mapping[str, Any] = {}
     done: Manifest | None = None
     header: Header | None = None
@@ -198,15 +152,9 @@ def plan_build(
         )
         layout = header.layout
         config = attrs.evolve(config, buffer_size=layout.size)
-    steps = [_step(column, index, config) for index, column in enumerate(columns)]
-    for each in graph.nodes:
-        if columns[each.index].skip_policy == "skip":
-            steps[each.index] = attrs.evolve(steps[each.index], skipped_with=each.upstream)
-    made: list[str] = []
-    for node in graph.order:
-        if steps[node].allow_resize and columns[node].kind is Kind.FULL_COLUMN:
-            steps[node] = _resizing(steps[node], made)
-        made += graph.nodes[node].outputs
+    positions = {node: position for position, node in enumerate(graph.order)}
+    pairs = zip(columns, graph.nodes, strict=True)
+    steps = [_step(column, node, positions[node.index], config) for column, node in pairs]
     declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
     return BuildPlan(
         graph=graph,
@@ -228,9 +176,7 @@ def plan_build(
     )
 
 
-def _check(
-    columns: Sequence[Column], processors: Sequence[Processor], limits: Mapping[str, KeyLimits], config: RunConfig
-) -> list[str]:
+def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: Mapping[str, KeyLimits]) -> list[str]:
     strangers = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
     strangers += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
     strangers += [
@@ -243,7 +189,7 @@ def _check(
     if not columns:
         return ["there are no columns"]
     problems = [column.problem for column in columns if column.problem]
-    problems += check_columns(columns, resize=config.engine == "sequential")
+    problems += check_columns(columns)
     for column in columns:
         problems += _check_column(column)
     keys = {key for column in columns for key in (column.key, *column.other_keys) if key is not None}
@@ -282,8 +228,6 @@ def _check_column(column: Column) -> list[str]:
         problems.append(f"column {name!r} is made from scratch, before there is anything to skip it for")
     if column.lane_limit is not None and column.lane_limit < 1:
         problems.append(f"column {name!r} has lane_limit={column.lane_limit!r}; it must be 1 or more")
-    if column.allow_resize and column.kind is Kind.FROM_SCRATCH:
-        problems.append(f"column {name!r} is made from scratch, row by row as asked for, and cannot resize")
     if column.process and column.call is not None:
         problems += _check_process(column, column.call)
     made = (*column.outputs, *column.side_effects)
@@ -321,8 +265,9 @@ def _check_process(column: Column, call: Call) -> list[str]:
     return problems
 
 
-def _step(column: Column, index: int, config: RunConfig) -> Step:
-    assert column.call is not None  # `_check` reported a column without one
+def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
+    call = column.call
+    assert call is not None  # `_check` reported a column without one
     lane: Hashable
     if column.lane_limit is not None:
         lane = (column.key, column.lane or column.name)
@@ -331,71 +276,30 @@ def _step(column: Column, index: int, config: RunConfig) -> Step:
     elif column.process:
         lane = PROCESS_LANE
     else:
-        lane = ASYNC_LANE if column.call.is_async else THREAD_LANE
-    timeout = column.timeout
-    if timeout is None and column.kind is Kind.CELL:
-        timeout = config.cell_timeout
+        lane = ASYNC_LANE if call.is_async else THREAD_LANE
     return Step(
         name=column.name,
-        kind=_TASK_KINDS[column.kind],
-        node=index,
+        kind=column.kind,
+        node=node.index,
+        position=position,
         lane=lane,
         key=column.key,
         tokens=column.tokens,
-        needs_slot=not column.call.is_async,
+        needs_slot=not call.is_async,
         process=column.process,
-        timeout=timeout,
-        inputs=column.inputs,
+        timeout=config.cell_timeout if column.timeout is None and column.kind is Kind.CELL else column.timeout,
         outputs=(*column.outputs, *column.side_effects),
-        required_outputs=len(column.outputs),
-        retry_on=column.retry_on,
-        call=column.call,
+        column=column,
         instance=column.generator if column.is_stateful else None,
-        allow_resize=column.allow_resize,
-        skip=column.skip,
+        skipped_with=node.upstream if column.skip_policy == "skip" else (),
         lane_limit=column.lane_limit,
-        positional=column.call.positional,
-        wants_context=column.call.wants_context,
-        direct=column.call.function if _is_direct(column, column.call) else None,
+        wants_context=call.wants_context,
     )
-
-
-def _is_direct(column: Column, call: Call) -> bool:
-    return (
-        column.kind is Kind.CELL
-        and call.is_async
-        and not call.keywords
-        and call.context_keyword is None
-        and len(column.outputs) + len(column.side_effects) == 1
-        and not column.allow_resize
-    )
-
-
-def _resizing(step: Step, made: Sequence[str]) -> Step:
-    """A whole column that may resize is given all columns made so far and returns them, with its own, in other rows."""
-    outputs = (*made, *step.outputs)
-    return attrs.evolve(step, inputs=tuple(made), outputs=outputs, required_outputs=len(made) + step.required_outputs)
 
 
 def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Step, ...]:
     return tuple(
-        Step(
-            name=processor.label,
-            kind=TaskKind(stage.value),
-            node=-1,
-            lane=THREAD_LANE,
-            key=None,
-            tokens=0,
-            needs_slot=True,
-            process=False,
-            timeout=None,
-            inputs=(),
-            outputs=(),
-            required_outputs=0,
-            retry_on=(),
-            call=None,
-            processor=processor,
-        )
+        Step(name=processor.label, kind=stage, node=-1, lane=THREAD_LANE, processor=processor)
         for processor in processors
         if processor.stage is stage
     )

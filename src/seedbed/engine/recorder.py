@@ -1,21 +1,4 @@
-"""Making finished cells durable while the run goes on: they are collected on the loop and committed in a thread.
-
-What an outcome was is kept as an entry, a plain tuple whose first two items are what it is and whose column it is of:
-
-- `(OK, column, row, attempt, salvage round, value, paid)`: a finished task, `row` GROUP for one of the whole group;
-- `(FAILED, column, row, attempt, salvage round, error, fate)`: a failed attempt and what that meant for the task;
-- `(ANSWER, column, row, attempt, asked, answer)`: one call of several that a cell makes was answered;
-- `(REBUILT, None, columns, resized, drops)`: the rows that pre-batch processors left, how many rows they took out and
-  added;
-- `(ROWS, column, rows, columns)`: finished rows of a column, of rows that are tried again;
-- `(KEPT, None, order, identities, resized, count)`: first of what is kept of a row group with dropped rows, with the
-  number of entries behind it. `order` names the rows of the part, `identities` those of the entries. `order` is None
-  where post-batch processors made the part: then the entries are of all rows. `resized` is that of REBUILT, None if
-  the rows did not come to the pre-batch processors;
-- `(CALL, column, identities, inputs)`: a call of a stateful generator, where the part does not show its rows.
-
-`replay` reads them, `past` those of calls.
-"""
+"""Making finished cells durable while the run goes on: entries are collected on the loop and committed in a thread."""
 
 from __future__ import annotations
 
@@ -25,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from ..errors import StoreError
-from ..graph import GROUP
 from ..store.journal import Batch
+from .entries import ANSWER, FAILED, OK, REBUILT, cells_of
+from .states import read_state, state_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -34,60 +18,13 @@ if TYPE_CHECKING:
     from ..store.codec import Entry
     from ..store.journal import Journal
     from .config import RunConfig
-
-OK = "ok"
-ANSWER = "answer"
-FAILED = "failed"
-REBUILT = "rebuilt"
-ROWS = "rows"
-KEPT = "kept"
-CALL = "call"
-
-# What a failed attempt meant: its rows are dropped; it is tried again; it is, with the answers that it had.
-DROPPED = "dropped"
-AGAIN = "again"
-GOES_ON = "goes on"
+    from .plan import BuildPlan
+    from .row_group import Consequence
+    from .rows import Rows
+    from .tasks import Step, Task
 
 # The disk is waited for, but not for ever.
 COMMIT_DEADLINE = 60.0
-
-_REVISION_BITS = 40
-# Stands for the revision where calls are kept: a part never has so many.
-_CALLS = (1 << 22) - 1
-
-
-def kept_key(index: int, revision: int) -> int:
-    """Under which key the journal keeps the dropped rows of a row group, as its part is in that revision."""
-    return index | revision << _REVISION_BITS
-
-
-def calls_key(index: int) -> int:
-    """Under which key the journal keeps what stateful generators were called with for a row group."""
-    return kept_key(index, _CALLS)
-
-
-def is_calls_key(key: int) -> bool:
-    """Whether `calls_key` made a key."""
-    return key >= 0 and key_parts(key)[1] == _CALLS
-
-
-def retry_key(index: int, revision: int) -> int:
-    """Under which key the entries go of a row group whose dropped rows are tried again."""
-    return ~kept_key(index, revision)
-
-
-def key_parts(key: int) -> tuple[int, int]:
-    """Row group and revision of a key that `kept_key` or `retry_key` made."""
-    if key < 0:
-        key = ~key
-    return key & (1 << _REVISION_BITS) - 1, key >> _REVISION_BITS
-
-
-def cells_of(entry: Entry) -> int:
-    """How many finished cells an entry holds."""
-    if entry[0] != OK:
-        return 0
-    return len(entry[5][0]) if entry[2] == GROUP else 1
 
 
 class OpenCell(Protocol):
@@ -251,3 +188,42 @@ class Recorder:
 
 def _cells(groups: Iterable[Sequence[Entry]]) -> int:
     return sum(cells_of(entry) for entries in groups for entry in entries)
+
+
+class GroupEntries:
+    """The journal of one row group, as its state machine has it."""
+
+    def __init__(self, recorder: Recorder, key: int, rows: Rows, plan: BuildPlan) -> None:
+        self._recorder = recorder
+        self._key = key
+        self._rows = rows
+        self._plan = plan
+
+    def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
+        """A task succeeded."""
+        self._keep_state(task.step)
+        self._add((OK, task.step.name, task.row, task.attempt, task.salvage_round, value, work))
+
+    def failed(self, task: Task, error: str, consequence: Consequence) -> None:
+        """An attempt failed."""
+        self._keep_state(task.step)
+        self._add((FAILED, task.step.name, task.row, task.attempt, task.salvage_round, error, consequence.value))
+
+    def answered(self, task: Task, key: bytes, answer: Any) -> None:
+        """A call of a running task was answered."""
+        self._add((ANSWER, task.step.name, task.row, task.attempt, key, answer))
+
+    def rebuilt(self) -> None:
+        """Pre-batch processors have run."""
+        self._add((REBUILT, None, *self._rows.rebuilt_as()))
+
+    def _add(self, entry: Entry) -> None:
+        self._recorder.add(self._key, entry)
+
+    def _keep_state(self, step: Step) -> None:
+        """A stateful generator was called: its state is saved with the outcome, if it can be read."""
+        if step.instance is None:
+            return
+        state = read_state(step)
+        if state is not None:
+            self._recorder.keep_state(state_name(self._plan.steps, self._plan.instances[id(step.instance)]), state)

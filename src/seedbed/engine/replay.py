@@ -1,7 +1,7 @@
-"""Taking in again what earlier runs have recorded of a row group.
+"""On resume, restore what earlier runs recorded of a row group.
 
-A row group is what its outcomes made of it, so the same outcomes in the same order make it what it was. An entry about
-a task that is not ready at its place means that something before it was lost; it is left out and the task is run again.
+A row group is a function of its outcomes: the same outcomes in the same order give the same state. An entry about a
+task that is not ready at its place means that something before it was lost; it is ignored and the task runs again.
 """
 
 from __future__ import annotations
@@ -11,31 +11,26 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import attrs
-
 from ..graph import GROUP
 from ..store.records import Drop
-from .recorder import ANSWER, DROPPED, FAILED, GOES_ON, OK, REBUILT, ROWS
-from .tasks import State
+from .entries import ANSWER, FAILED, OK, REBUILT, ROWS
+from .row_group import Consequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..store.codec import Entry
-    from .plan import Step
     from .row_group import RowGroup
-
-
-@attrs.define(eq=False)
-class Replayed:
-    """What came of it: finished cells by column."""
-
-    cells: Counter[str] = attrs.field(factory=Counter)
+    from .rows import Rows
+    from .tasks import Step
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Nothing that is replayed is garbage, and looking for it among a million cells takes longer than the replay."""
+def _collector_paused() -> Iterator[None]:
+    """Nothing that is replayed is garbage, and scanning a million cells for it takes longer than the replay.
+
+    Never held across an await: the collector belongs to the whole process.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,60 +40,40 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
-    """Take in every entry that still fits."""
-    steps = {step.name: step for step in group.run.plan.steps}
-    replayed = Replayed()
+def replay(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable[Entry]) -> Counter[str]:
+    """Restore every entry that still fits; returns the finished cells by column."""
+    with _collector_paused():
+        return _replay(group, rows, {step.name: step for step in steps}, entries)
+
+
+def _replay(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
+    cells: Counter[str] = Counter()
     for entry in entries:
         if entry[0] == OK:
-            # Nearly all of them, and there may be a million: no detours.
-            _, column, row, _, _, value, cost = entry
+            # Nearly all of them, and there may be a million.
+            _, column, row, _, _, value, work = entry
             step = steps.get(column)
-            if step is not None and _finished(group, step, row, value, cost):
-                replayed.cells[column] += len(value[0]) if row == GROUP else 1
-                if step.instance is not None:
-                    group.note_call(step, row, value)
+            if step is not None and group.restore_finished(step, row, value, work):
+                cells[column] += len(value[0]) if row == GROUP else 1
             continue
         match entry:
-            case (kind, str(column), int(row), *_) if kind == FAILED and column in steps:
-                if steps[column].instance is not None and group.find(column, row) is not None:
-                    group.note_call(steps[column], row)
-                _failed(group, entry)
+            case (kind, str(column), int(row), attempt, salvage_round, error, fate) if kind == FAILED:
+                if column in steps:
+                    group.restore_failed(
+                        steps[column],
+                        row,
+                        attempt=attempt,
+                        salvage_round=salvage_round,
+                        error=error,
+                        fate=Consequence(fate),
+                    )
             case (kind, str(column), int(row), _, asked, answer) if kind == ANSWER:
-                cell = group.find(column, row)
-                if cell is not None:
-                    cell.answers = {**(cell.answers or {}), asked: answer}
+                group.restore_answer(column, row, asked, answer)
             case (kind, _, columns, resized, drops) if kind == REBUILT and group.frontier.barrier:
-                group.take_rebuilt(columns, tuple(resized), [Drop(**drop) for drop in drops])
-            case (kind, str(column), rows, columns) if kind == ROWS and column in steps:
-                group.take_rows(steps[column], rows, columns)
-                replayed.cells[column] += len(rows)
-    return replayed
-
-
-def _finished(group: RowGroup, step: Step, row: int, value: object, cost: tuple[int, int, float] | None) -> bool:
-    cell = group.find(step.name, row)
-    if cell is not None:
-        if cell.state is State.DEFERRED:
-            group.salvage.forget(cell)
-        group.take(cell, value, cost)
-        return True
-    if 0 <= row < group.frontier.rows and group.frontier.dropped[row]:
-        group.write_cell(step, row, value)
-        return True
-    return False
-
-
-def _failed(group: RowGroup, entry: Entry) -> None:
-    _, column, row, attempt, salvage_round, error, fate = entry
-    cell = group.find(column, row)
-    if cell is None:
-        return
-    if cell.state is State.DEFERRED:
-        group.salvage.forget(cell)
-    cell.attempt, cell.salvage_round = attempt, salvage_round
-    group.salvage.rounds = max(group.salvage.rounds, salvage_round)
-    if fate != GOES_ON:
-        cell.answers = None
-    if fate == DROPPED or not group.defer(cell, group.run.now()):
-        group.give_up(cell, error)
+                before = group.frontier.rows
+                after = rows.take_over(columns, tuple(resized), [Drop(**drop) for drop in drops])
+                group.restore_rebuilt(before, after)
+            case (kind, str(column), of, columns) if kind == ROWS and column in steps:
+                group.restore_rows(steps[column], of, columns)
+                cells[column] += len(of)
+    return cells

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .recorder import KEPT, ROWS
+from .entries import KEPT, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

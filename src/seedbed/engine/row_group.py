@@ -180,7 +180,9 @@ class RowGroup:
             self.note_call(step, row, value)
         return True
 
-    def restore_failed(self, step: Step, row: int, attempt: int, round_: int, error: str, fate: Consequence) -> None:
+    def restore_failed(
+        self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, fate: Consequence
+    ) -> None:
         """An earlier run failed at this task."""
         task = self.find(step.name, row)
         if task is None:
@@ -188,8 +190,8 @@ class RowGroup:
         if step.instance is not None:
             self.note_call(step, row)
         self.salvage.discard(task)
-        task.attempt, task.salvage_round = attempt, round_
-        self.salvage.rounds = max(self.salvage.rounds, round_)
+        task.attempt, task.salvage_round = attempt, salvage_round
+        self.salvage.rounds = max(self.salvage.rounds, salvage_round)
         if fate is not Consequence.RETRY_WITH_ANSWERS:
             task.answers = None
         if fate is Consequence.DROPPED or not self._defer(task, self._shared.now()):
@@ -330,9 +332,7 @@ class RowGroup:
         if self.frontier.dropped[row] and not self.frontier.runs_always(step.node):
             self.frontier.note_done(step.node, row)
 
-    def _write_group(
-        self, task: Task, rows: Sequence[int], columns: Sequence[Sequence[Any]]
-    ) -> list[tuple[int, int]]:
+    def _write_group(self, task: Task, rows: Sequence[int], columns: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
         """Write the values of a whole column; a row whose value is an exception failed, and it alone."""
         frontier, node, write = self.frontier, task.step.node, self.rows.write_value
         always = frontier.runs_always(node)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
+from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
 from ..runtime.exceptions import leaves
@@ -25,26 +26,27 @@ from ..runtime.throttle import ThrottleManager
 from ..runtime.timers import Timers
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
+from .entries import kept_key, retry_key
 from .failures import error_text, locate
 from .history import History
 from .notices import Notices
 from .past import replay_calls, replay_group
-from .recorder import GroupEntries, Recorder, kept_key, retry_key
+from .recorder import GroupEntries, Recorder
 from .replay import replay
 from .retry import plan_retry
 from .row_group import RowGroup, Shared
 from .rows import Rows
 from .scheduler import Admit, Cancel, CancelRun, Checkpoint, Close, Grant, Scheduler, Start, WakeAt
 from .services import OpenGroup, Services
-from .stateful import Instance, read_state, state_name
-from .tasks import Outcome, Status, Task
+from .stateful import Instance
+from .tasks import Outcome
 from .threads import Threads
-from .worker import UnkeyedSteps, attempt
+from .unkeyed import UnkeyedSteps
+from .worker import attempt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from ..graph import Graph
     from ..observe.report import BuildReport
     from ..runtime.offload import Processes
     from ..runtime.throttle import Throttle
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from .retry import RetriedRows
     from .scheduler import Action
     from .storage import Store
-    from .tasks import Step
+    from .tasks import Task
 
 
 async def run_build(
@@ -80,7 +82,8 @@ async def run_build(
     )
     error: BaseException | None = None
     async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
-        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store, deliver=deliver)
+        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store)
+        run.deliver = deliver
         on_start(run)
         notify = run.services.notify
         notify.emit(events.BuildStarted, rows=plan.rows, row_groups=plan.group_count, columns=plan.graph.outputs)
@@ -143,13 +146,12 @@ class Run:
         processes: Processes,
         emitter: events.Events,
         store: Store | None,
-        deliver: Callable[[FinishedGroup], None],
     ) -> None:
         config = plan.config
         self.plan = plan
         self.timers = timers
         self.throttles = throttles
-        self._deliver = deliver
+        self.deliver: Callable[[FinishedGroup], None] = lambda _: None  # called with each finished row group
         emitter.on_failure = self._reader_failed
         now = trio.lowlevel.current_clock().current_time
         rng = random.Random(config.jitter_seed)
@@ -158,11 +160,9 @@ class Run:
         self.history = History(plan, store, ledger, budget)
         self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
         notify = Notices(emitter, now)
-        unkeyed = UnkeyedSteps(config, rng, now)
-
-        def mean_latency(step: Step) -> float | None:
-            return unkeyed.mean_latency(step) if step.key is None else throttles.get(step.key).mean_latency
-
+        unkeyed = UnkeyedSteps(
+            config, rng, now, mean_latency_of_key=lambda key: throttles.get(key).mean_latency, stop=self.stop
+        )
         self.shared = Shared(
             graph=plan.graph,
             steps=plan.steps,
@@ -176,7 +176,7 @@ class Run:
             notify=notify,
             rng=rng,
             now=now,
-            mean_latency=mean_latency,
+            mean_latency=unkeyed.mean_latency,
             note_success=unkeyed.succeeded,
         )
         self.scheduler = Scheduler(
@@ -349,9 +349,12 @@ class Run:
         self._receive.close()
 
     def _record_late(self, outcome: Outcome) -> None:
+        self.scheduler.aborted(outcome.task, outcome.usage)
         if outcome.usage is not None and outcome.usage.calls:
             self.ledger.spend(outcome.task.step.name, outcome.usage.take())
-        group = self.services.groups.get(outcome.task.group) or self._closed_groups.get(outcome.task.group)
+        group = self.services.groups.get(outcome.task.group)
+        if group is not None and group.state is not None:
+            group.state.record(outcome)
 
     def _throttle(self, key: str) -> Throttle:
         throttle = self.throttles.get(key)
@@ -375,3 +378,95 @@ class Run:
                 locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
             raise
         self._send.send_nowait(outcome)
+
+    async def _run_group(self, index: int, turn: int) -> None:
+        """Open a row group, wait until the scheduler closes it, and write it if it is complete."""
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    group = await self._open_group(index, turn, nursery)
+                    if group is not None:
+                        await group.closing.wait()
+                        if group.is_complete:
+                            self.deliver(await checkpoint(self.services, group))
+                except BaseException as error:
+                    self.scheduler.die()
+                    if isinstance(error, Exception):
+                        locate(error, index)
+                    raise
+                # What still runs here only serves abandoned threads.
+                nursery.cancel_scope.cancel(reason=f"row group {index} has ended")
+            # Not after an exception: outcomes that were not taken in are still to be journaled.
+            self.services.groups.pop(index, None)
+        finally:
+            self.scheduler.closed(index)
+            self._wake()
+
+    async def _open_group(self, index: int, turn: int, nursery: trio.Nursery) -> OpenGroup | None:
+        """Admit a row group with what earlier runs left of it; None if there is nothing to do for it."""
+        services, history, plan = self.services, self.history, self.plan
+        recorder = services.recorder
+        retry: RetriedRows | None = None
+        entries: Sequence[Entry] = ()
+        if history.is_done(index):
+            if history.replaying:
+                await replay_group(services, index, turn, nursery, self.instances)
+            found = await self._retried(index) if index in history.retrying else None
+            if found is None:
+                for instance in self.instances.values():
+                    instance.turnstile.leave(turn)
+                self.scheduler.passed_over()
+                return None
+            retry, entries = found
+        elif recorder is not None and index in history.recorded:
+            entries = await recorder.read(index)
+        group = self._new_group(index, turn, nursery, retry)
+        assert group.state is not None
+        services.groups[index] = group
+        services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
+        group.state.begin()
+        services.restored(index, replay(group.state, group.rows, plan.steps, entries))
+        calls = [(step, row) for step, row, _ in group.state.calls if history.must_replay(step)]
+        await replay_calls(services, group, calls)
+        self.scheduler.admitted(group.state)
+        self._wake()
+        return group
+
+    def _new_group(self, index: int, turn: int, nursery: trio.Nursery, retry: RetriedRows | None) -> OpenGroup:
+        plan, recorder = self.plan, self.services.recorder
+        rows = Rows(plan, plan.group_rows(index), None if retry is None else list(retry.identities))
+        barrier = bool(plan.pre_batch)
+        if retry is not None and retry.resized is not None:
+            # Rows that are retried have passed the pre-batch processors.
+            barrier = False
+            rows.removed, rows.added = retry.resized
+        key = index if retry is None else retry_key(index, retry.revision)
+        journal = None
+        if recorder is not None and plan.config.durability == "cell":
+            journal = GroupEntries(recorder, key, rows, plan)
+        state = RowGroup(index, turn, self.shared, rows, journal=journal, barrier=barrier)
+        return OpenGroup(index, rows, nursery, key, retry=retry, state=state, journal=journal)
+
+    async def _retried(self, index: int) -> tuple[RetriedRows, Sequence[Entry]] | None:
+        """The dropped rows of a finished row group, and everything that earlier runs left of them."""
+        record, recorder, plan = self.history.retrying[index], self.services.recorder, self.plan
+        kept: Sequence[Entry] = ()
+        if recorder is not None:
+            kept = await recorder.read_kept(kept_key(index, record.revision))
+        seeds = [step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH] if plan.pre_batch else []
+        found = plan_retry(record, kept, seeds=seeds, processed=bool(plan.pre_batch or plan.post_batch))
+        if found is None or recorder is None:
+            return found
+        retry, entries = found
+        return retry, [*entries, *await recorder.read(retry_key(index, record.revision))]
+
+
+def _sole(error: BaseException) -> BaseException:
+    """One leaf is raised as itself; several as one `BuildError` with the group as its cause."""
+    found = list(leaves(error))
+    if len(found) == 1 or all(isinstance(leaf, StoreError) for leaf in found):
+        # A disk that fails for one thread fails for the others too: that is one message and not several.
+        return found[0]
+    several = BuildError(f"{len(found)} errors ended the build: " + "; ".join(error_text(leaf) for leaf in found))
+    several.__cause__ = error
+    return several

@@ -2,7 +2,7 @@
 
 Principles
 1. Events in, actions out. A caller reports what happened (`admitted`, `finished`, `permits_available`, `thread_ended`,
-   `stop`, …) and then asks `decide` for what to do: start, cancel, grant, admit, checkpoint, wake me at, cancel the run.
+   `stop`, …) and then asks `decide` for what to do: start, cancel, grant, admit, checkpoint, wake me at, stop.
 2. A task starts only when it has everything it needs: inputs, permit, slot, a part of the usage budget. So a throttled
    key holds nothing and delays no other key.
 3. Tasks start in one place (`_start_tasks`), once per batch of events, and every task that can start is started.
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import attrs
 
 from ..errors import BudgetExceeded, BuildStopped, EarlyShutdown, Stalled, ThreadsStuck
-from ..observe import events
 from ..runtime.lanes import Lanes
 from .error_window import ErrorWindow
 from .row_group import Phase
@@ -61,6 +60,7 @@ class Blocked(enum.Enum):
     SLOT = "an execution slot"  # a task or an abandoned thread ends
     BUDGET = "the usage of calls in flight"  # a task ends
     LANE_LIMIT = "its lane limit"  # a task of the lane ends
+    FOR_GOOD = "nothing: the run stops"
 
 
 @attrs.define(eq=False)
@@ -77,17 +77,23 @@ class PermitRequest:
 
 @attrs.frozen
 class Start:
+    """Run an attempt of a task, then report `finished` or `aborted`."""
+
     task: Task
 
 
 @attrs.frozen
 class Cancel:
+    """Cancel a running task: its row was dropped. Its attempt still reports `finished`."""
+
     task: Task
     reason: str
 
 
 @attrs.frozen
 class Grant:
+    """Wake a task that waits for a permit."""
+
     request: PermitRequest
 
 
@@ -233,7 +239,7 @@ class Scheduler:
         self._lanes.discard(index)
         for task in group.unfinished_tasks():
             if task.state is State.PARKED:
-                self._unpark(task)
+                self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             task.state = State.DONE
         for requests in self._requests.values():
             for request in requests:
@@ -325,7 +331,7 @@ class Scheduler:
             instance.thread_ended()
 
     def stop(self, reason: BuildStopped) -> None:
-        """End early: start nothing more, give tasks in flight their grace, then cancel them. The first reason counts."""
+        """End early: start nothing more, and cancel tasks in flight after `grace`. The first reason counts."""
         if self.stopping is not None:
             return
         self.stopping = reason
@@ -360,6 +366,8 @@ class Scheduler:
         if not self._dead:
             self._grant_requests()
             self._start_tasks(now)
+            if self._touched and not more:  # the usage budget stopped the run
+                more = self._turn_over_groups()
         if now >= self._cancel_at:
             self._cancel_at = math.inf
             self._actions.append(CancelRun(f"the build is stopping: {self.stopping}"))
@@ -416,7 +424,7 @@ class Scheduler:
             if task.state is State.QUEUED:
                 group.queued -= 1
             elif task.state is State.PARKED:
-                self._unpark(task)
+                self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             elif task.state is State.RUNNING:
                 self._actions.append(Cancel(task, reason))
                 continue
@@ -477,10 +485,6 @@ class Scheduler:
         self._parked_count += 1
         heapq.heappush(self._parked, (when, next(self._order), task))
 
-    def _unpark(self, task: Task) -> None:
-        # It stays in the heap until it is due, and is ignored then.
-        self._parked_count -= 1
-
     def _return_parked(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:
             task = heapq.heappop(self._parked)[2]
@@ -513,11 +517,11 @@ class Scheduler:
                 lanes.skip()
                 continue
             missing = self._take(task)
+            if missing is Blocked.FOR_GOOD:
+                return
             if missing is not None:
                 self._blocked[lanes.block().key] = missing
                 continue
-            if self.stopping is not None:  # the usage budget is exhausted
-                return
             key = task.step.key
             if key is not None and self._throttle(key).full:
                 # The next task of the lane would find no permit.
@@ -545,7 +549,7 @@ class Scheduler:
                     return Blocked.BUDGET
                 if exceeded is not None:
                     self.stop(exceeded)
-                    return None
+                    return Blocked.FOR_GOOD
             if self._requests.get(step.key):  # calls of running tasks go first
                 return Blocked.PERMIT
             task.permit = self._throttle(step.key).try_acquire(step.tokens)
@@ -609,7 +613,8 @@ class Scheduler:
         """Enter an attempt into its error window, and stop the run if too much of it is errors."""
         error = outcome.status is not Status.SUCCESS
         if outcome.task.attempt > 1:
-            full, option = group.salvage.window.record(outcome.task.salvage_round, error=error), "salvage_error_threshold"
+            full = group.salvage.window.record(outcome.task.salvage_round, error=error)
+            option = "salvage_error_threshold"
         else:
             exceeded = self.window.record(error=error, in_flight=self._submitted)
             full, option = self.window if exceeded else None, "shutdown_error_rate"

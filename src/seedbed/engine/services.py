@@ -7,23 +7,27 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 import trio
 
+from ..observe import events
 from ..runtime.offload import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..observe.report import Ledger
     from ..runtime.offload import Processes
     from ..runtime.throttle import ThrottleManager
+    from .history import History
     from .notices import Notices
     from .plan import BuildPlan
-    from .recorder import Recorder
+    from .recorder import GroupEntries, Recorder
     from .retry import RetriedRows
     from .row_group import RowGroup
     from .rows import Rows
     from .scheduler import Scheduler
+    from .storage import Store
     from .tasks import Step, Task
     from .threads import Threads
+    from .unkeyed import UnkeyedSteps
 
 T = TypeVar("T")
 
@@ -41,6 +45,7 @@ class OpenGroup:
     journal_key: int
     retry: RetriedRows | None = None
     state: RowGroup | None = None
+    journal: GroupEntries | None = None
     closing: trio.Event = attrs.field(factory=trio.Event)  # set when it is to be checkpointed or closed
     is_complete: bool = False
 
@@ -66,13 +71,33 @@ class Services:
     throttles: ThrottleManager
     processes: Processes
     threads: Threads
-    recorder: Recorder | None
+    unkeyed: UnkeyedSteps
+    history: History
+    store: Store | None
+    recorder: Recorder | None = None
     ledger: Ledger
     notify: Notices
     now: Callable[[], float]
     wake: Callable[[], None]  # something was reported to the scheduler: ask it for actions
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)
     store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
+
+    def usage_entries(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
+        """The usage of all runs of this dataset so far, as the store has it."""
+        return tuple((column, model, *entry) for (column, model), entry in self.ledger.spent.items())
+
+    def committed(self, cells: int) -> None:
+        """More finished cells are durable."""
+        if cells:
+            self.ledger.durable += cells
+            self.notify.emit(events.CellsCommitted, cells=cells, total=self.ledger.durable)
+
+    def restored(self, row_group: int, cells: Mapping[str, int]) -> None:
+        """Finished cells of earlier runs were restored, by column."""
+        count = sum(cells.values())
+        self.ledger.restored += count
+        self.ledger.durable += count
+        self.notify.restored(row_group, cells)
 
     async def store_thread(self, function: Callable[[], T]) -> T:
         """Run the store's own work in one of its threads."""

@@ -1,74 +1,16 @@
-"""Stateful generators: one call at a time, row groups in order, rows in order."""
+"""Turns of stateful generators: one call at a time, row groups in order, rows in order."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
 from ..graph import GROUP, Kind
 from ..runtime.turnstile import Turnstile
-from ..store.codec import decode, encode
-from .identity import identities_by_position
-from .recorder import CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..graph import Frontier, Graph
-    from ..store.codec import Entry
-    from .tasks import Step
-    from .rows import Rows
-
-
-def state_name(steps: Sequence[Step], nodes: Sequence[int]) -> str:
-    """What the state of a stateful generator is kept under: the columns that it fills."""
-    return "+".join(steps[node].name for node in nodes)
-
-
-def read_state(step: Step) -> bytes | None:
-    """The state of a stateful generator that has `get_state`, as the journal keeps it."""
-    get_state = getattr(step.instance, "get_state", None)
-    if get_state is None:
-        return None
-    state, lost = encode([(get_state(),)])
-    if lost:
-        raise StoreError(f"the state of column {step.name!r} cannot be kept: what get_state returns cannot be pickled")
-    return state
-
-
-def is_called_again(step: Step) -> bool:
-    """Whether a stateful generator is called again where there is no state of it: also a kept one is lost by damage."""
-    generator = step.instance
-    return generator is not None and getattr(generator, "replays", True) and step.key is None
-
-
-def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes]) -> bool:
-    """Bring a stateful generator where it was in an earlier run; False if it has to be called again for that.
-
-    One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
-    again: that would be paid for twice.
-    """
-    generator = steps[nodes[0]].instance
-    state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
-    if state is not None and set_state is not None:
-        found = decode(state, trusted=True)
-        if found:
-            set_state(found[0][0])
-            return True
-    return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
-
-
-def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[Entry]:
-    """What stateful generators were called with, for those that may have to be called again."""
-    return [
-        (CALL, step.name, identities, rows.buffer.take(step.inputs, of))
-        for step, of in calls
-        if is_called_again(step)
-        # Columns from scratch were made for the source rows, whatever pre-batch processors made of them.
-        for identities in [
-            identities_by_position(rows.source, len(of)) if step.kind is Kind.FROM_SCRATCH else rows.identities(of)
-        ]
-    ]
 
 
 class Instance:

@@ -14,7 +14,7 @@ from ..errors import OutputDirectoryError, StoreError
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
-from .recorder import is_calls_key, key_parts
+from .entries import is_calls_key, key_parts
 from .source import RECIPE_NAME, keep_recipe
 
 if TYPE_CHECKING:

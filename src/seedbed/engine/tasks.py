@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from ..graph import GROUP, Kind
-from .processor import Processor, Stage
+from .processor import Processor, Stage  # noqa: TC001  a circular import otherwise
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -43,6 +43,7 @@ class Step:
     skipped_with: tuple[int, ...] = ()
     lane_limit: int | None = None
     process: bool = False
+    wants_context: bool = False
 
     @property
     def call(self) -> Call:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import trio
 from ..errors import CellTimeout, QuotaExhausted, RateLimited
 from ..graph import Kind
 from ..observe.trace import TaskTrace
-from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
 from ..store.buffer import make_frame
 from .context import Context
 from .failures import classify
@@ -19,10 +18,8 @@ from .fill import bind_cell, bind_group, cell_value, group_values
 from .tasks import Outcome, Status, Task
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
-    from .config import RunConfig
     from .services import OpenGroup, Services
     from .tasks import Step
 
@@ -40,7 +37,8 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         _settle(services, task, Status.CANCELLED, None, None)
         return Outcome(task, Status.CANCELLED, None, None, started, started)
     services.notify.started(task)
-    scope = task.scope = trio.CancelScope() if step.timeout is None else trio.CancelScope(deadline=started + step.timeout)
+    deadline = math.inf if step.timeout is None else started + step.timeout
+    scope = task.scope = trio.CancelScope(deadline=deadline)
     context = None
     if step.wants_context:
         context = Context(services, group, task)
@@ -165,48 +163,8 @@ def _settle(
         else:
             permit.finished(tokens)
     if delay is None and isinstance(error, RateLimited):
-        delay = services.unkeyed.rate_limited(task, error, services)
+        delay = services.unkeyed.rate_limited(task, error)
     return delay or 0.0
-
-
-class UnkeyedSteps:
-    """Latency and rate limits of steps that have no throttle key."""
-
-    def __init__(self, config: RunConfig, rng: random.Random, now: Callable[[], float]) -> None:
-        self._config = config
-        self._rng = rng
-        self._now = now
-        self._latency: dict[str, float] = {}
-        # When a step was first rate-limited since it last succeeded.
-        self._limited_since: dict[str, float] = {}
-
-    def mean_latency(self, step: Step) -> float | None:
-        """How long an attempt takes; None until one succeeded."""
-        return self._latency.get(step.name)
-
-    def succeeded(self, outcome: Outcome) -> None:
-        """An attempt succeeded."""
-        name, seconds = outcome.task.step.name, outcome.seconds
-        known = self._latency.get(name)
-        self._latency[name] = seconds if known is None else known + 0.1 * (seconds - known)
-        if self._limited_since:
-            self._limited_since.pop(name, None)
-
-    def rate_limited(self, task: Task, error: RateLimited, services: Services) -> float:
-        """How long a task waits that was rate-limited without a permit; stops the run when patience ends."""
-        step, config, now = task.step, self._config, self._now()
-        delay = parse_retry_after(error.retry_after, time.time())
-        if delay is None:
-            latency = self.mean_latency(step) if step.key is None else services.throttles.get(step.key).mean_latency
-            base = backoff_base(latency, config.backoff_base)
-            delay = backoff_delay(task.rate_limits + 1, base, config.backoff_max, self._rng)
-        if step.key is not None:
-            return delay
-        until = self._limited_since.setdefault(step.name, now) + config.throttle_patience
-        # The clock adds a rounding error to the last wait.
-        if until - now <= config.throttle_patience * 1e-9:
-            services.scheduler.stop(QuotaExhausted(step.name, config.throttle_patience, error))
-        return min(delay, max(0.0, until - now))
 
 
 def _trace(outcome: Outcome, context: Context | None) -> TaskTrace:

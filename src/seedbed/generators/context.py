@@ -87,14 +87,14 @@ class CellContext(Protocol):
         *,
         key: str | None = None,
         tokens: int = 0,
-        asks: Callable[[], bytes] | None = None,
+        idempotency_key: Callable[[], bytes] | None = None,
     ) -> T:
         """Make one model call under a permit of `key` (the column's own if not given).
 
         The first call uses the permit that the task was started with. A `RateLimited` before any answer sends the cell
         back to its lane; after an answer it is waited out here, so that no answered call is ever repeated.
 
-        `asks` tells which call it is, the same for the same call of another attempt. Then its answer is kept when a
+        `idempotency_key` identifies the call across attempts. Then its answer is stored when a
         later call of the cell fails, or the whole run dies, and is returned again without being sent.
         """
 

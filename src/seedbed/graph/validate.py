@@ -13,20 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-def build_graph(columns: Iterable[ColumnLike], *, resize: bool = False) -> Graph:
-    """Make the graph, or raise one `DatasetGenerationError` with everything that is wrong.
-
-    `resize=True` lets `allow_resize` columns in, which only the sequential engine can run.
-    """
+def build_graph(columns: Iterable[ColumnLike]) -> Graph:
+    """Build the graph, or raise one `DatasetGenerationError` with everything that is wrong."""
     columns = list(columns)
-    problems = check_columns(columns, resize=resize)
+    problems = check_columns(columns)
     if problems:
         raise DatasetGenerationError(problems)
     return _link(columns)
 
 
-def check_columns(columns: Sequence[ColumnLike], *, resize: bool = False) -> list[str]:
-    """Every problem of these columns, a sentence each; empty when a graph can be made of them."""
+def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
+    """Every problem of these columns, a sentence each; empty if a graph can be built from them."""
     problems = _duplicates(columns)
     producers = _producers(columns)
     known = list(producers)
@@ -44,13 +41,12 @@ def check_columns(columns: Sequence[ColumnLike], *, resize: bool = False) -> lis
         f"the columns need each other in a circle: {' → '.join(repr(name) for name in cycle)}"
         for cycle in _cycles(columns, producers)
     )
-    resizing = [column.name for column in columns if column.allow_resize]
-    if resizing and not resize:
-        names = ", ".join(repr(name) for name in resizing)
-        problems.append(
-            f"allow_resize=True on {names}: the concurrent engine keeps rows where they are; "
-            "run these columns with engine='sequential' or remove allow_resize"
-        )
+    problems.extend(
+        f"column {column.name!r} has allow_resize=True, which is not supported: a column fills the rows that exist; "
+        "use a stage to get several rows from one, or a processor to add and remove rows"
+        for column in columns
+        if column.allow_resize
+    )
     return problems
 
 

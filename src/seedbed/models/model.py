@@ -98,27 +98,29 @@ class Model:
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
         """A vector for each text."""
         seed, drawn = self._draw(parameters)
-        asks = partial(call_key, seed, list(texts), drawn)
-        answer = await self._call(self._spec.key("embedding"), partial(self._client.embed, texts, drawn), asks)
+        idempotency_key = partial(call_key, seed, list(texts), drawn)
+        answer = await self._call(
+            self._spec.key("embedding"), partial(self._client.embed, texts, drawn), idempotency_key
+        )
         return [list(vector) for vector in answer.vectors]
 
     @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
         """A picture."""
         seed, drawn = self._draw(parameters)
-        asks = partial(call_key, seed, prompt, drawn)
+        idempotency_key = partial(call_key, seed, prompt, drawn)
         answer: ImageAnswer = await self._call(
-            self._spec.key("image"), partial(self._client.image, prompt, drawn), asks
+            self._spec.key("image"), partial(self._client.image, prompt, drawn), idempotency_key
         )
         return answer.images[0]
 
-    async def _call(self, key: str, ask: Callable[[], Awaitable[T]], asks: Callable[[], bytes]) -> T:
+    async def _call(self, key: str, ask: Callable[[], Awaitable[T]], idempotency_key: Callable[[], bytes]) -> T:
         async def send() -> T:
             answer = await ask()
             self._report(answer.tokens)  # type: ignore[attr-defined]  # every answer of a client has them
             return answer
 
-        answer: T = await self._context.call(send, key=key, asks=asks)
+        answer: T = await self._context.call(send, key=key, idempotency_key=idempotency_key)
         return answer
 
     def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

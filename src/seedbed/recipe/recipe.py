@@ -140,7 +140,7 @@ class Recipe:
         ]
 
     def _graph_problems(self, made: Sequence[ColumnLike], lost: Sequence[Lost]) -> list[str]:
-        problems = check_columns([*made, *lost], resize=self.run.get("engine") == "sequential")
+        problems = check_columns([*made, *lost])
         if not lost:
             return problems
         # What a lost column would have made is not known, so only what looks like a slip is worth saying.
