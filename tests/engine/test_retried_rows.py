@@ -242,3 +242,60 @@ def test_without_a_journal_rows_that_processors_saw_stay_dropped(tmp_path: Path)
     again = build(None, resume=True, retry_dropped=True)
     assert again.to_polars().rows() == first.to_polars().rows()
     assert [drop.row for drop in again.drops] == [4]
+
+
+@pytest.mark.parametrize("get_state", [False, True])
+def test_a_stateful_cell_that_ran_is_not_run_again(tmp_path: Path, get_state: bool) -> None:
+    """A retry keeps what a stateful column gave for dropped rows, also behind rows that it has yet to see."""
+
+    class Numbered:
+        is_stateful = True
+
+        def __init__(self) -> None:
+            self.calls: list[int] = []
+            self.count = 0
+
+        async def agenerate(self, n: int, a: int) -> str:
+            self.calls.append(n)
+            self.count += 1
+            return f"{a}@{self.count}"
+
+    class Kept(Numbered):
+        async def agenerate(self, n: int, a: int) -> str:
+            return await super().agenerate(n, a)
+
+        def get_state(self) -> int:
+            return self.count
+
+        def set_state(self, state: int) -> None:
+            self.count = state
+
+    def build(bad: set[tuple[str, int]], **options: Any) -> tuple[list[Any], list[int]]:
+        async def a(n: int) -> int:
+            if ("a", n) in bad:
+                raise sb.Permanent("no")
+            return n
+
+        async def b(n: int) -> int:
+            if ("b", n) in bad:
+                raise sb.Permanent("no")
+            return -n
+
+        generator = (Kept if get_state else Numbered)()
+        columns = [
+            sb.Column("n", lambda rows: [*rows], kind="from_scratch"),
+            sb.Column("a", a),
+            sb.Column("s", generator),
+            sb.Column("b", b),
+        ]
+        config = attrs.evolve(CONFIG, buffer_size=4)
+        dataset = sb.build(columns, rows=8, out=tmp_path / "out", config=config, **options)
+        return dataset.to_polars()["s"].to_list(), generator.calls
+
+    values, calls = build({("a", 1), ("b", 2), ("b", 3)})
+    assert values == ["0@1", "4@4", "5@5", "6@6", "7@7"]
+    assert calls == [0, 2, 3, 4, 5, 6, 7]
+    values, calls = build(set(), resume=True, retry_dropped=True)
+    assert values[2:] == ["2@2", "3@3", "4@4", "5@5", "6@6", "7@7"]
+    if get_state:
+        assert calls == [1]

@@ -260,14 +260,15 @@ class DatasetWriter:
         *,
         order: Sequence[int],
         drops: Iterable[Drop],
-        removed: int = 0,
-        added: int = 0,
+        removed: int | None = None,
+        added: int | None = None,
         skipped: str | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
         """Add rows to a row group that is written: its part is replaced as a whole, and its line by a newer one.
 
-        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left.
+        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
+        `removed` and `added` stay as they are unless given.
         None if `abandoned()` turned true before the new content counted: then the old one still does.
         """
         with self._alone():
@@ -283,8 +284,8 @@ class DatasetWriter:
             before,
             part=None,
             drops=tuple(drops),
-            removed=removed,
-            added=added,
+            removed=before.removed if removed is None else removed,
+            added=before.added if added is None else added,
             conflicts=conflicts,
             skipped=skipped,
             revision=before.revision + 1,
