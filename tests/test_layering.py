@@ -189,7 +189,11 @@ def plain(name: str) -> str:
         ("graph/a.py", "from ..runtime import lanes", "graph/a.py:1: graph imports seedbed.runtime, but imports run"),
         ("graph/a.py", "import trio\nfrom seedbed import runtime", "graph/a.py:2: graph imports seedbed.runtime"),
         ("graph/a.py", "import seedbed.runtime.lanes", "imports seedbed.runtime.lanes, but imports run the other way"),
-        ("store/a.py", "def f():\n    from ..engine.cell import run", "store/a.py:2: store imports seedbed.engine.cell"),
+        (
+            "store/a.py",
+            "def f():\n    from ..engine.cell import run",
+            "store/a.py:2: store imports seedbed.engine.cell",
+        ),
         ("engine/deep/a.py", "from ...plans.ops import op", "engine and plans meet in graph and runtime only"),
         ("plans/__init__.py", "from ..engine import cell", "engine and plans meet in graph and runtime only"),
         ("observe/a.py", "from ..runtime import lanes", "but of seedbed observe may import errors and graph"),

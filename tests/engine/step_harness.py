@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from seedbed.engine.services import OpenGroup
     from seedbed.engine.run import Run
+    from seedbed.engine.services import OpenGroup
 
 
 @attrs.define(eq=False)

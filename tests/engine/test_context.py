@@ -72,8 +72,8 @@ class TestCall:
         )
         assert server.sent == ["first", "first", "first", "second"]
         assert [trace.status for trace in grown.report.traces if trace.column == "v"] == [
-            "refused",
-            "refused",
+            "rate_limited",
+            "rate_limited",
             "success",
         ]
         assert grown.report.attempts["v"] == 1

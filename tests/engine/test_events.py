@@ -64,7 +64,7 @@ async def test_failures_refusals_and_retries_are_told(autojump_clock: MockClock,
     assert [short(event) for event in seen if getattr(event, "column", "v") == "v"][2:-2] == [
         "TaskReady v0",
         "TaskStarted v0",
-        "TaskFinished v0 refused",
+        "TaskFinished v0 rate_limited",
         "TaskRefused v0",
         "TaskStarted v0",
         "TaskFinished v0 retryable",

@@ -9,8 +9,8 @@ import trio
 from engine_helpers import Watched, config, grow, seed
 
 from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable, open_build
-from seedbed.engine.row_group import RowGroup
 from seedbed.engine.error_window import ErrorWindow
+from seedbed.engine.row_group import RowGroup
 from seedbed.observe import events
 
 if TYPE_CHECKING:

@@ -104,14 +104,6 @@ class TestCells:
         with pytest.raises(BadOutput, match="must return a mapping of 'v', 'w', 't', not a value of type list"):
             cell_value(step, [1, 2])
 
-    def test_a_resizing_cell_returns_a_list(self) -> None:
-        """Each item is a row's value."""
-        step = make_step(kind="cell", allow_resize=True)
-        assert cell_value(step, [1, 2]) == [1, 2]
-        assert cell_value(step, []) == []
-        with pytest.raises(BadOutput, match="must return a sequence of values"):
-            cell_value(step, "ab")
-
 
 @pytest.mark.parametrize("engine", ["concurrent", "sequential"])
 async def test_a_bad_output_drops_its_rows_and_no_others(autojump_clock: MockClock, engine: str) -> None:

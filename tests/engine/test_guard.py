@@ -125,15 +125,6 @@ class TestElsewhere:
                 pass
 
 
-async def test_dropped_rows_are_tried_again_by_one_engine(tmp_path: Path) -> None:
-    """The sequential one says that it does not."""
-    columns = [sb.Column("n", lambda rows: [0 for _ in rows], kind="from_scratch")]
-    config = sb.RunConfig(engine="sequential")
-    await sb.build_async(columns, rows=1, out=tmp_path / "d", config=config)
-    with pytest.raises(ConfigError, match="retry_dropped works with engine='concurrent'"):
-        await sb.build_async(columns, rows=1, out=tmp_path / "d", config=config, resume=True, retry_dropped=True)
-
-
 def test_growth() -> None:
     """More rows make another header, whose groups follow those that are there."""
     grown = check_resumable(header({}), {}, outputs=("a",), rows=15)

@@ -154,7 +154,7 @@ async def test_a_thread_that_cannot_be_ended_is_named(tmp_path: Path) -> None:
     run = build._run
     assert run is not None
     with trio.fail_after(30):
-        while run.dispatcher.statistics().active:  # its slot comes back when it really ends, run or no run
+        while run.scheduler.statistics().active:  # its slot comes back when it really ends, run or no run
             await trio.testing.wait_all_tasks_blocked(0.001)
     assert run.ledger.late_threads == {"hangs": 1}
 

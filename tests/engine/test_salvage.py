@@ -150,15 +150,15 @@ async def test_a_deferred_cell_of_a_dropped_row_is_not_tried_again(autojump_cloc
 
 
 def test_the_core_defers_until_attempts_run_out() -> None:
-    """Deferring says when, a round hands everything out with one attempt more, forgetting takes one out."""
-    salvage: Salvage[Any] = Salvage(config(salvage_max_rounds=1, backoff_base=4), random.Random(1))
+    """Deferring says when, a round hands everything out with one attempt more, discarding takes one out."""
+    salvage = Salvage(config(salvage_max_rounds=1, backoff_base=4), random.Random(1))
     step: Any = None
-    first, second = Task(step, None, 0), Task(step, None, 1)
+    first, second = Task(step, 0, 0), Task(step, 0, 1)
     eligible = salvage.defer(first, 100.0, None)
     assert eligible is not None
     assert 100.0 <= eligible <= 104.0
     assert salvage.defer(second, 100.0, 0.5) is not None
-    salvage.forget(second)
+    salvage.discard(second)
     assert len(salvage) == 1
     assert salvage.start_round(rows=2) == [(first, eligible)]
     assert first.attempt == 2

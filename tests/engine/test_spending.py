@@ -11,9 +11,9 @@ from engine_helpers import config, grow, seed
 
 import seedbed as sb
 from seedbed import BudgetExceeded, CellContext, Column
+from seedbed.engine.budget import Budget
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
-from seedbed.engine.budget import Budget
 from seedbed.generators import Usage
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class TestTheFirstCall:
     async def test_no_call_without_tokens(self, engine: str, autojump_clock: MockClock) -> None:
         """Every call of a model uses some."""
         free = Priced()
-        with pytest.raises(BudgetExceeded, match="max_tokens=0: 0 used, 0 in flight, and nobody knows yet how many"):
+        with pytest.raises(BudgetExceeded, match="max_tokens=0: 0 used, 0 in flight, its usage is not known yet"):
             await grow(
                 free.recipe(sb.LLMText("t", model="m", prompt="p")), rows=3, config=config(max_tokens=0, engine=engine)
             )
@@ -269,7 +269,7 @@ class TestTheFirstCall:
         cost = (await grow(priced.recipe(first), rows=1, config=config(max_cost=100))).report
         priced.calls = 0
         later = sb.LLMText("u", model="m", prompt="{{ t }}")
-        with pytest.raises(BudgetExceeded, match="column 'u' would pass"):
+        with pytest.raises(BudgetExceeded, match="column 'u' could exceed"):
             await grow(priced.recipe(first, later), rows=1, config=config(max_cost=cost.usage["t"].cost, engine=engine))
         assert priced.calls == 1
 

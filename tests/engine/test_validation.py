@@ -308,7 +308,7 @@ class TestColumns:
         for part in (
             "has 3 as its generator",
             "requires 'n', which no column makes",
-            "allow_resize=True on 'y'",
+            "column 'y' has allow_resize=True",
             "tokens=-1",
             "timeout=-1",
             "limits are given for key 'k', which no column uses",

@@ -77,7 +77,7 @@ def test_keys_count_calls_tokens_cost_and_refusals() -> None:
     for row in range(3):
         made(started(100.0, row))
     made(finished(102.0, 0, tokens=500, cost=0.25))
-    made(finished(102.0, 1, status="refused"))
+    made(finished(102.0, 1, status="rate_limited"))
     made(events.TaskRefused(time=102.0, row=1, key="key", eligible_at=103.0, **TASK))
     (key,) = made.view(102.0).keys
     assert (key.in_flight, key.limit, key.refused, key.tokens, key.cost) == (1, 7, 1, 500, 0.25)

@@ -57,7 +57,7 @@ class TaskStarted(TaskEvent):
 
 @attrs.frozen(kw_only=True)
 class TaskFinished(TaskEvent):
-    """It ended, with `status` success, retryable, permanent, refused or cancelled."""
+    """It ended, with `status` success, retryable, permanent, rate_limited or cancelled."""
 
     status: str
     error: str | None

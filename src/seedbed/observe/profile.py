@@ -89,7 +89,7 @@ def _profile(frame: pl.DataFrame) -> list[ColumnProfile]:
         frame.with_columns(told)
         .select(
             "column",
-            failed=~pl.col("status").is_in(["success", "refused", "cancelled"]),
+            failed=~pl.col("status").is_in(["success", "rate_limited", "cancelled"]),
             queue=pl.when(has_permit | has_slot).then(0.0).otherwise(wait) + pl.col("started") - pl.col("submitted"),
             slot=pl.when(has_slot & ~has_permit).then(wait).otherwise(0.0),
             permit=pl.when(has_permit).then(wait).otherwise(0.0) + pl.col("waited"),

@@ -112,7 +112,7 @@ def _of_tasks(tasks: pl.DataFrame, calls: int, rows: int) -> CallProfile:
     seconds = done.select(pl.when(pl.col("called") > 0).then("called").otherwise(running) / each).to_series()
     if seconds.len() > _KEPT:
         seconds = seconds.sort().gather_every(seconds.len() // _KEPT)
-    refusals = tasks.filter(pl.col("status") == "refused")
+    refusals = tasks.filter(pl.col("status") == "rate_limited")
     failed = tasks.filter(pl.col("status") == "retryable").height
     is_cell = tasks["row"].is_not_null().all()
     return CallProfile(
