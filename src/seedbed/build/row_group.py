@@ -338,6 +338,19 @@ class RowGroup:
                 self._gates[step.node].settle(step.node, row)
         self.make_ready(ready)
 
+    def can_take_rebuilt(self) -> bool:
+        """Whether the rows that pre-batch processors left still fit.
+
+        Not if the call of a stateful column from scratch was lost, here or in an earlier row group: it has to be made,
+        and the rows with it, or the generator would go on without having seen them.
+        """
+        seeds = [
+            step.node
+            for step in self.run.plan.steps
+            if step.kind is TaskKind.FROM_SCRATCH and step.instance is not None
+        ]
+        return self.frontier.barrier and not any(self.frontier.missing_rows(node) for node in seeds)
+
     def take_rebuilt(self, columns: dict[str, list[Any]], resized: tuple[int, int], drops: list[Drop]) -> None:
         """Pre-batch processors left these rows in an earlier run."""
         for cell in list(self._alive.get(GROUP, ())):
