@@ -471,8 +471,8 @@ class Watch:
 
     def _begin(self, spec: Spec, who: Who, context: sb.CellContext) -> None:
         """A call starts: its inputs must be there, and it must be the attempt that it says it is."""
-        self.run = context._run  # type: ignore[attr-defined]
-        group = context._cell.group  # type: ignore[attr-defined]
+        self.run = context._services  # type: ignore[attr-defined]
+        group = context._group  # type: ignore[attr-defined]
         if (spec.name, who) in self._done:
             self._problem(f"{spec.name} of {who} was done and runs again")
         attempt = self._failures[spec.name, who] + 1
@@ -511,7 +511,7 @@ class Watch:
         with self._lock:
             self._running["key", key] += 1
             count, ceiling = self._running["key", key], self.scenario.ceiling(key)
-            throttle = context._run.throttles.get(key)  # type: ignore[attr-defined]
+            throttle = context._services.throttles.get(key)  # type: ignore[attr-defined]
             if count > ceiling or count > throttle.in_flight:
                 self._problem(f"{count} calls of key {key} with {throttle.statistics()}")
         try:
@@ -523,8 +523,8 @@ class Watch:
 
 def identity(context: sb.CellContext) -> Identity:
     """Which row it is; the public context does not tell the copies apart that a processor made."""
-    cell = context._cell  # type: ignore[attr-defined]
-    found: Identity = cell.group.rows.identity(cell.row)
+    row = context._task.row  # type: ignore[attr-defined]
+    found: Identity = context._group.rows.identity(row)  # type: ignore[attr-defined]
     return found
 
 

@@ -69,7 +69,7 @@ def _replay(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterab
                     )
             case (kind, str(column), int(row), _, asked, answer) if kind == ANSWER:
                 group.restore_answer(column, row, asked, answer)
-            case (kind, _, columns, resized, drops) if kind == REBUILT and group.frontier.barrier:
+            case (kind, _, columns, resized, drops) if kind == REBUILT and group.can_restore_rebuilt():
                 before = group.frontier.rows
                 after = rows.take_over(columns, tuple(resized), [Drop(**drop) for drop in drops])
                 group.restore_rebuilt(before, after)

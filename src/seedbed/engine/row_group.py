@@ -221,6 +221,18 @@ class RowGroup:
                 self._gates[step.node].settle(step.node, row)
         self._make_ready(ready)
 
+    def can_restore_rebuilt(self) -> bool:
+        """True if the rows that pre-batch processors returned still fit.
+
+        Not if the call of a stateful column from scratch was lost, here or in an earlier row group: then it is called,
+        and the rows are generated again, or the generator would continue without having seen them.
+        """
+        return self.frontier.barrier and not any(
+            self.frontier.missing_rows(step.node)
+            for step in self._shared.steps
+            if step.kind is Kind.FROM_SCRATCH and step.instance is not None
+        )
+
     def restore_rebuilt(self, before: int, after: int) -> None:
         """Pre-batch processors ran in an earlier run; `rows` holds what they returned."""
         for task in list(self._alive.get(GROUP, ())):
