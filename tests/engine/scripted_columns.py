@@ -22,7 +22,7 @@ import seedbed as sb
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from seedbed.engine.run import Run
+    from seedbed.engine.services import Services
     from seedbed.observe.events import Event
 
 Identity = tuple[int, int]  # its number, and 0 or which of the rows added behind that it is
@@ -240,7 +240,7 @@ class Watch:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.problems: list[str] = []
-        self.run: Run | None = None
+        self.run: Services | None = None
         self.instances: dict[int, list[tuple[int, int, int]]] = {}
         self._lock = threading.Lock()
         self._plays: Counter[tuple[str, Who]] = Counter()  # calls begun, refused ones too
@@ -267,7 +267,7 @@ class Watch:
         if self.run is None:
             return
         config = self.scenario.config
-        now = self.run.dispatcher.statistics()
+        now = self.run.scheduler.statistics()
         if now.submitted > config.max_submitted_tasks or now.active > config.max_active_tasks:
             self._problem(f"over the limits: {now}")
         if len(self.run.groups) > config.max_concurrent_row_groups:

@@ -138,7 +138,7 @@ async def threads_ended(result: Result) -> None:
 
 
 def _slots_taken(result: Result) -> int:
-    return 0 if result.run is None else result.run.dispatcher.statistics().active
+    return 0 if result.run is None else result.run.scheduler.statistics().active
 
 
 def check_all_is_back(result: Result) -> None:
@@ -147,12 +147,12 @@ def check_all_is_back(result: Result) -> None:
     assert result.watch.still_running == {}
     if run is None:
         return
-    limits = run.dispatcher.statistics()
+    limits = run.scheduler.statistics()
     assert (limits.submitted, limits.active, limits.queued) == (0, 0, 0)
     config = result.watch.scenario.config
     assert limits.submitted_peak <= config.max_submitted_tasks
     assert limits.active_peak <= config.max_active_tasks
-    assert run.groups == {}
+    assert run.scheduler.groups == {}
     assert not any(instance.busy for instance in run.instances.values())
     for throttle in run.throttles.statistics().values():
         assert (throttle.in_flight, throttle.waiting) == (0, 0)
