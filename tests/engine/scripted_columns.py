@@ -455,7 +455,7 @@ class Watch:
             self._running["group", context.row_group] += not spec.sync
             if spec.instance is not None:
                 self._running[instance] += 1
-                row = context._cell.row  # type: ignore[attr-defined]
+                row = context._task.row  # type: ignore[attr-defined]
                 self.instances[spec.instance].append((context.row_group, self._place[spec.name], row))
             self._check(spec, who)
         try:
