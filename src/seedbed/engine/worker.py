@@ -89,7 +89,7 @@ async def _generate(services: Services, group: OpenGroup, task: Task, context: C
     if step.kind is not Kind.CELL:
         return await _generate_group(services, group, task, context)
     work = bind_cell(step, group.rows.buffer, task.row, context)
-    if not step.needs_slot:
+    if step.call.is_async:
         result = await work()
     elif step.process:
         result = await services.processes.run(step.name, work)
@@ -124,10 +124,10 @@ async def _generate_group(
     def work() -> list[list[Any]]:
         return group_values(step, bind_group(step, make_argument(), context)(), len(rows))
 
-    if not step.needs_slot or step.process:
+    if step.call.is_async or step.process:
         argument = make_argument() if from_scratch else await services.store_thread(make_argument)
         bound = bind_group(step, argument, context)
-        result = await (services.processes.run(step.name, bound) if step.process else bound())
+        result = await (bound() if step.call.is_async else services.processes.run(step.name, bound))
         columns = group_values(step, result, len(rows))
     else:
         columns = await services.threads.run(task, group.nursery, work)

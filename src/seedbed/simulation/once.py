@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..engine.admission import run_build
+from ..engine.run import run_build
 from ..engine.signals import run_in_thread
 from ..errors import BuildError
 from ..observe.events import Events
@@ -94,7 +94,6 @@ async def _main(
     async with staged.source.resources(), trio.open_nursery() as nursery:
         if cancel is not None:
             cancel.append((trio.lowlevel.current_trio_token(), nursery.cancel_scope))
-        nursery.start_soon(staged.waits.run)
         nursery.start_soon(watch.keep_looking)
         try:
             report = await run_build(

@@ -16,7 +16,6 @@ from ..engine.plan import BuildPlan, plan_build
 from ..engine.processor import Stage
 from ..engine.source import DOMAINS, make_source
 from ..errors import ConfigError
-from ..generators import Call
 from ..graph import Kind, nearest
 from ..models.distributions import mean, stable_seed
 from ..recipe.custom import Custom
@@ -24,8 +23,8 @@ from ..recipe.expression import Expression
 from ..recipe.recipe import Recipe
 from ..recipe.validation import Validation
 from . import placeholders
-from .calls import Caller, Line, Processor, Waits
-from .fillers import CallFiller, CodeFiller, GuardedSkip, Notes, guarded, sampled_checks, with_callers
+from .calls import Caller, Grid, Line, Processor
+from .fillers import GuardedSkip, Notes, code_filler, guarded, model_filler, sampled_checks, with_callers
 from .models import SimulatedModel
 from .profiles import CallProfile, Measured, Resolved, check_names, of_script, resolve_profile
 
@@ -33,18 +32,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ..engine.config import RunConfig
-    from ..engine.plan import Step
     from ..engine.processor import Processor as RowProcessor
     from ..engine.source import Source
-    from ..generators import Column
-    from ..models.base import ModelSpec
+    from ..engine.tasks import Step
+    from ..generators import Column, SkipRule
     from ..recipe.spec import ColumnSpec
     from ..runtime.throttle import KeyLimits
 
-# The finest and, for many cells, the share of the shortest mean latency that instants are rounded to.
-_FINEST = 0.001
-_COARSE = 0.08
+
+# In a simulation of many calls instants are rounded to this share of the shortest mean latency.
 _MANY = 100_000
+_COARSE = 0.08
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +69,6 @@ class Staged:
 
     plan: BuildPlan
     source: Source
-    waits: Waits
     notes: Notes
     # By column and model: how its calls go, and where that is known from.
     profiles: Mapping[tuple[str, str], Resolved]
@@ -99,7 +96,7 @@ class _Staging:
         self._models: dict[str, SimulatedModel] = {
             alias: SimulatedModel(alias=alias, spec=spec, caller=self._model_caller) for alias, spec in specs.items()
         }
-        self._waits = Waits(_FINEST, random.Random(seed))
+        self._grid = Grid(0.0, random.Random(seed))
         self._processor = Processor(setting.overhead)
 
     def stage(self) -> Staged:
@@ -114,15 +111,14 @@ class _Staging:
             raise ConfigError(f"run_code names {unknown[0]!r}, which is no column{nearest(unknown[0], names)}")
         source = attrs.evolve(source, processors=self._safe_processors(source.processors))
         plan = plan_build(source, rows=setting.rows)
-        self._waits = Waits(self._grid(plan, specs), random.Random(stable_seed(self._seed, "grid")))
+        self._grid = Grid(self._rounding(plan, specs), random.Random(stable_seed(self._seed, "grid")))
         real: set[str] = set()  # columns that hold what a real run would put there
         steps = list(plan.steps)
         for node in plan.graph.order:
-            steps[node] = self._step(plan, steps[node], source.columns[node], specs[node], real)
+            steps[node] = self._step(plan, steps[node], specs[node], real)
         return Staged(
             plan=attrs.evolve(plan, steps=tuple(steps)),
             source=source,
-            waits=self._waits,
             notes=self._notes,
             profiles=self._profiles,
             aliases=self._aliases(plan),
@@ -159,18 +155,16 @@ class _Staging:
                 self._notes.say(f"{processor.label!r} is code of your own and is not run; it leaves all rows")
         return tuple(kept)
 
-    def _grid(self, plan: BuildPlan, specs: list[ColumnSpec | None]) -> float:
-        """How fine instants are told apart: in a large simulation by what its shortest calls need."""
-        calls = [
+    def _rounding(self, plan: BuildPlan, specs: list[ColumnSpec | None]) -> float:
+        latencies = [
             mean(self._resolve(step.name, alias, domain).profile.latency)
             for step, spec in zip(plan.steps, specs, strict=True)
             if step.key is not None
             for alias, domain, _ in self._asked(step, spec)
         ]
-        cells = plan.rows * len(calls)
-        if cells < _MANY:
-            return _FINEST
-        return max(_FINEST, _COARSE * min((each for each in calls if each > 0), default=_FINEST))
+        if plan.rows * len(latencies) < _MANY:
+            return 0.0
+        return _COARSE * min((each for each in latencies if each > 0), default=0.0)
 
     # Who is called.
 
@@ -216,122 +210,87 @@ class _Staging:
                 alias,
                 found.profile,
                 line=self._lines.setdefault(key, Line()),
-                waits=self._waits,
+                grid=self._grid,
                 # What a function of the user's does itself is not the engine's work.
                 processor=self._processor if domain != "code" else Processor(0.0),
                 seed=self._seed,
                 timeout=math.inf if model is None else model.timeout,
                 max_tokens=max_tokens,
+                prices=(0.0, 0.0) if model is None else (model.input_price / 1e6, model.output_price / 1e6),
             )
         return self._callers[column, alias]
 
     def _model_caller(self, alias: str, domain: str) -> Caller:
         return self._caller("", alias, domain, self._models[alias].key(domain))
 
-    def _prices(self, alias: str) -> tuple[float, float]:
-        spec: ModelSpec | None = self._models.get(alias)
-        return (0.0, 0.0) if spec is None else (spec.input_price / 1e6, spec.output_price / 1e6)
-
     # What fills a column.
 
-    def _step(self, plan: BuildPlan, step: Step, column: Column, spec: ColumnSpec | None, real: set[str]) -> Step:
-        own = step.call
-        assert own is not None  # a processor is no column
-        if step.skip is not None:
-            said = self._resolve(step.name, None, "code")
-            made_up = not real.issuperset(step.skip.requires)
-            # Over real values the rule itself knows better than an earlier run.
-            share = said.profile.skipped if made_up or said.origins.get("skipped") == "given" else None
-            if share is None and made_up:
-                self._notes.say(f"skip_when of column {step.name!r} reads made-up values: say the share that it skips")
-            rule = GuardedSkip(
-                step.name, step.skip, share, seed=stable_seed(self._seed, step.name, "skip"), notes=self._notes
-            )
-            step = attrs.evolve(step, skip=rule)
-        is_real = real.issuperset(step.inputs) and (step.skip is None or real.issuperset(step.skip.requires))
+    def _step(self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str]) -> Step:
+        """The step with what fills it in a simulation; where it stands, waits and holds slots is as in the build."""
+        column = step.column
+        assert column is not None  # a processor is no column
+        rule = column.skip
+        is_real = real.issuperset(step.inputs) and (rule is None or real.issuperset(rule.requires))
+        fill = self._filler(plan, step, spec, real, is_real=is_real)
+        if rule is not None:
+            rule = self._skip_rule(step.name, rule, made_up=not real.issuperset(rule.requires))
+        if fill is None and rule is None:
+            return step
+        generator = column.generator if fill is None else fill
+        runtime = column.runtime if fill is None else None
+        column = attrs.evolve(column, generator=generator, runtime=runtime, requires=column.inputs, skip=rule)
+        assert column.call is not None
+        return attrs.evolve(step, column=column, wants_context=column.call.wants_context)
+
+    def _skip_rule(self, name: str, rule: SkipRule, *, made_up: bool) -> GuardedSkip:
+        said = self._resolve(name, None, "code")
+        # Over real values the rule itself knows better than an earlier run.
+        share = said.profile.skipped if made_up or said.origins.get("skipped") == "given" else None
+        if share is None and made_up:
+            self._notes.say(f"skip_when of column {name!r} reads made-up values: say the share that it skips")
+        return GuardedSkip(name, rule, share, seed=stable_seed(self._seed, name, "skip"), notes=self._notes)
+
+    def _filler(
+        self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str], *, is_real: bool
+    ) -> Callable[..., Any] | None:
+        """What fills the column; None if that is its own generator as it is. Its outputs are added to `real`."""
+        own = step.call.function
         otherwise = placeholders.of_outputs(step.outputs, plan.declared, _own_function(spec, step))
         if isinstance(spec, Expression):
             real.update(step.outputs if is_real else ())
-            fill = guarded(step.name, own, self._notes)
-            call = attrs.evolve(own, function=fill, context_keyword="context")
-            return attrs.evolve(step, call=call, wants_context=True)
+            return guarded(step.name, own, self._notes)
         if isinstance(spec, Validation) and spec.kind not in ("remote", "callable"):
-            checks = sampled_checks(own, otherwise)
-            return attrs.evolve(step, call=attrs.evolve(own, function=checks, context_keyword=None))
-        if spec is not None and _is_ours(type(spec)) and not isinstance(spec, Custom | Validation):
-            if step.key is None:
-                real.update(step.outputs)
-                return step
-            dedupe = bool(getattr(spec, "dedupe", False))
-            if dedupe and not is_real:
-                self._notes.say(f"column {step.name!r}: dedupe is not simulated where prompts are made up")
-            ((alias, domain, key),) = self._asked(step, spec)
-            filler = CallFiller(
-                step.name,
-                own,
-                step.inputs,
-                self._caller(step.name, alias, domain, key, step.tokens),
-                prices=self._prices(alias),
-                otherwise=otherwise,
-                always=dedupe and is_real,
-                never_more=dedupe,
-                notes=self._notes,
-            )
-            return _filled(step, filler.fill)
-        return self._code(step, column, spec, otherwise, real if is_real else set())
+            return sampled_checks(own, otherwise)
+        if spec is None or not _is_ours(type(spec)) or isinstance(spec, Custom | Validation):
+            return self._code(step, spec, otherwise, real if is_real else set())
+        if step.key is None:
+            real.update(step.outputs)
+            return None
+        if getattr(spec, "dedupe", False) and not is_real:
+            self._notes.say(f"column {step.name!r}: dedupe compares prompts that are made up")
+        ((alias, domain, key),) = self._asked(step, spec)
+        caller = self._caller(step.name, alias, domain, key, step.tokens)
+        return model_filler(step.name, own, caller, otherwise, self._notes)
 
-    def _code(self, step: Step, column: Column, spec: ColumnSpec | None, otherwise: Any, real: set[str]) -> Step:
-        assert step.call is not None
+    def _code(self, step: Step, spec: ColumnSpec | None, otherwise: Any, real: set[str]) -> Callable[..., Any] | None:
         name = step.name
         asked = self._asked(step, spec) if step.key is not None else []
-        callers = [(self._caller(name, *each), self._prices(each[0]), each[2]) for each in asked]
+        callers = [(self._caller(name, *each), each[2]) for each in asked]
         if name in self._setting.run_code:
             real.update(step.outputs)
-            if not step.call.is_async or column.kind is not Kind.CELL:
-                return step
-            function = with_callers(step.call.function, {caller.alias: caller for caller, _, _ in callers})
-            return attrs.evolve(
-                step,
-                call=attrs.evolve(step.call, function=function),
-                direct=None if step.direct is None else function,
-            )
-        if step.allow_resize:
-            raise ConfigError(f"column {name!r} may resize, and only its own code knows how: say run_code={name!r}")
-        own = self._caller(name, name, "code", name) if not callers else callers[0][0]
+            if not step.call.is_async:
+                return None
+            return with_callers(step.call.function, {caller.alias: caller for caller, _ in callers})
+        own = callers[0][0] if callers else self._caller(name, name, "code", name)
         if not (isinstance(spec, Validation) and spec.kind == "remote"):
             takes = "" if callers or own.profile.latency else ", takes no time"
             self._notes.say(f"column {name!r} is code of your own: it is not run{takes} and gives {otherwise!r}")
-        filler = CodeFiller(
-            column.kind,
-            step.outputs,
-            otherwise,
-            own=own,
-            # The first one's calls go under the permit that the task is started with.
-            callers=[(caller, prices, None if key == step.key else key) for caller, prices, key in callers],
-        )
-        return _filled(step, filler.fill) if column.kind is Kind.CELL else _filled_group(step, filler.fill_group)
-
-
-def _filled(step: Step, fill: Callable[..., Any]) -> Step:
-    """The step of a cell with another function, which gets the context and the inputs by position."""
-    call = Call(function=fill, is_async=True, positional=(None, *step.inputs), keywords=(), context_keyword=None)
-    return attrs.evolve(
-        step,
-        call=call,
-        positional=call.positional,
-        wants_context=True,
-        direct=fill if len(step.outputs) == 1 and not step.allow_resize else None,
-    )
-
-
-def _filled_group(step: Step, fill: Callable[..., Any]) -> Step:
-    call = Call(function=fill, is_async=True, positional=(), keywords=(), context_keyword="context")
-    return attrs.evolve(step, call=call, positional=(), wants_context=True)
+        assert isinstance(step.kind, Kind)
+        return code_filler(step.kind, step.outputs, otherwise, own, callers)
 
 
 def _own_function(spec: ColumnSpec | None, step: Step) -> Callable[..., Any]:
     """The function that a user wrote; what the engine calls may be a wrapper that says nothing of types."""
-    assert step.call is not None
     function = getattr(spec, "function", None)
     return function if callable(function) else step.call.function
 

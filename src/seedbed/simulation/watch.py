@@ -105,13 +105,13 @@ class Watch:
                 interval *= 2
 
     def _look(self, run: Run) -> None:
-        dispatcher, config = run.dispatcher, run.plan.config
-        counts = dispatcher.statistics()
+        scheduler, config = run.scheduler, run.plan.config
+        counts, groups = scheduler.statistics(), scheduler.groups
         keys: dict[str, _Key] = {}
         for key in run.throttles.keys():  # noqa: SIM118  it is no mapping
             throttle = run.throttles.get(key)
             self._ceilings[key] = throttle.limits.max_parallel_requests
-            keys[key] = _Key(throttle.in_flight, throttle.limit, dispatcher.waiting(key))
+            keys[key] = _Key(throttle.in_flight, throttle.limit, scheduler.waiting(key))
         self._looks.append(
             _Look(
                 trio.current_time() - run.started,
@@ -119,9 +119,9 @@ class Watch:
                 counts.submitted,
                 counts.active,
                 counts.queued,
-                len(run.groups),
+                len(groups),
                 # They are admitted in order.
-                max(run.groups, default=run.plan.group_count) + 1 < run.plan.group_count,
+                max(groups, default=run.plan.group_count) + 1 < run.plan.group_count,
                 counts.submitted < config.max_submitted_tasks and counts.active < config.max_active_tasks,
             )
         )
