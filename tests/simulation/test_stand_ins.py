@@ -245,23 +245,6 @@ def test_stateful_columns_keep_their_order() -> None:
     assert found.seconds == pytest.approx(5.0, abs=0.1)
 
 
-def test_a_column_that_resizes_needs_its_own_code() -> None:
-    """Only the function knows how many rows it makes of one."""
-
-    def two(topic: str) -> list[str]:
-        return [topic, topic]
-
-    def topics(rows: range) -> list[str]:
-        return ["tea"] * len(rows)
-
-    columns = [sb.Column("topic", topics, kind="from_scratch"), sb.Column("twice", two, allow_resize=True)]
-    config = sb.RunConfig(engine="sequential")
-    with pytest.raises(sb.ConfigError, match="column 'twice' may resize"):
-        simulate(columns, rows=3, config=config)
-    found = simulate(columns, rows=3, config=config, run_code=["twice", "topic"])
-    assert found.base.written.mean == 6
-
-
 @pytest.mark.parametrize(
     ("annotation", "expression"),
     [

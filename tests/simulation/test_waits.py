@@ -1,66 +1,44 @@
-"""Waiting on a grid: on average as long as asked for, and cancelled like any other wait."""
+"""Waiting in a simulation: rounded instants are right on average, and calls share one processor."""
 
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from trio.testing import MockClock
 
-from seedbed.simulation.calls import Processor, Waits
+from seedbed.simulation.calls import Grid, Processor
+
+if TYPE_CHECKING:
+    from trio.testing import MockClock
 
 
-async def wait_for(waits: Waits, seconds: float, times: int) -> list[float]:
+async def wait_for(grid: Grid, seconds: float, times: int) -> list[float]:
     """How long each wait took."""
     took: list[float] = []
 
     async def one() -> None:
         began = trio.current_time()
-        await waits.sleep(seconds)
+        await grid.sleep(seconds)
         took.append(trio.current_time() - began)
 
-    async with trio.open_nursery() as outer:
-        outer.start_soon(waits.run)
-        async with trio.open_nursery() as nursery:
-            for _ in range(times):
-                nursery.start_soon(one)
-        outer.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        for _ in range(times):
+            nursery.start_soon(one)
     return took
 
 
-def test_a_fine_grid_is_exact() -> None:
-    """A wait of whole milliseconds takes them."""
-    took = trio.run(wait_for, Waits(0.001, random.Random(1)), 0.25, 5, clock=MockClock(autojump_threshold=0))
-    assert took == [pytest.approx(0.25)] * 5
+async def test_without_a_grid_waits_are_exact(autojump_clock: MockClock) -> None:
+    """A wait takes as long as it is asked to."""
+    assert await wait_for(Grid(0.0, random.Random(1)), 0.2503, 5) == [pytest.approx(0.2503)] * 5
 
 
-def test_a_coarse_grid_is_right_on_average() -> None:
+async def test_a_grid_is_right_on_average(autojump_clock: MockClock) -> None:
     """Instants are rounded up and down so often that nothing is longer or shorter in the end."""
-    took = trio.run(wait_for, Waits(1.0, random.Random(1)), 2.25, 4_000, clock=MockClock(autojump_threshold=0))
+    took = await wait_for(Grid(1.0, random.Random(1)), 2.25, 4_000)
     assert {round(each, 6) for each in took} == {2.0, 3.0}
     assert sum(took) / len(took) == pytest.approx(2.25, rel=0.02)
-
-
-async def test_a_wait_can_be_cancelled(autojump_clock: MockClock) -> None:
-    """A cancelled wait ends at once and is not woken later."""
-    waits = Waits(0.001, random.Random(1))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(waits.run)
-        with trio.move_on_after(1.0) as scope:
-            await waits.sleep(10.0)
-        assert scope.cancelled_caught
-        assert trio.current_time() == pytest.approx(1.0)
-        await trio.sleep(20.0)
-        nursery.cancel_scope.cancel()
-
-
-async def test_no_wait_is_a_checkpoint(autojump_clock: MockClock) -> None:
-    """Even nothing to wait for lets others run, and can be cancelled."""
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await Waits(0.001, random.Random(1)).sleep(0.0)
-    assert scope.cancelled_caught
 
 
 async def test_calls_have_the_processor_one_after_the_other(autojump_clock: MockClock) -> None:

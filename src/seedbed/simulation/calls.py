@@ -23,7 +23,7 @@ class Grid:
     """Rounds instants, so that calls of a large simulation that end at about the same time end in one step of the loop.
 
     Up or down by chance, by how near each is, so that on average nothing takes longer or shorter. Without it 100,000
-    rows take half as long again (benchmarks/simulation.py).
+    rows take longer (benchmarks/simulation.py).
     """
 
     def __init__(self, seconds: float, rng: random.Random) -> None:
@@ -87,7 +87,7 @@ class Caller:
         self._processor = processor
         self._timeout = timeout
         self._prices = prices
-        self._chance = rng.random
+        self.chance = rng.random
         self._latency = drawer(profile.latency, rng)
         self._quick = drawer(profile.refusal_latency, rng)
         self._input = None if profile.input_tokens is None else drawer(profile.input_tokens, rng)
@@ -97,17 +97,17 @@ class Caller:
         self._fails = self._refused + (profile.failed or 0.0)
         calls = profile.calls or 1.0
         self._whole_calls, self._more = int(calls), calls - int(calls)
-        self._rendered = 0  # tokens of the prompt that was rendered last, for calls without one
-
-    def count(self) -> int:
-        """How many calls the next cell makes."""
-        return self._whole_calls + (self._more > 0 and self._chance() < self._more)
+        self._rendered: list[int] = []  # tokens of prompts that were rendered, for calls whose prompt is not
 
     def tokens(self, rendered: int | None = None) -> tuple[int, int]:
         """The usage of a call; the tokens of its prompt count unless the profile has others."""
-        if rendered is not None:
-            self._rendered = rendered
-        asked = self._rendered if self._input is None else self._input()
+        if self._input is not None:
+            asked = self._input()
+        elif rendered is not None:
+            self._rendered.append(rendered)
+            asked = rendered
+        else:
+            asked = self._rendered[int(self.chance() * len(self._rendered))] if self._rendered else 0
         return max(0, round(asked)), min(self._most, max(0, round(self._output())))
 
     async def call(self) -> None:
@@ -116,7 +116,7 @@ class Caller:
         if profile.capacity is not None and line.in_flight >= profile.capacity:
             await self._refuse()
         if self._fails:
-            chance = self._chance()
+            chance = self.chance()
             if chance < self._refused:
                 await self._refuse()
             if chance < self._fails:
@@ -131,8 +131,13 @@ class Caller:
         if seconds > self._timeout:
             raise Retryable(f"{self._name}: no answer within {self._timeout:g} s (simulated)")
 
-    async def make_calls(self, context: CellContext, count: int, *, key: str | None = None) -> None:
-        """Make calls that no model client makes, under permits of `key` (the column's own if not given)."""
+    async def make_calls(self, context: CellContext, *, key: str | None = None) -> None:
+        """Make the calls of one cell that its generator is not run for, under permits of `key` (None: the column's)."""
+        count = self._whole_calls + (self._more > 0 and self.chance() < self._more)
+        if count == 1 and key is None:
+            # Most cells: under the permit that the task was started with, as it settles it (benchmarks/simulation.py).
+            await self._send(context)
+            return
         for _ in range(count):
             await context.call(partial(self._send, context), key=key)
 

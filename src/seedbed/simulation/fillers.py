@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..generators import CellContext, SkipRule
     from .calls import Caller
 
-# Rows that a local check is run on; the others repeat their verdicts.
-_CHECKED = 48
+# So many cells of a column are filled as in a build, with answers that fit; the others repeat what these gave.
+LEARNED = 48
 _LONGEST = 160  # of what is quoted of an error
 
 
@@ -51,39 +51,58 @@ def with_callers(function: Callable[..., Any], callers: Mapping[str, Caller]) ->
 
 
 def model_filler(
-    column: str, function: Callable[..., Any], caller: Caller, otherwise: Any, notes: Notes
+    column: str,
+    function: Callable[..., Any],
+    caller: Caller,
+    otherwise: Any,
+    notes: Notes,
+    *,
+    always: bool,
+    never_more: bool,
 ) -> Callable[..., Any]:
-    """A column of model calls, as it is; a cell for which no answer could be made up is `otherwise`."""
+    """A column of model calls: its own generator fills the first cells, the others make a call and repeat their values.
+
+    Rendering every prompt and reading every answer takes twice as long (benchmarks/simulation.py). With `always`
+    every cell goes that way, because its prompt decides whether there is a call; with `never_more` no more than the
+    first few do, even if none of them has an answer yet.
+    """
     generate = with_callers(function, {caller.alias: caller})
+    started, pool = 0, list[Any]()
 
     async def fill(context_: CellContext, /, **values: Any) -> Any:
-        try:
-            value = await generate(context_, **values)
-        except (RateLimited, Retryable):
-            raise
-        except Exception as error:  # noqa: BLE001  a made-up answer may not fit what a real one would
-            notes.say(f"column {column!r}: no answer that fits could be made up ({_short(error)})")
-            value = otherwise
-        # Calls beyond the first are repairs, which made-up answers do not need.
-        await caller.make_calls(context_, caller.count() - 1)
-        return value
+        nonlocal started
+        if always or started < LEARNED or not (pool or never_more):
+            started += 1
+            try:
+                value = await generate(context_, **values)
+            except (RateLimited, Retryable):
+                raise
+            except Exception as error:  # noqa: BLE001  a made-up answer may not fit what a real one would
+                notes.say(f"column {column!r}: no answer that fits could be made up ({_short(error)})")
+                value = otherwise
+            if len(pool) < LEARNED:
+                pool.append(value)
+            return value
+        await caller.make_calls(context_)
+        return pool[int(caller.chance() * len(pool))] if pool else otherwise
 
     return fill
 
 
 def code_filler(
-    kind: Kind, outputs: Sequence[str], value: Any, own: Caller, callers: Sequence[tuple[Caller, str]]
+    kind: Kind, outputs: Sequence[str], value: Any, own: Caller, callers: Sequence[tuple[Caller, str | None]]
 ) -> Callable[..., Any]:
     """A column of a user's function, which is not run: it takes its time, makes its calls, gives a placeholder.
 
-    Callers have their throttle keys; without any, the function itself takes as long as a call of `own`.
+    Callers have their throttle keys, None for the column's own; without any caller the function takes as long as a call
+    of `own`.
     """
 
     async def work(context: CellContext) -> None:
         if not callers:
             await own.call()
         for caller, key in callers:
-            await caller.make_calls(context, caller.count(), key=key)
+            await caller.make_calls(context, key=key)
 
     async def fill(context_: CellContext, /, **_values: Any) -> Any:
         await work(context_)
@@ -125,7 +144,7 @@ def sampled_checks(function: Callable[..., Any], value: Any) -> Callable[..., An
     def fill(frame: pl.DataFrame) -> list[Any]:
         if not pool:
             try:
-                pool.extend(function(frame.head(_CHECKED)))
+                pool.extend(function(frame.head(LEARNED)))
             except Exception:  # noqa: BLE001  made-up values may be wrong in any way
                 pool.append(value)
         return [pool[row % len(pool)] for row in range(frame.height)]

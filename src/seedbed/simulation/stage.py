@@ -266,16 +266,20 @@ class _Staging:
         if step.key is None:
             real.update(step.outputs)
             return None
-        if getattr(spec, "dedupe", False) and not is_real:
-            self._notes.say(f"column {step.name!r}: dedupe compares prompts that are made up")
+        dedupe = bool(getattr(spec, "dedupe", False))
+        if dedupe and not is_real:
+            self._notes.say(f"column {step.name!r}: dedupe is not simulated where prompts are made up")
         ((alias, domain, key),) = self._asked(step, spec)
         caller = self._caller(step.name, alias, domain, key, step.tokens)
-        return model_filler(step.name, own, caller, otherwise, self._notes)
+        return model_filler(
+            step.name, own, caller, otherwise, self._notes, always=dedupe and is_real, never_more=dedupe
+        )
 
     def _code(self, step: Step, spec: ColumnSpec | None, otherwise: Any, real: set[str]) -> Callable[..., Any] | None:
         name = step.name
         asked = self._asked(step, spec) if step.key is not None else []
-        callers = [(self._caller(name, *each), each[2]) for each in asked]
+        # The calls of the column's own key go under the permit that the task is started with.
+        callers = [(self._caller(name, *each), None if each[2] == step.key else each[2]) for each in asked]
         if name in self._setting.run_code:
             real.update(step.outputs)
             if not step.call.is_async:
