@@ -185,7 +185,7 @@ class SeedSource:
                     self._local = self._copy(path)
                     return
             self._database.register_filesystem(self._remote)
-        except Exception as error:  # noqa: BLE001  each filesystem has errors of its own
+        except Exception as error:  # each filesystem has errors of its own
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
             problem = f"column {self.spec.name!r}: {path!r} cannot be opened: {first_lines(cause)}"
             raise ConfigError(problem) from error
