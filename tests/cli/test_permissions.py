@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from command import TEXT, recipe, seedbed
 
-from seedbed.testing import serve_openai
+from seedbed.testing import serve_openai_sync
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ def test_resume_needs_the_permissions_of_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("allowed", [False, True])
 def test_headers_and_urls_are_in_the_hands_of_the_user(tmp_path: Path, allowed: bool) -> None:
     """A variable in a header goes nowhere unless it is allowed; servers are listed before they are contacted."""
-    with serve_openai() as server:
+    with serve_openai_sync() as server:
         path = recipe(tmp_path, TEXT)
         model = f"{{base_url: '{server.url}', model: m, headers: {{x-org: '${{ORGANIZATION}}'}}}}"
         path.write_text(path.read_text().replace("{type: scripted, input_price: 1.0, output_price: 1.0}", model))
