@@ -12,6 +12,7 @@ from ..errors import ConfigError, ManifestError, StoreError
 from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
 from ..models import MODEL_TYPES, open_http, open_models
+from ..recipe.access import Grants
 from ..recipe.custom import Custom
 from ..recipe.dump import recipe_text
 from ..recipe.load import load_recipe as load_with
@@ -61,17 +62,29 @@ class Source:
         return None if self.recipe is None else recipe_text(self.recipe)
 
 
-def load_recipe(path: str | os.PathLike[str], *, allow_code: bool = False) -> Recipe:
+def load_recipe(
+    path: str | os.PathLike[str],
+    *,
+    allow_code: bool = False,
+    allow_paths: Iterable[str | os.PathLike[str]] = (),
+    allow_env: Iterable[str] = (),
+) -> Recipe:
     """Read a recipe file (YAML, TOML or JSON); raises one error that lists everything that is wrong with it.
 
-    Functions of the user's are imported only with `allow_code=True`.
+    Functions of the user's are imported only with `allow_code=True`. The recipe may read files below its own folder and
+    below `allow_paths`; its headers may send the environment variables `allow_env` and those of an `api_key_env`.
     """
-    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=allow_code)
-    return load_with(path, known, allow_code=allow_code)
+    return load_granted(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
 
 
-def stored_recipe(directory: Path, *, allow_code: bool = False) -> Recipe:
-    """The recipe that is kept with a dataset."""
+def load_granted(path: str | os.PathLike[str], grants: Grants) -> Recipe:
+    """`load_recipe` with what the user grants in one value."""
+    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=grants.code)
+    return load_with(path, known, grants=grants)
+
+
+def stored_recipe(directory: Path, grants: Grants) -> Recipe:
+    """The recipe that is kept with a dataset. The folder that it came from grants nothing: anyone can name one."""
     path = directory / RECIPE_NAME
     if not path.exists():
         header = read_manifest(directory).manifest.header
@@ -81,7 +94,7 @@ def stored_recipe(directory: Path, *, allow_code: bool = False) -> Recipe:
             )
         # A process that died right after it had made the directory.
         keep_recipe(directory, header.recipe)
-    return load_recipe(path, allow_code=allow_code)
+    return load_granted(path, grants)
 
 
 def keep_recipe(directory: Path, text: str) -> None:
@@ -166,6 +179,7 @@ def _compile(
         base=recipe.base,
         artifacts=artifacts,
         allow_code=allow_code,
+        access=recipe.access,
     )
     columns = recipe.resolve(lambda spec: make_column(spec, environment))
     used = used_models(recipe.columns, environment)

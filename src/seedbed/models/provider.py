@@ -147,10 +147,18 @@ class HttpModel(Limits):
         options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout, self.http2)
         return " ".join(map(str, options))
 
+    @property
+    def header_env(self) -> tuple[str, ...]:
+        """The environment variables that its headers name."""
+        return tuple(name for value in self.headers.values() for name in _VARIABLE.findall(value))
+
+    def urls(self) -> tuple[str, ...]:
+        """Where it is, to be listed before a run."""
+        return (self.base_url,)
+
     def problems(self) -> list[str]:
         """Environment variables that are missing."""
-        names = [self.api_key_env] if self.api_key_env else []
-        names += [name for value in self.headers.values() for name in _VARIABLE.findall(value)]
+        names = [*([self.api_key_env] if self.api_key_env else []), *self.header_env]
         return [
             f"model {self.model!r} at {self.base_url} needs the environment variable {name}, which is not set"
             for name in dict.fromkeys(names)

@@ -10,6 +10,7 @@ import attrs
 
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import nearest
+from .access import Access, Grants
 from .document import Document, read_document
 from .recipe import Lost, Recipe
 
@@ -42,18 +43,27 @@ class Vocabulary:
     make: Callable[[Recipe], Callable[[ColumnSpec], ColumnLike]] | None = None
 
 
-def load_recipe(path: str | os.PathLike[str], known: Vocabulary, *, allow_code: bool = False) -> Recipe:
+def load_recipe(
+    path: str | os.PathLike[str], known: Vocabulary, *, allow_code: bool = False, grants: Grants | None = None
+) -> Recipe:
     """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
 
-    Code that the file names as `module:name` is refused unless `allow_code` is set.
+    Code that the file names as `module:name` is refused unless `allow_code` is set. It may read below its own folder,
+    and what `grants` allow besides.
     """
     path = Path(path)
-    return read_recipe(read_document(path), known, base=path.parent, allow_code=allow_code)
+    # Absolute, because the recipe is stored with its dataset, in another folder.
+    folder = path.parent.absolute()
+    grants = grants or Grants(code=allow_code)
+    access = Access(folder=folder, grants=grants)
+    return read_recipe(read_document(path), known, base=folder, allow_code=grants.code, access=access)
 
 
-def read_recipe(document: Document, known: Vocabulary, *, base: Path, allow_code: bool = False) -> Recipe:
+def read_recipe(
+    document: Document, known: Vocabulary, *, base: Path, allow_code: bool = False, access: Access | None = None
+) -> Recipe:
     """Make a recipe of what was read from a file; relative paths begin at `base`."""
-    return _Reader(document, known, allow_code).read(base)
+    return _Reader(document, known, allow_code).read(base, access)
 
 
 class _Reader:
@@ -65,7 +75,7 @@ class _Reader:
         self._allow_code = allow_code
         self._problems: list[str] = [*document.problems]
 
-    def read(self, base: Path) -> Recipe:
+    def read(self, base: Path, access: Access | None) -> Recipe:
         data = self._document.data
         for key in data:
             if key not in _KEYS:
@@ -107,6 +117,7 @@ class _Reader:
             run=run,
             name=data.get("name"),
             base=base / str(data.get("base", "")),
+            access=access,
         )
         if self._problems and self._known.make is not None:
             self._problems += map(self._document.placed, recipe.problems(self._known.make(recipe), lost=lost))

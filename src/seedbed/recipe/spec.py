@@ -70,6 +70,15 @@ class ColumnSpec:
         function = getattr(self, "function", None)
         return (function,) if isinstance(function, str) else ()
 
+    def paths(self) -> tuple[str, ...]:
+        """The local files that it names."""
+        return ()
+
+    def urls(self) -> tuple[str, ...]:
+        """The URLs that it contacts, which are listed before a run; its field `url`."""
+        url = getattr(self, "url", None)
+        return (url,) if isinstance(url, str) else ()
+
 
 def skip_rule(spec: ColumnSpec) -> SkipRule | None:
     """What its `skip_when` needs and how it is decided; None where it has none."""
