@@ -8,15 +8,16 @@ Failures come out as `Retryable` (timeouts, lost connections, answers that are c
 from __future__ import annotations
 
 import ssl
+import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol
-from urllib.parse import quote, urlsplit
 
 import attrs
 import httptools
 import trio
 
-from ..errors import ConfigError, Permanent, Retryable
+from ..errors import CellError, ConfigError, Permanent, Retryable
+from .urls import split_url
 from .wire import connect
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ MAX_BODY = 256 * 1024 * 1024
 _STALE_WITHIN = 1.0
 # Connections that nothing used for so long are not trusted any more: middle boxes forget them without a word.
 _IDLE_FOR = 55.0
-# What may stand in a URL as it is; the rest is written as %xx, and so is what is not ASCII.
-_PATH_SAFE = "/%:@!$&'()*+,;=~?"
 
 
 @attrs.frozen
@@ -110,24 +109,21 @@ class Http1Client:
         self._pools: dict[tuple[str, str, int], _Pool] = {}
 
     def endpoint(self, method: str, url: str, headers: Mapping[str, str]) -> Endpoint:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"{url!r} is not an http or https URL")
+        try:
+            parts = split_url(url)
+        except ValueError as error:
+            raise ConfigError(f"a URL {error}") from None
         check_headers(headers)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        origin = parts.scheme, parts.hostname, port
+        origin = parts.scheme, parts.host, parts.port
         pool = self._pools.get(origin)
         if pool is None:
             context = None
             if parts.scheme == "https":
                 context = self._ssl_context = self._ssl_context or ssl.create_default_context()
             pool = self._pools[origin] = _Pool(
-                parts.hostname, port, context, self._connect_timeout, self._max_connections
+                parts.host, parts.port, context, self._connect_timeout, self._max_connections
             )
-        target = quote(parts.path, safe=_PATH_SAFE) or "/"
-        if parts.query:
-            target += f"?{quote(parts.query, safe=_PATH_SAFE)}"
-        lines = [f"{method} {target} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
+        lines = [f"{method} {parts.target} HTTP/1.1", f"host: {parts.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return _Http1Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
 
@@ -216,8 +212,8 @@ class _Http1Endpoint:
         await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         with trio.move_on_after(self._timeout):
-            response = await self._exchange(message, fresh=False)
-            return response or await self._fresh_exchange(message)
+            response = await self._exchange(message, fresh=False) or await self._fresh_exchange(message)
+            return _decode(response, self._pool.name) if "content-encoding" in response.headers else response
         raise Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
 
     async def _fresh_exchange(self, message: bytes) -> HttpResponse:
@@ -333,6 +329,46 @@ class _Connection:
     def _refuse(self, complaint: str) -> NoReturn:
         self._complaint = complaint
         raise ValueError(complaint)  # stops the parser, which wraps it in an error of its own
+
+
+def _decode(response: HttpResponse, name: str) -> HttpResponse:
+    """The answer with its body as it was before it was compressed. Raises where that cannot be found out.
+
+    An error status says enough without its body, and decides alone.
+    """
+    body = response.body
+    encodings = [each.strip().lower() for each in response.headers["content-encoding"].split(",")]
+    try:
+        for encoding in reversed(encodings):  # the last one was applied last
+            if encoding in {"gzip", "x-gzip", "deflate"}:
+                body = _inflate(body)
+            elif encoding not in {"", "identity"}:
+                raise Permanent(f"{name} sent a body with content-encoding {encoding!r}, which was not asked for")
+    except (zlib.error, EOFError) as error:
+        failure: CellError = Retryable(f"{name} sent a body that is not {encoding} although it says so ({error})")
+    except CellError as error:
+        failure = error
+    else:
+        return attrs.evolve(response, body=body)
+    if 200 <= response.status < 300:
+        raise failure
+    return attrs.evolve(response, body=str(failure).encode())
+
+
+def _inflate(data: bytes) -> bytes:
+    """Decompress gzip or zlib, or deflate without a header, which some servers send under its name."""
+    whole = bytearray()
+    # 47: the header decides which of the two it is; -15: there is none.
+    window = 47 if data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and int.from_bytes(data[:2]) % 31 == 0) else -15
+    while data:  # gzip files may follow each other
+        stream = zlib.decompressobj(window)
+        whole += stream.decompress(data, MAX_BODY + 1 - len(whole))
+        if len(whole) > MAX_BODY:
+            raise Retryable(f"more than {MAX_BODY} bytes of body")
+        if not stream.eof:
+            raise EOFError("its end is missing")
+        data = stream.unused_data.lstrip(b"\0")
+    return bytes(whole)
 
 
 def _reason(error: OSError) -> str:

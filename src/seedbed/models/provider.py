@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
 import attrs
 
@@ -18,6 +17,7 @@ from .base import HOW
 from .distributions import check_distribution
 from .http import check_headers
 from .mapping import name_model
+from .urls import split_url
 
 if TYPE_CHECKING:
     from .http import Endpoint, HttpClient, HttpResponse
@@ -29,12 +29,13 @@ _SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|[-
 
 def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse what is not a plain http or https URL; a password in it would end up in messages."""
-    parts = urlsplit(value) if isinstance(value, str) else None
-    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"{attribute.name} must be an http or https URL, not {value!r}")
-    if _SECRET_HEADER.search(parts.query):
+    try:
+        url = split_url(value)
+    except ValueError as error:
+        raise ConfigError(f"{attribute.name} {error}") from None
+    if _SECRET_HEADER.search(url.target.partition("?")[2]):
         raise ConfigError(f"{attribute.name} must not contain a key; use api_key_env or headers")
-    if parts.username or parts.password:
+    if url.username or url.password:
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
 
