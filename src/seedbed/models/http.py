@@ -1,12 +1,16 @@
 """A small HTTP/1.1 client: what a model call needs and nothing more, because every call pays for it.
 
 Connections are kept alive and pooled per origin; httptools parses. A call that is cancelled closes its connection.
-Failures come out as `Retryable` (timeouts, lost connections, answers that are cut short or are not HTTP) or `Permanent`
-(a certificate that does not verify); statuses are the caller's.
+Failures come out as `Retryable` (timeouts, lost connections, answers that are cut short or are not HTTP), `RateLimited`
+(no file descriptor is left for another connection) or `Permanent` (a certificate that does not verify); statuses are
+the caller's.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import ssl
 import zlib
 from contextlib import asynccontextmanager
@@ -16,7 +20,7 @@ import attrs
 import httptools
 import trio
 
-from ..errors import CellError, ConfigError, Permanent, Retryable
+from ..errors import CellError, ConfigError, Permanent, RateLimited, Retryable
 from .urls import split_url
 from .wire import connect
 
@@ -35,6 +39,9 @@ MAX_BODY = 256 * 1024 * 1024
 _STALE_WITHIN = 1.0
 # Connections that nothing used for so long are not trusted any more: middle boxes forget them without a word.
 _IDLE_FOR = 55.0
+# Descriptors that connections leave to the rest of the process. Without them a checkpoint could not open its files, the
+# run would end, and answers that had arrived would be paid for again.
+_RESERVED_FILES = 8
 
 
 @attrs.frozen
@@ -50,7 +57,7 @@ class Endpoint(Protocol):
     """One URL with its method and headers, ready to be called."""
 
     async def send(self, body: bytes = b"") -> HttpResponse:
-        """Make one call. Raises `Retryable` or `Permanent` where there is no answer."""
+        """Make one call. Raises `Retryable`, `RateLimited` or `Permanent` where there is no answer."""
         ...
 
 
@@ -132,6 +139,26 @@ class Http1Client:
             pool.close()
 
 
+class _Connecting:
+    """The connections that are being opened, by all clients: descriptors are those of the process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def leave_too_few_files(self) -> bool:
+        """Whether one more connection would take a descriptor that the rest of the process may need."""
+        try:
+            # A new descriptor has the lowest number that is free, so every lower one is in use.
+            free = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            return True
+        os.close(free)
+        return free + self.count >= _file_limit() - _RESERVED_FILES
+
+
+_connecting = _Connecting()
+
+
 class _Pool:
     """The connections of one origin."""
 
@@ -144,6 +171,7 @@ class _Pool:
         self._context = context
         self._connect_timeout = connect_timeout
         self._free = trio.Semaphore(max_connections)
+        self._opened = 0  # connections that are open, busy or idle
         # Last used last: those at the front go stale first and are closed first.
         self._idle: list[_Connection] = []
         self._is_closed = False
@@ -159,16 +187,19 @@ class _Pool:
                 connection = self._idle.pop()
                 if now - (connection.idle_since or 0.0) < _IDLE_FOR and connection.wire.is_quiet():
                     return connection
-                connection.wire.close()
+                self._close(connection)
             return await self._open()
         except BaseException:
             self._free.release()
             raise
 
     async def _open(self) -> _Connection:
+        if (self._opened or _connecting.count) and _connecting.leave_too_few_files():
+            raise self._too_many_files()
+        _connecting.count += 1
         try:
             with trio.fail_after(self._connect_timeout):
-                return _Connection(await connect(self._host, self._port, self._context), self.name)
+                wire = await connect(self._host, self._port, self._context)
         except trio.TooSlowError as error:
             raise Retryable(f"no connection to {self.name} within {self._connect_timeout:g} s") from error
         except ssl.SSLCertVerificationError as error:
@@ -176,25 +207,42 @@ class _Pool:
                 f"the certificate of {self.name} does not verify: {error.verify_message or error}"
             ) from error
         except OSError as error:
+            if _first_cause(error).errno in {errno.EMFILE, errno.ENFILE}:
+                raise self._too_many_files() from error
             raise Retryable(f"no connection to {self.name}: {_reason(error)}") from error
+        finally:
+            _connecting.count -= 1
+        self._opened += 1
+        return _Connection(wire, self.name)
+
+    def _too_many_files(self) -> RateLimited:
+        """Flow control: nothing was sent, and as many calls as there are descriptors for can be under way."""
+        return RateLimited(
+            f"no connection to {self.name}: too many open files (ulimit -n is {_file_limit()}); raise that limit or "
+            "lower max_parallel_requests"
+        )
 
     def put(self, connection: _Connection) -> None:
         """Take back a connection that can be used again."""
         self._free.release()
         if self._is_closed:
-            connection.wire.close()
+            self._close(connection)
             return
         connection.idle_since = trio.current_time()
         self._idle.append(connection)
 
     def discard(self, connection: _Connection) -> None:
         self._free.release()
+        self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self._opened -= 1
         connection.wire.close()
 
     def close(self) -> None:
         self._is_closed = True
         while self._idle:
-            self._idle.pop().wire.close()
+            self._close(self._idle.pop())
 
 
 class _Http1Endpoint:
@@ -371,10 +419,19 @@ def _inflate(data: bytes) -> bytes:
     return bytes(whole)
 
 
-def _reason(error: OSError) -> str:
-    tried = error.__cause__  # one for each address of the host, as trio tells it
+def _first_cause(error: OSError) -> OSError:
+    tried = error.__cause__  # a group of one for each address of the host, as trio reports it
     if isinstance(tried, BaseExceptionGroup) and isinstance(tried.exceptions[0], OSError):
-        error = tried.exceptions[0]
+        return tried.exceptions[0]
+    return error
+
+
+def _reason(error: OSError) -> str:
+    error = _first_cause(error)
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed the connection without an answer (reset)"
     return error.strerror or str(error) or type(error).__name__
+
+
+def _file_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
