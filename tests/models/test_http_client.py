@@ -3,9 +3,6 @@ from __future__ import annotations
 import gzip
 import re
 import ssl
-import subprocess
-import sys
-import textwrap
 import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -435,48 +432,6 @@ async def test_closing_a_client_closes_what_is_idle() -> None:
         assert not connection.wire.is_quiet()
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2."""
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-async def test_http2_when_asked_for() -> None:
-    """With http2=True a call is made over HTTP/2."""
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-    async def talk(stream: trio.SocketStream) -> None:
-        """As much of HTTP/2 as one call needs: settings, and an answer to whatever stream has ended."""
-        data = b""
-        await stream.send_all(frame(4, 0, 0))
-        while more := await stream.receive_some():
-            data += more
-            data = data.removeprefix(preface)
-            while len(data) >= 9 and len(data) >= 9 + int.from_bytes(data[:3], "big"):
-                size, kind, flags = int.from_bytes(data[:3], "big"), data[3], data[4]
-                number, data = int.from_bytes(data[5:9], "big"), data[9 + size :]
-                if kind == 4 and not flags & 1:
-                    await stream.send_all(frame(4, 1, 0))
-                if kind in {0, 1} and flags & 1:
-                    await stream.send_all(frame(1, 4, number, b"\x88") + frame(0, 1, number, b"over two"))
-
-    async with raw_server(talk) as url, open_http(http2=True) as client:
-        answer = await client.endpoint("POST", url, {"x-thing": "1"}).send(b"{}")
-    assert (answer.status, answer.body) == (200, b"over two")
-
-
-async def test_http2_failures_are_of_the_same_classes() -> None:
-    """A server that is not there is retryable, and what is no URL is refused, over HTTP/2 as well."""
-    async with serve_openai() as server:
-        url = server.url
-    async with open_http(http2=True) as client:
-        with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+: "):
-            await client.endpoint("POST", url, {}).send(b"{}")
-        with pytest.raises(ConfigError, match="is not an http or https URL"):
-            client.endpoint("POST", "ftp://example.org", {})
-        endpoint = client.endpoint("POST", url, {"authorization": "Bearer hidden-key"})
-        assert "hidden" not in repr(endpoint) + repr(client)
-
-
 async def test_a_server_that_wants_another_protocol() -> None:
     """An upgrade that nobody asked for is an error."""
 
@@ -487,44 +442,3 @@ async def test_a_server_that_wants_another_protocol() -> None:
     async with raw_server(talk) as url, open_http() as client:
         with pytest.raises(Retryable, match="another protocol"):
             await client.endpoint("POST", url, {}).send()
-
-
-def test_http2_calls_and_leaving_after_cancelled_ones() -> None:
-    """Calls over pyqwest fail and answer like the others, and a run that cancelled some ends cleanly."""
-    script = """
-        import trio
-        from seedbed.errors import Retryable
-        from seedbed.models import open_http
-from seedbed.models.urls import split_url
-
-        async def talk(stream):  # an HTTP/2 server needs more than this; its absence is what is tested
-            async with stream:
-                await stream.receive_some()
-                await trio.sleep_forever()
-
-        async def main():
-            async with trio.open_nursery() as nursery:
-                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-                nursery.start_soon(trio.serve_listeners, talk, [listener])
-                url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
-                async with open_http(http2=True, timeout=0.2) as client:
-                    endpoint = client.endpoint("POST", url, {"x-thing": "1"})
-                    try:
-                        await endpoint.send(b"{}")
-                    except Retryable as error:
-                        print(error)
-                    async with trio.open_nursery() as calls:
-                        for _ in range(8):
-                            calls.start_soon(endpoint.send, b"{}")
-                        await trio.testing.wait_all_tasks_blocked(0.02)
-                        calls.cancel_scope.cancel()
-                nursery.cancel_scope.cancel()
-
-        import trio.testing
-        trio.run(main)
-        print("left")
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "within 0.2 s" in done.stdout
-    assert done.stdout.endswith("left\n")

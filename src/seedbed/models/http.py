@@ -72,21 +72,13 @@ async def open_http(
     *,
     timeout: float = 120.0,  # noqa: ASYNC109  of each call, not of opening
     connect_timeout: float = 10.0,
-    http2: bool = False,
     max_connections: int = 1_000,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[HttpClient]:
     """A client; leaving closes its connections. `timeout` is for a whole call, connecting included.
 
-    `max_connections` is per origin; a call that finds them all busy waits within its timeout. With `http2` calls go
-    through pyqwest, which costs more CPU a call.
+    `max_connections` is per origin; a call that finds them all busy waits within its timeout.
     """
-    if http2:
-        from .http2 import open_http2  # noqa: PLC0415  starts an event loop of its own in threads
-
-        async with open_http2(timeout=timeout, connect_timeout=connect_timeout) as client:
-            yield client
-        return
     pool = Http1Client(timeout, connect_timeout, max_connections, ssl_context)
     try:
         yield pool

@@ -134,7 +134,6 @@ class HttpModel(Limits):
     # Seconds for a whole call, and for connecting.
     timeout: float = attrs.field(default=120.0, validator=check_timeout)
     connect_timeout: float = attrs.field(default=10.0, validator=check_timeout, metadata=HOW)
-    http2: bool = attrs.field(default=False, metadata=HOW)
 
     def key(self, domain: str) -> str:
         """The throttle key: where it is, whose quota it uses, the model and the domain."""
@@ -145,7 +144,7 @@ class HttpModel(Limits):
     def provider_id(self) -> str:
         """The same for specs that can share a client."""
         headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
-        options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout, self.http2)
+        options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout)
         return " ".join(map(str, options))
 
     def problems(self) -> list[str]:
