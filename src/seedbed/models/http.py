@@ -21,12 +21,14 @@ import httptools
 import trio
 
 from ..errors import CellError, ConfigError, Permanent, RateLimited, Retryable
+from .proxies import proxy_for
 from .urls import split_url
 from .wire import connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from .proxies import Proxy
     from .wire import Wire
 
 MAX_HEADERS = 65_536
@@ -120,9 +122,21 @@ class Http1Client:
             if parts.scheme == "https":
                 context = self._ssl_context = self._ssl_context or ssl.create_default_context()
             pool = self._pools[origin] = _Pool(
-                parts.host, parts.port, context, self._connect_timeout, self._max_connections
+                parts.host,
+                parts.port,
+                context,
+                self._connect_timeout,
+                max_connections=self._max_connections,
+                proxy=proxy_for(parts),
             )
         lines = [f"{method} {parts.target} HTTP/1.1", f"host: {parts.authority}"]
+        if not any(name.lower() == "accept-encoding" for name in headers):
+            lines.append("accept-encoding: gzip")
+        if pool.asked_proxy is not None:
+            # The proxy is asked itself, for the whole URL.
+            lines[0] = f"{method} http://{parts.authority}{parts.target} HTTP/1.1"
+            if pool.asked_proxy.authorization:
+                lines.append(f"proxy-authorization: {pool.asked_proxy.authorization}")
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return _Http1Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
 
@@ -155,9 +169,19 @@ class _Pool:
     """The connections of one origin."""
 
     def __init__(
-        self, host: str, port: int, context: ssl.SSLContext | None, connect_timeout: float, max_connections: int
+        self,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
+        connect_timeout: float,
+        *,
+        max_connections: int,
+        proxy: Proxy | None,
     ) -> None:
-        self.name = f"{host}:{port}"
+        self.name = f"{host}:{port}" + (f" through {proxy.name}" if proxy else "")
+        # The proxy that answers in the place of the host; with TLS it only passes bytes on.
+        self.asked_proxy = proxy if context is None else None
+        self._proxy = proxy
         self._host = host
         self._port = port
         self._context = context
@@ -191,7 +215,7 @@ class _Pool:
         _connecting.count += 1
         try:
             with trio.fail_after(self._connect_timeout):
-                wire = await connect(self._host, self._port, self._context)
+                wire = await connect(self._host, self._port, self._context, self._proxy)
         except trio.TooSlowError as error:
             raise Retryable(f"no connection to {self.name} within {self._connect_timeout:g} s") from error
         except ssl.SSLCertVerificationError as error:
@@ -253,6 +277,8 @@ class _Http1Endpoint:
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         with trio.move_on_after(self._timeout):
             response = await self._exchange(message, fresh=False) or await self._fresh_exchange(message)
+            if response.status == 407 and self._pool.asked_proxy is not None:
+                raise self._pool.asked_proxy.refusal(407, self._pool.name)
             return _decode(response, self._pool.name) if "content-encoding" in response.headers else response
         raise Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
 

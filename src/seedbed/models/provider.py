@@ -6,7 +6,9 @@ import hashlib
 import math
 import os
 import re
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -17,6 +19,7 @@ from .base import HOW
 from .distributions import check_distribution
 from .http import check_headers
 from .mapping import name_model
+from .proxies import proxy_for
 from .urls import split_url
 
 if TYPE_CHECKING:
@@ -134,6 +137,8 @@ class HttpModel(Limits):
     # Seconds for a whole call, and for connecting.
     timeout: float = attrs.field(default=120.0, validator=check_timeout)
     connect_timeout: float = attrs.field(default=10.0, validator=check_timeout, metadata=HOW)
+    # A file of certificates (PEM) that are trusted besides those of the system.
+    ca_file: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_text), metadata=HOW)
 
     def key(self, domain: str) -> str:
         """The throttle key: where it is, whose quota it uses, the model and the domain."""
@@ -144,18 +149,49 @@ class HttpModel(Limits):
     def provider_id(self) -> str:
         """The same for specs that can share a client."""
         headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
-        options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout)
+        options = (
+            self.type,
+            self.base_url,
+            self.api_key_env,
+            headers,
+            self.timeout,
+            self.connect_timeout,
+            self.ca_file,
+        )
         return " ".join(map(str, options))
 
     def problems(self) -> list[str]:
-        """Environment variables that are missing."""
+        """Environment variables that are missing or name no proxy, and certificates that cannot be read."""
         names = [self.api_key_env] if self.api_key_env else []
         names += [name for value in self.headers.values() for name in _VARIABLE.findall(value)]
-        return [
+        problems = []
+        try:
+            self.ssl_context()
+            proxy_for(split_url(self.base_url))
+        except ConfigError as error:
+            problems.append(f"model {self.model!r}: {error}")
+        return problems + [
             f"model {self.model!r} at {self.base_url} needs the environment variable {name}, which is not set"
             for name in dict.fromkeys(names)
             if not os.environ.get(name)
         ]
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """What decides which certificates are trusted; None where the default does."""
+        if not self.base_url.lower().startswith("https:"):
+            return None
+        trusted = os.environ.get("SSL_CERT_FILE")
+        # OpenSSL reads that file, and says nothing where there is none.
+        if trusted and not Path(trusted).is_file():
+            raise ConfigError(f"the environment variable SSL_CERT_FILE names {trusted!r}, which is not a file")
+        if self.ca_file is None:
+            return None
+        context = ssl.create_default_context()
+        try:
+            context.load_verify_locations(self.ca_file)
+        except OSError as error:  # ssl.SSLError is one: no certificate in it
+            raise ConfigError(f"ca_file {self.ca_file!r} cannot be used: {error.strerror or error}") from None
+        return context
 
     def credentials(self) -> Credentials:
         """The key and the headers, from the environment as it is now."""
