@@ -70,11 +70,13 @@ def proxy_for(url: Url) -> Proxy | None:
     """The proxy that the environment asks for, if any. Raises `ConfigError` where that is no proxy."""
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return None
-    from urllib.request import getproxies_environment, proxy_bypass_environment  # noqa: PLC0415  seldom needed, slow
+    from urllib import request  # noqa: PLC0415  seldom needed, slow
 
-    proxies = getproxies_environment()
+    proxies = request.getproxies_environment()
     given = proxies.get(url.scheme) or proxies.get("all")
-    if not given or proxy_bypass_environment(f"{url.host}:{url.port}", proxies) or _is_in_network(url.host, proxies):
+    # typeshed does not know it, although it is beside the other on every system.
+    is_exception = request.proxy_bypass_environment(f"{url.host}:{url.port}", proxies)  # type: ignore[attr-defined]
+    if not given or is_exception or _is_in_network(url.host, proxies):
         return None
     variable = f"{url.scheme.upper()}_PROXY" if proxies.get(url.scheme) else "ALL_PROXY"
     try:
