@@ -26,6 +26,7 @@ from .retry import plan_retry
 from .row_group import RowGroup
 from .run import Run
 from .sequential import SequentialGroup
+from .shutdown import breakdown, is_panic
 from .tasks import locate
 
 if TYPE_CHECKING:
@@ -76,8 +77,12 @@ async def run_build(
         try:
             async with _recording(run):
                 await _run_all(run, deliver)
-        except Exception as failure:  # noqa: BLE001  it is raised below, with the report
-            error = failure
+        except BaseException as failure:  # it is raised below, with the report
+            found = list(leaves(failure))
+            # Where memory ran out or polars panicked, that is what is said, whatever else it made fail.
+            error = next(filter(None, map(breakdown, found)), None) or failure
+            if not all(isinstance(leaf, Exception) or is_panic(leaf) for leaf in found):
+                raise
         finally:
             unwatch()
             run.dispatcher.close()

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import CellTimeout, QuotaExhausted, RateLimited
+from ..errors import CellError, CellTimeout, Permanent, QuotaExhausted, RateLimited
 from ..observe import events
 from ..observe.trace import TaskTrace
 from ..store.buffer import make_frame
 from .context import Context
 from .fill import bind_cell, bind_group, cell_arguments, cell_value, classify, group_values
+from .shutdown import breakdown, is_panic
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .plan import Step
     from .row_group import RowGroup
     from .run import Run
     from .tasks import Group
@@ -45,7 +47,7 @@ async def run_cell(run: Run, cell: Cell[RowGroup]) -> None:
     cell.group.deliver(outcome)
 
 
-async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
+async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:  # noqa: PLR0912  the life of a task, step by step
     """Call the generator once, under the task's scope, and settle the permit.
 
     What the generator raises is the outcome and is never raised here.
@@ -76,9 +78,13 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
                 error = exception
     except Exception as exception:  # noqa: BLE001  what a generator's own nursery raised beside its cancellation
         error = exception
-    except BaseException:
-        _settle(run, cell, Status.CANCELLED, None, context)
-        raise
+    except BaseException as exception:
+        if not is_panic(exception):
+            _settle(run, cell, Status.CANCELLED, None, context)
+            raise
+        error = _no_fault_of_rows(run, step, exception)
+    if isinstance(error, MemoryError):
+        error = _no_fault_of_rows(run, step, error)
     outcome = Outcome(cell, Status.SUCCESS, value, None, started, run.now())
     if context is not None:
         outcome.usage = context.usage
@@ -97,6 +103,20 @@ async def attempt(run: Run, cell: Cell[G]) -> Outcome[G]:
     if run.trace:
         run.ledger.traces.append(_trace(outcome, context))
     return outcome
+
+
+def _no_fault_of_rows(run: Run, step: Step, error: BaseException) -> CellError:
+    """What the task failed with where memory ran out or a library panicked: the run stops, and no row is dropped.
+
+    A panic in one cell is that cell's own failure, as any exception of its function is.
+    """
+    if step.kind is TaskKind.CELL and is_panic(error):
+        return Permanent(f"{type(error).__name__}: {error}")
+    stopped = breakdown(error, f"column {step.name!r}: ")
+    assert stopped is not None
+    run.stop(stopped)
+    # Flow control and not a failure: the task stays unfinished.
+    return RateLimited(str(stopped))
 
 
 async def call_again(run: Run, cell: Cell[Group]) -> None:

@@ -10,6 +10,7 @@ import attrs
 from ..errors import ConfigError, DatasetGenerationError
 from ..generators import Call, Column, SkipRule
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
+from ..runtime.offload import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.dtypes import declared_type
 from ..store.layout import Layout
@@ -164,6 +165,7 @@ def plan_build(
     problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
     if problems:
         raise DatasetGenerationError(problems)
+    check_main_guard(starts_processes=any(column.process for column in columns))
     graph = build_graph(columns, resize=config.engine == "sequential")
     fingerprint: Mapping[str, Any] = {}
     done: Manifest | None = None

@@ -55,7 +55,9 @@ class Anthropic(HttpModel):
         headers = {"content-type": "application/json", "anthropic-version": _VERSION, **credentials.headers}
         if credentials.key:
             headers.setdefault("x-api-key", credentials.key)
-        async with open_http(timeout=self.timeout, connect_timeout=self.connect_timeout, http2=self.http2) as http:
+        async with open_http(
+            timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
+        ) as http:
             yield AnthropicClient(Caller(http, self, headers, credentials.secrets), self.max_tokens)
 
     @property
