@@ -353,6 +353,21 @@ class TestOpen:
         assert damage == ()
         assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME]
 
+    @pytest.mark.parametrize("cut", range(1, 8))
+    def test_a_manifest_cut_near_its_end_is_whole_after_a_resume(self, tmp_path: Path, cut: int) -> None:
+        """However few bytes of the last line are lost, newlines too, nothing is damaged once the build has resumed."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1, 2], "b": ["x", "y"]}, start=0, stop=2)
+        path = tmp_path / MANIFEST_NAME
+        path.write_bytes(path.read_bytes()[:-cut])
+        writer, _, _ = DatasetWriter.open(tmp_path)
+        with writer:
+            writer.write_group(1, {"a": [3, 4], "b": ["z", "w"]}, start=2, stop=4)
+            writer.finish()
+        dataset = Dataset.open(tmp_path)
+        assert dataset.damage() == ()
+        assert dataset.to_polars()["a"].to_list() == [1, 2, 3, 4]
+
     def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
         """A conflict that was found before the process died is reported at the end."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "manifest.jsonl"
 
+_END = b"\n\n"
 _SUM_KEY = b',"sum":"'
 _SUM_BYTES = 16
 _SUM_LENGTH = len(_SUM_KEY) + 2 * _SUM_BYTES + len(b'"}')
@@ -125,7 +126,7 @@ def _lines(numbers: Sequence[int]) -> str:
 def encode(record: Record) -> bytes:
     """Return the record as a line with its checksum, newlines included."""
     body = json.dumps(record_to_dict(record), separators=(",", ":")).encode()
-    return body[:-1] + _SUM_KEY + _checksum(body) + b'"}\n\n'
+    return body[:-1] + _SUM_KEY + _checksum(body) + b'"}' + _END
 
 
 def decode(line: bytes) -> Record | None:
@@ -235,6 +236,17 @@ def write(file: io.FileIO, records: Iterable[Record]) -> None:
         file.truncate(end)
         raise
     faults.reach("line synced")
+
+
+def end_last_line(file: io.FileIO, length: int) -> None:
+    """Remove a half-written line behind `length`, and give the whole one before it the newlines that it lacks.
+
+    Without them the next record would continue that line and damage both.
+    """
+    file.truncate(length)
+    start = file.seek(max(0, length - len(_END)))
+    ended = file.read(length - start)
+    file.write(_END[: len(_END) - (len(ended) - len(ended.rstrip(_END)))])
 
 
 def _checksum(body: bytes) -> bytes:

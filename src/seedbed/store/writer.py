@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
+from .manifest import MANIFEST_NAME, Manifest, append, end_last_line, lock, read, write
 from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
 from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending, States
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
@@ -142,7 +142,7 @@ class DatasetWriter:
                 # Another process has put a new one in its place since, and has let go of both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             content = read(directory)
-            file.truncate(content.length)
+            end_last_line(file, content.length)
             manifest = content.manifest
             assert manifest.header is not None, "read() refuses a manifest without a header"
             writer = cls(directory, file, manifest.header)
