@@ -15,9 +15,9 @@ from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import MANIFEST_NAME, encode, read
-from seedbed.store.parts import part_name, read_table
+from seedbed.store.parts import PROCESSED_NAME, part_name, read_table
 from seedbed.store.records import Drop, Header
-from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
+from seedbed.store.writer import DatasetWriter, check_output
 
 if TYPE_CHECKING:
     from pathlib import Path

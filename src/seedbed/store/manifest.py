@@ -9,21 +9,24 @@ that damage in one place costs nothing.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import attrs
+import pyarrow as pa
 
 from ..errors import ManifestError
 from ..runtime import faults
+from .files import open_file, read_file
+from .parts import PROCESSED_NAME, is_staged_name, part_name
 from .records import (
     FORMAT,
     Finished,
     GroupRecord,
     Header,
+    PartRecord,
     Processed,
     Record,
     Spending,
@@ -33,6 +36,7 @@ from .records import (
 )
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
@@ -130,15 +134,34 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes) -> Record | None:
-    """Return the record of a line without its newlines, or None if the line is not what was written."""
+    """Return the record of a line without its newlines, or None if the line is not what was written.
+
+    `ManifestError` if it names a file that no writer generates.
+    """
     body = line[:-_SUM_LENGTH] + b"}"
     if line[-_SUM_LENGTH:] != _SUM_KEY + _checksum(body) + b'"}':
         return None
     try:
-        return record_from_dict(json.loads(body))
-    except (ValueError, KeyError, TypeError):
+        record = record_from_dict(json.loads(body))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException):
         # Whole but unknown: written by a later version of the format, which the header is asked about.
         return None
+    _check_names(record)
+    return record
+
+
+def _check_names(record: Record) -> None:
+    """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
+    match record:
+        case GroupRecord(part=PartRecord() as part):
+            name = part_name(record.index)
+            is_ours = part.name == name and (part.staged is None or is_staged_name(part.staged, name))
+        case Processed(part=part):
+            is_ours = part.name == PROCESSED_NAME and part.staged is None
+        case _:
+            return
+    if not is_ours:
+        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {(part.staged, part.name)!r}")
 
 
 def parse(data: bytes) -> ManifestFile:
@@ -183,10 +206,12 @@ def read(directory: Path) -> ManifestFile:
     """Read the manifest of a dataset directory; `ManifestError` if there is none that can be used."""
     path = directory / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_file(directory, MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         found = "it has no " + MANIFEST_NAME if directory.is_dir() else "there is no such directory"
         raise ManifestError(f"{str(directory)!r} is not a dataset: {found}") from error
+    except OSError as error:
+        raise ManifestError(f"{str(path)!r} cannot be read: {error}") from error
     content = parse(data)
     header = content.manifest.header
     if header is None:
@@ -212,9 +237,9 @@ def lock(file: io.FileIO, *, exclusive: bool) -> bool:
 def is_being_written(directory: Path) -> bool:
     """Whether a process is writing the dataset in this directory now."""
     try:
-        with io.FileIO(directory / MANIFEST_NAME) as file:
+        with open_file(directory, MANIFEST_NAME) as file:
             return not lock(file, exclusive=False)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
