@@ -162,7 +162,7 @@ class TestAddRows:
     def test_rows_go_where_they_belong(self, tmp_path: Path) -> None:
         """New rows are put between those that were there, and drops, revision and the content of the part follow."""
         drops = [Drop(row=row, column="b", attempts=3, error="no", kind="failed") for row in (0, 2)]
-        with DatasetWriter.create(tmp_path, HEADER) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, buffer_size=4)) as writer:
             writer.write_group(0, {"a": [1, 3], "b": ["x", "y"]}, start=0, stop=4, drops=drops, removed=5, added=6)
             group = writer.add_rows(0, {"a": [2.5], "b": [None]}, order=[0, 2, 1], drops=drops[:1])
             assert group is not None
@@ -175,7 +175,7 @@ class TestAddRows:
 
     def test_groups_that_had_no_rows_or_get_none(self, tmp_path: Path) -> None:
         """A group without a part gets one, and one that gets no rows keeps what it had."""
-        with DatasetWriter.create(tmp_path, HEADER) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=6)) as writer:
             two_groups(writer, {"a": []}, {"a": [1, 2]})
             writer.add_rows(0, {"a": [5]}, order=[0], drops=[])
             assert writer.add_rows(1, None, order=[0, 1], drops=[]) is not None

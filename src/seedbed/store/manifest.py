@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import attrs
@@ -218,7 +219,21 @@ def read(directory: Path) -> ManifestFile:
         raise ManifestError(f"{str(path)!r} has no header that can be read: it is damaged or not a manifest")
     if header.format != FORMAT:
         raise ManifestError(f"{str(path)!r} has format {header.format}, this version reads format {FORMAT}")
+    _check_layout(path, header, content.manifest)
     return content
+
+
+def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
+    """Raise `ManifestError` if a row group has other rows than its number says."""
+    layout = header.layout
+    if any(before > after for before, after in pairwise((*header.segments, header.rows))):
+        raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
+    count = layout.count
+    for index, group in manifest.groups.items():
+        if index >= count or layout.group_rows(index) != range(group.start, group.stop):
+            raise ManifestError(f"{str(path)!r} lists row group {index} with rows that are not those of that group")
+        if any(drop.row not in range(group.start, group.stop) for drop in group.drops):
+            raise ManifestError(f"{str(path)!r} lists a dropped row in row group {index} that is not one of its rows")
 
 
 def lock(file: io.FileIO, *, exclusive: bool) -> bool:

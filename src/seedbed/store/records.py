@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import pyarrow as pa
@@ -14,6 +13,9 @@ from attrs.validators import and_, deep_iterable, ge, instance_of, lt, optional
 from .dtypes import canonical
 from .layout import Layout
 from .schema import Conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FORMAT = 1
 
@@ -31,8 +33,8 @@ def _all(each: Any) -> Any:
     return deep_iterable(each, instance_of(tuple))
 
 
-def _entry(*fields: Any) -> Any:
-    """A validator of a tuple with one for each of its values."""
+def entry_of(*fields: Any) -> Any:
+    """Return a validator of a tuple with one for each of its values."""
 
     def check(record: Any, attribute: Any, value: Any) -> None:
         if not isinstance(value, tuple) or len(value) != len(fields):
@@ -45,7 +47,7 @@ def _entry(*fields: Any) -> Any:
 
 _CONFLICTS = _all(instance_of(Conflict))
 # Column, model, calls, input tokens, output tokens, cost.
-SPENT = _all(_entry(_TEXT, _TEXT, _COUNT, _COUNT, _COUNT, _NUMBER))
+SPENT = _all(entry_of(_TEXT, _TEXT, _COUNT, _COUNT, _COUNT, _NUMBER))
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +99,7 @@ class Header:
     segments: tuple[int, ...] = attrs.field(default=(), validator=_all(_ROWS))
     columns: tuple[str, ...] = attrs.field(validator=_all(_TEXT))
     declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]), validator=_SCHEMA)
-    fingerprint: Mapping[str, Any] = attrs.field(factory=dict, validator=instance_of(Mapping))
+    fingerprint: Mapping[str, Any] = attrs.field(factory=dict, validator=instance_of(dict))
     # The recipe file that is kept beside the manifest, should that be lost.
     recipe: str | None = attrs.field(default=None, validator=_NAME)
     created: float = attrs.field(validator=_NUMBER)
@@ -162,7 +164,7 @@ class Spending:
 class States:
     """The states of stateful generators when everything was made, for a dataset that grows: (name, base64)."""
 
-    entries: tuple[tuple[str, str], ...] = attrs.field(validator=_all(_entry(_TEXT, _TEXT)))
+    entries: tuple[tuple[str, str], ...] = attrs.field(validator=_all(entry_of(_TEXT, _TEXT)))
 
     @classmethod
     def of(cls, states: Mapping[str, bytes]) -> States:
