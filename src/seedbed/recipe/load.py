@@ -44,19 +44,24 @@ class Vocabulary:
 
 
 def load_recipe(
-    path: str | os.PathLike[str], known: Vocabulary, *, allow_code: bool = False, grants: Grants | None = None
+    path: str | os.PathLike[str],
+    known: Vocabulary,
+    *,
+    allow_code: bool = False,
+    grants: Grants | None = None,
+    text: str | None = None,
 ) -> Recipe:
     """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
 
     Code that the file names as `module:name` is refused unless `allow_code` is set. It may read below its own folder,
-    and what `grants` allow besides.
+    and what `grants` allow besides. With `text`, what the file holds, it is not opened.
     """
     path = Path(path)
     # Absolute, because the recipe is stored with its dataset, in another folder.
     folder = path.parent.absolute()
     grants = grants or Grants(code=allow_code)
     access = Access(folder=folder, grants=grants)
-    return read_recipe(read_document(path), known, base=folder, allow_code=grants.code, access=access)
+    return read_recipe(read_document(path, text), known, base=folder, allow_code=grants.code, access=access)
 
 
 def read_recipe(
