@@ -102,8 +102,12 @@ class Log:
 
     def take(self, row: Row) -> bool:
         """Take in a record, in the order in which they were written; false if it is not whole and does not count."""
-        if not row.whole:
-            return False
+        try:
+            return row.whole and self._take(row)
+        except (TypeError, ValueError):
+            return False  # whole, but nothing that we wrote
+
+    def _take(self, row: Row) -> bool:
         self.last = max(self.last, row.identity)
         match row.kind:
             case "entries":

@@ -116,7 +116,10 @@ def salvage(database: bytes, wal: bytes, mark: tuple[int, int] | None) -> Left:
     """Return what can be read of a journal; `mark` is how many commits and entries there were at least."""
     found = dict(sorted(_whole_rows(_Pages(database, wal)).items()))
     at = max((identity for identity, row in found.items() if row.kind == TOTALS), default=0)
-    totals = Totals.decode(found[at].data) if at else Totals()
+    try:
+        totals = Totals.decode(found[at].data) if at else Totals()
+    except (TypeError, ValueError):  # whole, but nothing that we wrote
+        totals, at = Totals(), 0
     log = Log()
     rows = []
     for identity, row in found.items():
