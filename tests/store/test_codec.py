@@ -130,6 +130,13 @@ def test_more_types_that_are_harmless(value: Any) -> None:
         assert found == value
 
 
+def test_a_frame_that_arrow_cannot_hold_comes_back_with_trust() -> None:
+    """A column whose name Arrow refuses, where polars panics, costs neither the run nor the entry."""
+    frame = pl.DataFrame({"a\0b": [1]})
+    ((found,),) = decode(encode([(frame,)])[0], trusted=True)
+    assert found.equals(frame)
+
+
 class Colour(enum.Enum):
     """A type that is no one else's."""
 

@@ -66,11 +66,11 @@ def encode(entries: Sequence[Entry]) -> tuple[bytes, list[int]]:
         try:
             plain.append(_pack_all(entry, 0))
             continue
-        except Exception:  # noqa: BLE001 - a foreign type, or an object that raises when it is looked at
+        except _UNREADABLE:  # a user-defined type, or an object that raises when it is looked at
             pass
         try:
             pickled.append((len(plain) + len(pickled), pickle.dumps(entry, _PICKLE_PROTOCOL)))
-        except Exception:  # noqa: BLE001 - a user's object may raise anything
+        except _UNREADABLE:  # a user's object may raise anything
             lost.append(position)
     return msgspec.msgpack.encode((plain, pickled)), lost
 
