@@ -10,6 +10,7 @@ import attrs
 from ..errors import ConfigError, DatasetGenerationError
 from ..generators import Call, Column, SkipRule
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
+from ..recipe.dump import code_fields
 from ..runtime.offload import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.dtypes import declared_type
@@ -117,7 +118,12 @@ class BuildPlan:
 
     @property
     def runs_own_code(self) -> bool:
-        """Whether functions of the user's fill columns: values of their own types are theirs to read back."""
+        """True if user-defined functions fill columns, so that values of user-defined types may be unpickled.
+
+        A recipe that only names plug-ins may be a stranger's, whose directory must run nothing.
+        """
+        if self.source.recipe is not None:
+            return any(code_fields(spec) for spec in self.source.recipe.columns)
         return any(step.call is not None and not _is_ours(step.call.function) for step in self.steps)
 
     @property

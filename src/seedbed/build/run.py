@@ -138,7 +138,7 @@ class Run:
         if done.groups or recovered.groups:
             states = {**(done.states.states if done.states is not None else {}), **recovered.states}
             for identity, nodes in self.plan.instances.items():
-                if not restore_state(self.plan.steps, nodes, states):
+                if not restore_state(self.plan.steps, nodes, states, trusted=self.plan.runs_own_code):
                     self.replaying.add(identity)
 
     def must_replay(self, step: Step) -> bool:
