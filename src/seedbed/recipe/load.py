@@ -204,7 +204,7 @@ def _refusal(cls: type, given: Mapping[str, Any]) -> str | None:
         cls(**given)
     except ConfigError as error:
         return str(error)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         # A converter met what it was not made for, such as a number where names were expected.
         return f"{type(error).__name__}: {error}"
     return None
