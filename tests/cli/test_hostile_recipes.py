@@ -21,12 +21,14 @@ def column(field: str, value: object, kind: str = "expression", **others: object
 
 
 def structured(schema: object) -> str:
+    """A recipe whose model answers by a schema."""
     models = {"m": {"type": "scripted"}}
     fields = {"name": "a", "type": "llm-structured", "model": "m", "prompt": "x", "schema": schema}
     return json.dumps({"models": models, "columns": [fields]})
 
 
 def nested(levels: int) -> object:
+    """A schema of lists of lists."""
     value: object = {"type": "string"}
     for _ in range(levels):
         value = {"type": "array", "items": value}
@@ -34,6 +36,7 @@ def nested(levels: int) -> object:
 
 
 def laughs(merge: str = "") -> str:
+    """Forty lines of YAML that stand for 10**39 values."""
     lines = [f"a0: &a0 {{{'x: 1' if merge else 'x: [1, 1]'}}}"]
     for level in range(1, 40):
         inner = ", ".join([f"*a{level - 1}"] * 10)

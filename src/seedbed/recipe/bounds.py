@@ -24,6 +24,8 @@ MAX_STEPS = 1_000_000
 # What one operation of a template may produce: characters, items or bits.
 _LONGEST = 1_000_000
 _CHARACTERS = 64
+# A call takes as long as so many rounds of a loop.
+_CALL = 5
 _FLAT = frozenset({int, float, bool, type(None)})
 _SMALL = frozenset({float, bool, type(None)})
 _NESTED = (list, tuple, set, frozenset, Mapping)
@@ -134,7 +136,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063  as jinja2 has it
         given = [*args, *(value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars"))]
-        __context.spend(1)
+        __context.spend(_CALL)
         __context.weigh(*given)
         # The sandbox puts a function of its own before str.format, which still knows what it stands for.
         method = getattr(__obj, "__wrapped__", __obj)
@@ -305,28 +307,10 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 _PASSED = {"eval_context": "eval_ctx", "environment": "environment"}
 _GROWING = frozenset(
-    [
-        "slice",
-        "batch",
-        "round",
-        "to_bytes",
-        "center",
-        "ljust",
-        "rjust",
-        "zfill",
-        "indent",
-        "expandtabs",
-        "tojson",
-        "wordwrap",
-        "urlize",
-        "replace",
-        "join",
-        "sum",
-        "translate",
-        "format",
-        "format_map",
-        "strftime",
-    ]
+    {
+        *("slice", "batch", "round", "to_bytes", "center", "ljust", "rjust", "zfill", "indent", "expandtabs", "tojson"),
+        *("wordwrap", "urlize", "replace", "join", "sum", "translate", "format", "format_map", "strftime"),
+    }
 )
 
 

@@ -69,7 +69,10 @@ def read_document(path: Path) -> Document:
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path}: a recipe has at most {MAX_BYTES} bytes; put data into seed files")
         text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: a recipe is UTF-8, found {error.object[error.start]:#04x}") from error
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         document = reader(text, str(path))
@@ -97,14 +100,18 @@ def _check_values(document: Document) -> None:
             )
         if len(open_parts) > MAX_DEPTH:
             raise ConfigError(f"{document.place(path)}it is nested more than {MAX_DEPTH} levels deep")
-        if isinstance(value, Mapping):
-            open_parts.append((f"{path}.{key}" if path else str(key), each) for key, each in value.items())
-        elif isinstance(value, list):
-            open_parts.append((f"{path}[{index}]", each) for index, each in enumerate(value))
+        if isinstance(value, Mapping | list):
+            open_parts.append(_children(path, value))
         for text in (path, value):
             if isinstance(text, str) and (found := _SURROGATE.search(text)):
                 place = document.place(path) + path.encode("ascii", "backslashreplace").decode()
                 raise ConfigError(f"{place}: {found[0]!r} is half of a character, which no text can be stored with")
+
+
+def _children(path: str, value: Mapping[Any, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return ((f"{path}.{key}" if path else str(key), each) for key, each in value.items())
+    return ((f"{path}[{index}]", each) for index, each in enumerate(value))
 
 
 class _Loader(yaml.SafeLoader):
@@ -144,9 +151,8 @@ class _Loader(yaml.SafeLoader):
 
     def _count(self, values: int, mark: yaml.Mark) -> None:
         self._values += values
-        # Keys are counted too.
-        if self._values > 2 * MAX_VALUES:
-            message = f"a recipe has at most {MAX_VALUES} values, aliases expanded; put data into seed files"
+        if self._values > MAX_VALUES:
+            message = f"a recipe has at most {MAX_VALUES} keys and values, aliases expanded; put data into seed files"
             raise ComposerError(None, None, message, mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
