@@ -254,6 +254,14 @@ async def test_content_in_parts_is_put_together() -> None:
         assert (await client.chat(ask("hello"))).text == "one two"
 
 
+async def test_a_content_part_without_text_adds_nothing() -> None:
+    """A part whose text is null is no text, and not the word None."""
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "one"}]
+    body = {"choices": [{"message": {"content": parts}}]}
+    async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
+        assert (await client.chat(ask("hello"))).text == "one"
+
+
 @pytest.mark.parametrize(
     ("headers", "retry_after", "reset"),
     [

@@ -13,6 +13,7 @@ from ..generators.registry import Environment, make_column, make_processor, voca
 from ..models import MODEL_TYPES, open_http, open_models
 from ..recipe.access import Grants
 from ..recipe.custom import Custom
+from ..recipe.document import MAX_BYTES
 from ..recipe.dump import recipe_text
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
@@ -77,17 +78,17 @@ def load_recipe(
     return load_granted(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
 
 
-def load_granted(path: str | os.PathLike[str], grants: Grants, *, text: str | None = None) -> Recipe:
-    """`load_recipe` with what the user grants in one value, and with `text` what the file holds."""
+def load_granted(path: str | os.PathLike[str], grants: Grants, *, content: bytes | None = None) -> Recipe:
+    """`load_recipe` with what the user grants in one value, and with `content` what the file holds."""
     known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=grants.code)
-    return load_with(path, known, grants=grants, text=text)
+    return load_with(path, known, grants=grants, content=content)
 
 
 def stored_recipe(directory: Path, grants: Grants) -> Recipe:
     """The recipe that is kept with a dataset. The folder that it came from grants nothing: anyone can name one."""
     path = directory / RECIPE_NAME
     try:
-        text = read_file(directory, RECIPE_NAME).decode()
+        content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
     except FileNotFoundError:
         header = read_manifest(directory).manifest.header
         if header is None or header.recipe is None:
@@ -95,10 +96,10 @@ def stored_recipe(directory: Path, grants: Grants) -> Recipe:
                 f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"
             ) from None
         # A process that died right after it had made the directory; it is stored when the directory is opened.
-        text = header.recipe
-    except (OSError, UnicodeDecodeError) as error:
+        content = header.recipe.encode("utf-8", "surrogatepass")
+    except OSError as error:
         raise ManifestError(f"the recipe {str(path)!r} cannot be read: {error}") from error
-    return load_granted(path, grants, text=text)
+    return load_granted(path, grants, content=content)
 
 
 def keep_recipe(directory: Path, text: str) -> None:

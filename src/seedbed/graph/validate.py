@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from ..errors import DatasetGenerationError
@@ -27,7 +28,8 @@ def build_graph(columns: Iterable[ColumnLike], *, resize: bool = False) -> Graph
 
 def check_columns(columns: Sequence[ColumnLike], *, resize: bool = False) -> list[str]:
     """Every problem of these columns, a sentence each; empty when a graph can be made of them."""
-    problems = _duplicates(columns)
+    problems = [problem for column in columns for name in _all_outputs(column) if (problem := name_problem(name))]
+    problems += _duplicates(columns)
     producers = _producers(columns)
     known = list(producers)
     for column in columns:
@@ -52,6 +54,16 @@ def check_columns(columns: Sequence[ColumnLike], *, resize: bool = False) -> lis
             "run these columns with engine='sequential' or remove allow_resize"
         )
     return problems
+
+
+# NUL ends a name in Arrow's C interface, half a surrogate pair is no UTF-8, and no template can name the others.
+_UNNAMEABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def name_problem(name: str) -> str | None:
+    """Why a column cannot have this name; None if it can."""
+    found = _UNNAMEABLE.search(name)
+    return None if found is None else f"column {name!r}: {found[0]!r} is not allowed in the name of a column"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

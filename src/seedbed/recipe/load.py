@@ -49,19 +49,19 @@ def load_recipe(
     *,
     allow_code: bool = False,
     grants: Grants | None = None,
-    text: str | None = None,
+    content: bytes | None = None,
 ) -> Recipe:
     """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
 
     Code that the file names as `module:name` is refused unless `allow_code` is set. It may read below its own folder,
-    and what `grants` allow besides. With `text`, what the file holds, it is not opened.
+    and what `grants` allow besides. With `content`, what the file holds, it is not opened.
     """
     path = Path(path)
     # Absolute, because the recipe is stored with its dataset, in another folder.
     folder = path.parent.absolute()
     grants = grants or Grants(code=allow_code)
     access = Access(folder=folder, grants=grants)
-    return read_recipe(read_document(path, text), known, base=folder, allow_code=grants.code, access=access)
+    return read_recipe(read_document(path, content), known, base=folder, allow_code=grants.code, access=access)
 
 
 def read_recipe(
@@ -220,7 +220,7 @@ def _refusal(cls: type, given: Mapping[str, Any]) -> str | None:
         cls(**given)
     except ConfigError as error:
         return str(error)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         # A converter met what it was not made for, such as a number where names were expected.
         return f"{type(error).__name__}: {error}"
     return None

@@ -138,6 +138,8 @@ class Recipe:
                     found = [f"columns[{index}]: {problem}" for problem in error.problems]
                 except ConfigError as error:
                     found = [f"columns[{index}]: {error}"]
+                except (RecursionError, MemoryError, ArithmeticError) as error:  # too deep or too large for a library
+                    found = [f"columns[{index}]: column {spec.name!r}: {type(error).__name__}: {error}"]
             problems += found
             lost[index] = Lost(name=spec.name)
         problems += [problem for column in made if (problem := getattr(column, "problem", None))]

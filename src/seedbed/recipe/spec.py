@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ..errors import ConfigError
+from ..graph import name_problem
 from .dtypes import read_dtype
 from .templates import SkipRule, compile_condition
 
@@ -19,6 +20,8 @@ HOW = {"seedbed": "how"}
 def _name(_: object, __: object, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"a column's name must be text, not {value!r}")
+    if problem := name_problem(value):
+        raise ConfigError(problem)
 
 
 def _skip_when(spec: ColumnSpec, _: object, value: Any) -> None:

@@ -102,10 +102,10 @@ def open_file(directory: Path, name: str, *, writable: bool = False) -> io.FileI
     return io.FileIO(descriptor, "r+" if writable else "r")
 
 
-def read_file(directory: Path, name: str) -> bytes:
-    """Return what is in a file; errors are those of `open_file`."""
-    with open_file(directory, name) as file:
-        return file.readall()
+def read_file(directory: Path, name: str, *, limit: int = -1) -> bytes:
+    """Return what is in a file, at most `limit` bytes of it; errors are those of `open_file`."""
+    with io.BufferedReader(open_file(directory, name)) as file:
+        return file.read(limit)
 
 
 def exists(directory: Path, name: str) -> bool:
