@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seedbed.build.run import Run
     from seedbed.observe.events import Event
 
-Identity = tuple[int, int]  # source row, and 0 or the number of the copy that a processor made
+Identity = tuple[int, int]  # its number, and 0 or which of the rows added behind that it is
 Who = Identity | int  # a cell's row, or the row group of a task for the whole group
 
 # How one call may end; what is not in the script succeeds.
@@ -120,20 +120,20 @@ def mark(row: Mapping[str, Any], seed: str) -> bool:
     return zlib.crc32(repr(row[seed]).encode()) % 3 == 0
 
 
-def process(how: str, rows: list[dict[str, Any]], seed: str) -> list[tuple[int, dict[str, Any]]]:
-    """What a pre-batch processor makes of its rows, each with the number of the row that it comes from."""
-    made: list[tuple[int, dict[str, Any]]] = []
-    for position, row in enumerate(rows):
+def process(how: str, rows: list[dict[str, Any]], seed: str) -> list[dict[str, Any]]:
+    """What a pre-batch processor makes of its rows."""
+    made: list[dict[str, Any]] = []
+    for row in rows:
         marked = mark(row, seed)
         if how == "fail" and marked:
             raise ValueError("a marked row")
         if how == "change" and marked:
             changed = row[seed] + 1 if isinstance(row[seed], int) else row[seed] + "!"
-            made.append((position, {**row, seed: changed}))
+            made.append({**row, seed: changed})
         elif how != "filter" or not marked:
-            made.append((position, row))
+            made.append(row)
         if how == "double" and marked:
-            made.append((position, row))
+            made.append(row)
     return made
 
 
@@ -200,15 +200,9 @@ def _expected_group(scenario: Scenario, index: int, source: range) -> ExpectedGr
         except ValueError:
             skipped = {("skipped", "pre_batch", 1)}
             return ExpectedGroup(source=source, rows=[], kept=[], drops=dict.fromkeys(identities, skipped))
-        copies: Counter[int] = Counter()
-        identities = []
-        for position, _ in made:
-            identities.append((source[position], copies[position]))
-            copies[position] += 1
-        rows = [dict(row) for _, row in made]
-        for number in source:
-            if (number, 0) not in identities:
-                drops[number, 0] = {("removed", "processor", 0)}
+        last = len(source) - 1
+        identities = [(source[min(at, last)], max(0, at - last)) for at in range(len(made))]
+        rows = [dict(row) for row in made]
     for spec in order:
         for identity, row in zip(identities, rows, strict=True):
             reasons = failures(spec, identity[0] if spec.kind == CELL else index)
@@ -286,7 +280,7 @@ class Watch:
         seed = first_seed(self.scenario)
 
         def apply(frame: pl.DataFrame) -> pl.DataFrame:
-            return pl.DataFrame([row for _, row in process(how, frame.to_dicts(), seed)], schema=frame.schema)
+            return pl.DataFrame(process(how, frame.to_dicts(), seed), schema=frame.schema)
 
         return [sb.Processor(stage="pre_batch", apply=apply, name="processor")]
 

@@ -78,7 +78,7 @@ class GateMachine(RuleBasedStateMachine):
     def start(self, graph: Graph, rows: list[int]) -> None:
         self.graph = graph
         self.instance = Instance(graph.order)
-        self.frontiers = [Frontier(graph, count) for count in rows]
+        self.frontiers = [Frontier(graph, count, always=frozenset(graph.order)) for count in rows]
         self.released: list[tuple[int, int, int]] = []  # (place, node, row)
         self.out: tuple[int, int, int] | None = None
         self.threads = 0
@@ -104,13 +104,13 @@ class GateMachine(RuleBasedStateMachine):
     # The model.
 
     def tasks(self, place: int) -> list[tuple[int, int]]:
-        """The tasks of a row group in order, without those that are settled or not wanted any more."""
+        """The tasks of a row group in order, without those that are settled; it does not matter which are dropped."""
         frontier = self.frontiers[place]
         found: list[tuple[int, int]] = []
         for node in self.graph.order:
             if self.graph.nodes[node].kind is Kind.CELL:
-                found += [(node, row) for row in frontier.live_rows()]
-            elif frontier.live:
+                found += [(node, row) for row in range(frontier.rows)]
+            elif frontier.rows:
                 found.append((node, GROUP))
         return [task for task in found if task not in self.settled[place]]
 
@@ -142,8 +142,13 @@ class GateMachine(RuleBasedStateMachine):
             self.instance.thread_started()
         self.out = None
         self.settled[place].add((node, row))
+        frontier = self.frontiers[place]
         if fails:
-            self.frontiers[place].fail(row)
+            frontier.fail(node, row)
+        elif row == GROUP:
+            frontier.complete_group(node)
+        else:
+            frontier.complete_cell(node, row)
         self.gates[place].settle(node, row)
 
     @precondition(lambda self: self.threads)
@@ -154,7 +159,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), place=places)
     def drop(self, data: st.DataObject, place: int) -> None:
-        """A cell of another column failed; a task of that row that is outside goes on until it is settled."""
+        """A cell of another column failed; the tasks of that row have their turns all the same."""
         rows = self.frontiers[place].live_rows()
         if rows and place not in self.closed:
             self.frontiers[place].drop_row(data.draw(st.sampled_from(rows)))

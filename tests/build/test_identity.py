@@ -1,59 +1,26 @@
-"""Which row is which after a processor changed the rows."""
+"""Which row is which behind processors."""
 
 from __future__ import annotations
 
-from seedbed.build.identity import follow_rows
+from hypothesis import given
+from hypothesis import strategies as st
 
-BEFORE = [("a",), ("b",), ("c",)]
-IDS = [(10, 0), (11, 0), (12, 0)]
-
-
-def follow(*after: object) -> list[tuple[int, int]]:
-    """The identities of these rows, each of one value."""
-    return follow_rows(BEFORE, [(value,) for value in after], IDS)
+from seedbed.build.identity import identities_by_position
 
 
-def test_as_many_rows_are_the_same_rows() -> None:
-    """Where the number is the same, rows are followed by their place, whatever is in them."""
-    assert follow("x", "y", "z") == IDS
+def test_rows_are_numbered_by_their_position() -> None:
+    """Whatever a processor did, its first row has the first number of the row group."""
+    assert identities_by_position(range(10, 13), 2) == [(10, 0), (11, 0)]
 
 
-def test_removed_rows_leave_the_others_theirs() -> None:
-    """Rows are followed by their content."""
-    assert follow("a", "c") == [(10, 0), (12, 0)]
-    assert follow("c") == [(12, 0)]
-    assert follow() == []
+def test_rows_beyond_the_last_number_are_added_behind_it() -> None:
+    """The numbers of the next row group are not taken."""
+    assert identities_by_position(range(10, 12), 4) == [(10, 0), (11, 0), (11, 1), (11, 2)]
 
 
-def test_a_new_row_is_a_copy_of_the_one_in_front() -> None:
-    """The first of a group has none in front and belongs to the first row."""
-    assert follow("a", "a2", "b", "c") == [(10, 0), (10, 1), (11, 0), (12, 0)]
-    assert follow("new", "a", "b", "c") == [(10, 1), (10, 0), (11, 0), (12, 0)]
-
-
-def test_a_repeated_row_is_a_copy() -> None:
-    """The first of equals is the row itself, the next ones are copies with numbers of their own."""
-    assert follow("a", "a", "a", "b") == [(10, 0), (10, 1), (10, 2), (11, 0)]
-
-
-def test_equal_rows_are_followed_in_order() -> None:
-    """First come, first served, where rows cannot be told apart."""
-    assert follow_rows([("a",), ("a",), ("b",)], [("a",), ("b",)], IDS) == [(10, 0), (12, 0)]
-
-
-def test_copies_of_copies_get_free_numbers() -> None:
-    """A second processor does not give a number away twice."""
-    identities = [(10, 0), (10, 1), (11, 0)]
-    followed = follow_rows(BEFORE, [("a",), ("x",), ("b",), ("c",)], identities)
-    assert followed == [(10, 0), (10, 2), (10, 1), (11, 0)]
-    assert len(set(followed)) == 4
-
-
-def test_nested_values_can_be_followed() -> None:
-    """What cannot be hashed is followed all the same."""
-    assert follow_rows([([1],), ({"k": 2},)], [({"k": 2},)], IDS[:2]) == [(11, 0)]
-
-
-def test_rows_from_nothing() -> None:
-    """Rows made of none have the number 0."""
-    assert follow_rows([], [("x",)], []) == [(0, 1)]
+@given(st.integers(0, 100), st.integers(1, 10), st.integers(0, 30))
+def test_identities_are_unique_and_in_row_order(start: int, size: int, count: int) -> None:
+    """Sorting by identity is sorting by position."""
+    found = identities_by_position(range(start, start + size), count)
+    assert len(found) == count
+    assert found == sorted(set(found))

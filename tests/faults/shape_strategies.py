@@ -12,27 +12,17 @@ TROUBLES = [(500, 1), (500, 2), (503, 1), (400, None), (500, None)]
 
 @st.composite
 def shapes(draw: Any, *, stateful: bool = True) -> Shape:
-    """A recipe whose dataset does not depend on the order in which cells happen to finish.
-
-    That asks for care with stateful generators: which rows they see must not depend on whether another column's cell
-    has failed already. So every column that may lose rows comes wholly before or wholly after each of them.
-    """
+    """A recipe of any columns: its dataset does not depend on the order in which cells happen to finish."""
     rows = draw(st.integers(1, 14))
     columns: list[ColumnShape] = [ColumnShape(name="s0", type=draw(st.sampled_from(SAMPLED)))]
-    after: list[str] = []  # what comes next must be made after these
     failing = list(range(rows))  # rows that still may fail: one cell of each
     kinds = (*OTHERS, "model", "model", *(STATEFUL if stateful else ()))
     for index in range(draw(st.integers(1, 6))):
         name, kind = f"c{index}", draw(st.sampled_from(kinds))
         made = [column.name for column in columns if column.type != "rich"]
-        some = draw(st.lists(st.sampled_from(made), unique=True, max_size=2))
-        requires = tuple(dict.fromkeys([*some, *after]))
+        requires = tuple(draw(st.lists(st.sampled_from(made), unique=True, max_size=2)))
         if kind in SAMPLED or kind in ("rich", "seeded"):
             requires = ()
-        elif kind in ("counted", "kept"):
-            # After everything that may take rows away.
-            requires = tuple(column.name for column in columns if column.type == "model" or column.name in after)
-            after = [name]
         bad = {}
         if kind == "model":
             for row in draw(st.lists(st.sampled_from(failing), unique=True, max_size=2)) if failing else ():
@@ -42,7 +32,7 @@ def shapes(draw: Any, *, stateful: bool = True) -> Shape:
             ColumnShape(name=name, type=kind, requires=requires, bad=bad, skips=kind == "model" and draw(st.booleans()))
         )
     if not any(column.type == "model" for column in columns):
-        columns.append(ColumnShape(name="last", type="model", requires=tuple(after)))
+        columns.append(ColumnShape(name="last", type="model"))
     return Shape(
         columns=tuple(columns),
         rows=rows,

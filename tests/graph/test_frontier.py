@@ -112,7 +112,7 @@ def test_a_dropped_row_is_ignored() -> None:
     left = frontier.left
     assert frontier.complete_cell(CELL, 0) == []
     assert frontier.drop_row(0) == []
-    assert frontier.fail(0) == ([], [])
+    assert frontier.fail(CELL, 0) == ([], [])
     assert frontier.left == left
     assert not frontier.is_done(CELL, 0)
 
@@ -131,8 +131,8 @@ def test_a_failed_cell_drops_its_row_and_a_failed_column_all() -> None:
     """`fail` says which rows went with it and what became ready."""
     frontier = Frontier(make_graph(), 3)
     frontier.complete_group(SEED)
-    assert frontier.fail(1) == ([1], [])
-    assert frontier.fail(GROUP) == ([0, 2], [])
+    assert frontier.fail(CELL, 1) == ([1], [])
+    assert frontier.fail(WHOLE, GROUP) == ([0, 2], [])
     assert frontier.complete
 
 

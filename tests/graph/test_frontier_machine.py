@@ -42,8 +42,9 @@ def graphs(draw: st.DrawFn) -> Graph:
 class Model:
     """Which cells are done and which rows dropped; everything else is found by looking."""
 
-    def __init__(self, graph: Graph, rows: int, *, barrier: bool) -> None:
+    def __init__(self, graph: Graph, rows: int, *, barrier: bool, always: frozenset[int]) -> None:
         self.graph = graph
+        self.always = always
         self.seeds = {node.index for node in graph.nodes if node.kind is Kind.FROM_SCRATCH}
         self.barrier = barrier
         self.reset(rows)
@@ -52,6 +53,7 @@ class Model:
         self.rows = rows
         self.done: set[Ready] = set()
         self.dropped: set[int] = set()
+        self.failed: set[Ready] = set()
         self.released: set[Ready] = set()
         self.finished_seeds: set[int] = set()
 
@@ -61,7 +63,24 @@ class Model:
 
     @property
     def left(self) -> int:
-        return sum((node.index, row) not in self.done for node in self.graph.nodes for row in self.live)
+        return sum((node.index, row) not in self.done for node in self.graph.nodes for row in self.rows_of(node.index))
+
+    def rows_of(self, node: int) -> list[int]:
+        """The rows that a column runs for: those that are not dropped or, if it always runs, whose inputs can be."""
+        return [row for row in range(self.rows) if not self.is_dead(node, row)] if node in self.always else self.live
+
+    def is_dead(self, node: int, row: int) -> bool:
+        """Whether a cell or one that it needs has failed."""
+        ups = self.graph.nodes[node].upstream
+        return (node, row) in self.failed or any(self.is_dead(up, row) for up in ups)
+
+    def fail(self, node: int, row: int) -> list[int]:
+        """Returns the rows that are dropped by it."""
+        rows = [each for each in self.rows_of(node) if (node, each) not in self.done] if row == GROUP else [row]
+        dropped = [each for each in rows if each not in self.dropped]
+        self.failed |= {(node, each) for each in rows}
+        self.dropped |= set(dropped)
+        return dropped
 
     def newly_ready(self) -> set[Ready]:
         """All that may run and was not said to be ready before."""
@@ -69,9 +88,10 @@ class Model:
         for node in self.graph.nodes:
             if self.barrier and node.index not in self.seeds:
                 continue
+            rows = self.rows_of(node.index)
             if node.kind is Kind.CELL:
-                ready |= {(node.index, row) for row in self.live if self._has_inputs(node.upstream, row)}
-            elif self.live and all(self._has_inputs(node.upstream, row) for row in self.live):
+                ready |= {(node.index, row) for row in rows if self._has_inputs(node.upstream, row)}
+            elif rows and all(self._has_inputs(node.upstream, row) for row in rows):
                 ready.add((node.index, GROUP))
         ready -= self.released
         self.released |= ready
@@ -82,10 +102,10 @@ class Model:
 
     def complete(self, node: int, row: int) -> None:
         if row != GROUP:
-            if row not in self.dropped:
+            if row in self.rows_of(node):
                 self.done.add((node, row))
             return
-        self.done |= {(node, each) for each in self.live}
+        self.done |= {(node, each) for each in self.rows_of(node)}
         if node in self.seeds:
             self.finished_seeds.add(node)
 
@@ -100,10 +120,14 @@ class Model:
 class FrontierMachine(RuleBasedStateMachine):
     """Every task that the frontier ever called ready is finished, failed or dropped, in any order."""
 
-    @initialize(graph=graphs(), rows=st.integers(0, 5), barrier=st.booleans())
-    def start(self, graph: Graph, rows: int, barrier: bool) -> None:
-        self.frontier = Frontier(graph, rows, barrier=barrier)
-        self.model = Model(graph, rows, barrier=barrier)
+    @initialize(graph=graphs(), rows=st.integers(0, 5), barrier=st.booleans(), data=st.data())
+    def start(self, graph: Graph, rows: int, barrier: bool, data: st.DataObject) -> None:
+        always = data.draw(st.sets(st.sampled_from(graph.order)))
+        for node in reversed(graph.order):
+            if node in always:
+                always.update(graph.nodes[node].upstream)
+        self.frontier = Frontier(graph, rows, barrier=barrier, always=frozenset(always))
+        self.model = Model(graph, rows, barrier=barrier, always=frozenset(always))
         # Ready and not over: cells of dropped rows stay here, as their tasks may still be under way.
         self.under_way: list[Ready] = []
         self.expect(self.frontier.begin())
@@ -130,11 +154,9 @@ class FrontierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        _node, row = self.take(data)
-        expected = self.model.live if row == GROUP else [row] if row not in self.model.dropped else []
-        dropped, ready = self.frontier.fail(row)
-        assert dropped == expected
-        self.model.dropped |= set(expected)
+        node, row = self.take(data)
+        dropped, ready = self.frontier.fail(node, row)
+        assert dropped == self.model.fail(node, row)
         self.expect(ready)
 
     @rule(data=st.data())
@@ -164,13 +186,16 @@ class FrontierMachine(RuleBasedStateMachine):
         if model.barrier:
             assert frontier.seeds_done == (model.finished_seeds == model.seeds)
         for node in model.graph.nodes:
-            for row in model.live:
+            for row in model.rows_of(node.index):
                 assert frontier.is_done(node.index, row) == ((node.index, row) in model.done)
+            if node.index in model.always:
+                dead = [row for row in range(model.rows) if frontier.is_dead(node.index, row)]
+                assert dead == [row for row in range(model.rows) if model.is_dead(node.index, row)]
 
     @invariant()
     def never_stalls(self) -> None:
         """As long as something is left, something is under way, or the barrier can be passed."""
-        at_barrier = self.model.barrier and self.model.finished_seeds == self.model.seeds
+        at_barrier = self.model.barrier and (self.model.finished_seeds == self.model.seeds or self.frontier.seeds_over)
         assert self.frontier.complete or self.under_way or at_barrier
 
 

@@ -27,7 +27,7 @@ from .row_group import RowGroup
 from .run import Run
 from .sequential import SequentialGroup
 from .shutdown import breakdown, is_panic
-from .tasks import locate
+from .tasks import TaskKind, locate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -191,7 +191,9 @@ async def _retried(run: Run, record: GroupRecord) -> tuple[RetriedRows, Sequence
     recorder = run.recorder
     if recorder is not None:
         kept = await recorder.read_kept(kept_key(record.index, record.revision))
-    found = plan_retry(record, kept, processed=bool(run.plan.pre_batch))
+    plan = run.plan
+    seeds = [step.name for step in plan.steps if step.kind is TaskKind.FROM_SCRATCH] if plan.pre_batch else []
+    found = plan_retry(record, kept, seeds=seeds, processed=bool(plan.pre_batch or plan.post_batch))
     if found is None or recorder is None:
         return found
     retry, entries = found

@@ -14,7 +14,6 @@ from ..store.dataset import Dataset
 from ..store.schema import arrow_table, conflict_error
 from .fill import error_text
 from .recorder import calls_key, kept_key
-from .retry import merge_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,6 +56,9 @@ async def checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGro
     rows = group.rows.finished(group.live_rows())
     path: Path | None = None
     frame: pl.DataFrame | None = None
+    # What the manifest says of the row group so far, where rows of it are tried again.
+    earlier = run.retrying.get(group.index) if group.retry is not None else None
+    before = 0 if earlier is None else earlier.rows
     if run.store is None:
         table, conflicts = await run.store_thread(lambda: arrow_table(rows, run.plan.declared))
         frame = pl.DataFrame(table)
@@ -66,11 +68,13 @@ async def checkpoint(run: Run, group: RowGroup | SequentialGroup) -> FinishedGro
         conflicts, count = record.conflicts, record.rows
         if record.part is not None:
             path = run.store.writer.path / record.part.name
-        added = count - (len(group.retry.order) if group.retry is not None else 0)
+        added = count - before
         if run.recorder is None:
             run.committed(added * len(run.plan.steps))
     ledger = run.ledger
     ledger.written += added
+    ledger.removed += group.rows.removed - (0 if earlier is None else earlier.removed)
+    ledger.added += group.rows.added - (0 if earlier is None else earlier.added)
     ledger.dropped.extend(group.rows.drops)
     if group.retry is not None:
         ledger.dropped.extend(group.retry.drops)
@@ -110,8 +114,12 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
     order: list[int] | None = None
     revision = 0
     if retry is not None:
-        order = merge_order(retry.order, held)
-        held = [[*retry.order, *held][at] for at in order]
+        if retry.order is None:
+            # Post-batch processors made the part, and have made another of all rows of the group.
+            before = run.retrying[index].rows
+            order = list(range(before, before + _height(rows)))
+        else:
+            order, held = retry.merged(held)
         revision = retry.revision + 1
     if recorder is not None:
         await recorder.flush_states()
@@ -130,6 +138,10 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
     return record
 
 
+def _height(rows: pl.DataFrame | dict[str, list[Any]]) -> int:
+    return rows.height if isinstance(rows, pl.DataFrame) else len(next(iter(rows.values()), ()))
+
+
 async def _write_part(
     run: Run, writer: DatasetWriter, group: RowGroup | SequentialGroup, rows: Any, order: list[int] | None
 ) -> GroupRecord:
@@ -140,7 +152,14 @@ async def _write_part(
     def work() -> GroupRecord | None:
         if retry is not None and order is not None:
             return writer.add_rows(
-                group.index, rows, order=order, drops=(*retry.drops, *group.rows.drops), abandoned=lambda: given_up
+                group.index,
+                rows,
+                order=order,
+                drops=(*retry.drops, *group.rows.drops),
+                removed=group.rows.removed,
+                added=group.rows.added,
+                skipped=group.rows.skipped,
+                abandoned=lambda: given_up,
             )
         return writer.write_group(
             group.index,
@@ -148,6 +167,8 @@ async def _write_part(
             start=group.rows.source.start,
             stop=group.rows.source.stop,
             drops=group.rows.drops,
+            removed=group.rows.removed,
+            added=group.rows.added,
             skipped=group.rows.skipped,
             abandoned=lambda: given_up,
         )

@@ -13,6 +13,7 @@ import trio
 from ..graph import GROUP
 from ..store.parts import read_table
 from .cell import call_again
+from .identity import identities_by_position
 from .recorder import calls_key
 from .rows import Rows
 from .tasks import Cell, TaskKind
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..store.codec import Entry
     from ..store.records import GroupRecord
+    from .identity import Identity
     from .plan import Step
     from .run import Run
     from .tasks import Group
@@ -31,15 +33,17 @@ class PastGroup:
     """Rows of a row group that is finished: those of its part, or those of one call."""
 
     def __init__(
-        self, run: Run, record: GroupRecord, columns: dict[str, list[Any]], count: int, nursery: trio.Nursery
+        self,
+        run: Run,
+        record: GroupRecord,
+        columns: dict[str, list[Any]],
+        identities: list[Identity],
+        nursery: trio.Nursery,
     ) -> None:
         self.index = record.index
         self.nursery = nursery
-        gone = {drop.row for drop in record.drops}
-        identities = [(row, 0) for row in range(record.start, record.stop) if row not in gone]
-        identities += [(record.start, 1)] * (count - len(identities))  # made by processors
         self.rows = Rows(run.plan, range(record.start, record.stop))
-        self.rows.replace(columns, identities[:count])
+        self.rows.replace(columns, identities)
 
     def live_rows(self) -> list[int]:
         """All of them."""
@@ -77,9 +81,11 @@ async def replay_group(run: Run, index: int, nursery: trio.Nursery, place: int |
                 await turn.wait()
             steps = {run.plan.steps[node].name: run.plan.steps[node] for node in instance.nodes}
             if kept:
-                for _, column, count, inputs in kept:
+                for _, column, rows, inputs in kept:
                     if column in steps:
-                        await _call_kept(run, _one_call(run, index, inputs, count, nursery), steps[column])
+                        identities = [tuple(each) for each in rows]
+                        one = PastGroup(run, _record(run, index), inputs, identities, nursery)
+                        await _call_kept(run, one, steps[column])
             else:
                 past = past or await _past_group(run, index, nursery)
                 for step in steps.values():
@@ -91,10 +97,6 @@ async def replay_group(run: Run, index: int, nursery: trio.Nursery, place: int |
 async def _call_kept(run: Run, past: PastGroup, step: Step) -> None:
     rows = past.live_rows() if step.kind is TaskKind.CELL else [GROUP]
     await replay_tasks(run, past, [(step, row) for row in rows])
-
-
-def _one_call(run: Run, index: int, inputs: dict[str, list[Any]], count: int, nursery: trio.Nursery) -> PastGroup:
-    return PastGroup(run, _record(run, index), inputs, count, nursery)
 
 
 def _record(run: Run, index: int) -> GroupRecord:
@@ -113,4 +115,6 @@ async def _past_group(run: Run, index: int, nursery: trio.Nursery) -> PastGroup:
         table = await run.store_thread(lambda: read_table(store.writer.path / part.name))
         made = set(run.plan.graph.outputs)
         columns = {name: table.column(name).to_pylist() for name in table.column_names if name in made}
-    return PastGroup(run, record, columns, record.rows, nursery)
+    # Where rows are missing in the part, or processors changed it, the calls were kept.
+    identities = identities_by_position(range(record.start, record.stop), record.rows)
+    return PastGroup(run, record, columns, identities, nursery)

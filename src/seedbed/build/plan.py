@@ -117,6 +117,23 @@ class BuildPlan:
         return tuple(output for step in self.steps if step.kind is TaskKind.FROM_SCRATCH for output in step.outputs)
 
     @property
+    def runs_always(self) -> frozenset[int]:
+        """The nodes that run for every row whose inputs to them succeeded, also where another cell of it failed.
+
+        Stateful generators and all that they need: what such a generator sees must not depend on which of two cells
+        ends first. Where columns may resize, one thing happens after the other anyway, and dropped rows are gone.
+        """
+        if any(step.allow_resize for step in self.steps):
+            return frozenset()
+        found: set[int] = set()
+        for node in reversed(self.graph.order):
+            if self.steps[node].instance is not None or any(
+                down in found for down in self.graph.nodes[node].downstream
+            ):
+                found.add(node)
+        return frozenset(found)
+
+    @property
     def runs_own_code(self) -> bool:
         """True if user-defined functions fill columns, so that values of user-defined types may be unpickled.
 

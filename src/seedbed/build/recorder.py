@@ -5,10 +5,14 @@ What an outcome was is kept as an entry, a plain tuple whose first two items are
 - `(OK, column, row, attempt, salvage round, value, paid)`: a finished task, `row` GROUP for one of the whole group;
 - `(FAILED, column, row, attempt, salvage round, error, fate)`: a failed attempt and what that meant for the task;
 - `(ANSWER, column, row, attempt, asked, answer)`: one call of several that a cell makes was answered;
-- `(REBUILT, column, columns, identities, drops)`: the rows that pre-batch processors left;
-- `(ROWS, column, rows, columns)`: finished rows of a whole column, of rows that are tried again;
-- `(KEPT, None, order, identities)`: first of what is kept of dropped rows; `order` names the rows of the part.
-- `(CALL, column, rows, inputs)`: a call of a stateful generator, for so many rows, where the part does not show them.
+- `(REBUILT, None, columns, resized, drops)`: the rows that pre-batch processors left, how many rows they took out and
+  added;
+- `(ROWS, column, rows, columns)`: finished rows of a column, of rows that are tried again;
+- `(KEPT, None, order, identities, resized, count)`: first of what is kept of a row group with dropped rows, with the
+  number of entries behind it. `order` names the rows of the part, `identities` those of the entries. `order` is None
+  where post-batch processors made the part: then the entries are of all rows. `resized` is that of REBUILT, None if
+  the rows did not come to the pre-batch processors;
+- `(CALL, column, identities, inputs)`: a call of a stateful generator, where the part does not show its rows.
 
 `replay` reads them, `past` those of calls.
 """

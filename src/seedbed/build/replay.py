@@ -68,8 +68,8 @@ def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
                 cell = group.find(column, row)
                 if cell is not None:
                     cell.answers = {**(cell.answers or {}), asked: answer}
-            case (kind, _, columns, identities, drops) if kind == REBUILT and group.frontier.barrier:
-                group.take_rebuilt(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
+            case (kind, _, columns, resized, drops) if kind == REBUILT and group.can_take_rebuilt():
+                group.take_rebuilt(columns, tuple(resized), [Drop(**drop) for drop in drops])
             case (kind, str(column), rows, columns) if kind == ROWS and column in steps:
                 group.take_rows(steps[column], rows, columns)
                 replayed.cells[column] += len(rows)

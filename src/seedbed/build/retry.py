@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .recorder import KEPT, OK, ROWS
-from .tasks import TaskKind
+from .recorder import KEPT, ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ..store.codec import Entry
     from ..store.records import Drop, GroupRecord
@@ -23,40 +22,65 @@ if TYPE_CHECKING:
 class RetriedRows:
     """The rows of a finished row group that are tried again.
 
-    `order` names the rows that its part holds now, in its `revision`; `drops` are those that stay dropped.
+    `order` names the rows that its part holds now, in its `revision`; None if the part is made anew of all rows.
+    `drops` are those that stay dropped. `resized` is how many rows pre-batch processors took out and added, None if
+    they have yet to see the rows.
     """
 
     revision: int
     identities: tuple[Identity, ...]
-    order: tuple[Identity, ...]
+    order: tuple[Identity, ...] | None
     drops: tuple[Drop, ...]
+    resized: tuple[int, int] | None
+
+    def merged(self, added: Sequence[Identity]) -> tuple[list[int], list[Identity]]:
+        """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are."""
+        assert self.order is not None
+        order = merge_order(self.order, added)
+        return order, [[*self.order, *added][at] for at in order]
 
 
 def plan_retry(
-    record: GroupRecord, kept: Sequence[Entry], *, processed: bool
+    record: GroupRecord, kept: Sequence[Entry], *, seeds: Collection[str], processed: bool
 ) -> tuple[RetriedRows, Sequence[Entry]] | None:
     """What of a finished row group can be tried again, and what is finished of it; None if nothing can.
 
-    Rows that a pre-batch processor has seen (`processed`) can be tried again only with what was kept of them.
+    Rows that processors have seen (`processed`) can be tried again only with what was kept of them. `seeds` are the
+    columns that pre-batch processors see, if there are such processors: a row that failed in one of them never came
+    to the processors and has no identity behind them.
     """
     failed = [drop for drop in record.drops if drop.kind == "failed"]
     known: Sequence[Entry] = ()
+    order: list[Identity] | None
+    resized: tuple[int, int] | None = (0, 0)
     if kept and kept[0][0] == KEPT:
-        _, _, order, identities = kept[0]
-        order, identities = [tuple(each) for each in order], [tuple(each) for each in identities]
+        _, _, order, identities, resized, count = kept[0]
         known = kept[1:]
+        if processed and len(known) != count:
+            return None  # some values could not be kept, and must not be made of rows that were not processed
+        identities = [tuple(each) for each in identities]
+        order = None if order is None else [tuple(each) for each in order]
     else:
-        gone = {drop.row for drop in record.drops}
+        gone = {drop.row for drop in failed}
         order = [(row, 0) for row in range(record.start, record.stop) if row not in gone]
-        identities = [] if processed else sorted((drop.row, drop.copy) for drop in failed if not drop.copy)
-    if not identities or len(order) != record.rows:
+        identities = sorted((row, 0) for row in gone)
+        if processed:
+            if order or any(drop.column not in seeds for drop in failed):
+                return None
+            resized = None  # every row failed before the processors
+    if not identities or (order is not None and len(order) != record.rows):
         return None
-    tried = set(identities)
+    tried = {
+        drop
+        for drop in failed
+        if (drop.row, drop.copy) in set(identities) and (resized is None or drop.column not in seeds)
+    }
     retry = RetriedRows(
         revision=record.revision,
         identities=tuple(identities),
-        order=tuple(order),
-        drops=tuple(drop for drop in record.drops if drop.kind != "failed" or (drop.row, drop.copy) not in tried),
+        order=None if order is None else tuple(order),
+        drops=tuple(drop for drop in record.drops if drop not in tried),
+        resized=None if resized is None else (resized[0], resized[1]),
     )
     return retry, known
 
@@ -64,25 +88,21 @@ def plan_retry(
 def kept_entries(
     plan: BuildPlan,
     rows: Rows,
-    dropped: Mapping[int, Identity],
+    kept: Sequence[int],
     is_done: Callable[[int, int], bool],
-    order: Sequence[Identity],
+    *,
+    order: Sequence[Identity] | None,
+    resized: tuple[int, int] | None,
 ) -> list[Entry]:
-    """What is finished of the `dropped` rows of a row group, for `plan_retry`; `order` names the rows of its part."""
-    if not dropped:
-        return []
-    local = sorted(dropped, key=dropped.__getitem__)
-    entries: list[Entry] = [(KEPT, None, list(order), [dropped[row] for row in local])]
+    """What is finished of the rows `kept` of a row group, for `plan_retry`; `order` names the rows of its part."""
+    entries: list[Entry] = []
     for node in plan.graph.order:
         step = plan.steps[node]
-        done = [(at, row) for at, row in enumerate(local) if is_done(node, row) and not rows.was_skipped(step, row)]
-        columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
-        if step.kind is TaskKind.CELL:
-            values = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
-            entries += [(OK, step.name, at, 1, 0, value, None) for (at, _), value in zip(done, values, strict=True)]
-        elif done:
+        done = [(at, row) for at, row in enumerate(kept) if is_done(node, row) and not rows.was_skipped(step, row)]
+        if done:
+            columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
             entries.append((ROWS, step.name, [at for at, _ in done], columns))
-    return entries
+    return [(KEPT, None, order, rows.identities(kept), resized, len(entries)), *entries]
 
 
 def merge_order(before: Sequence[Identity], added: Sequence[Identity]) -> list[int]:

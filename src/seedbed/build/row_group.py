@@ -13,12 +13,12 @@ from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
 from .fill import error_text
-from .recorder import AGAIN, CALL, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
+from .recorder import AGAIN, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
 from .replay import collector_paused, replay
 from .retry import kept_entries
 from .rows import Rows
 from .salvage import Salvage
-from .stateful import Gate, is_called_again
+from .stateful import Gate, call_entries
 from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 
 if TYPE_CHECKING:
@@ -60,9 +60,14 @@ class RowGroup:
         self.nursery = nursery
         self.retry = retry
         self.rows = Rows(plan, plan.group_rows(index), None if retry is None else list(retry.identities))
-        # What is tried again has passed the pre-batch processors.
-        barrier = bool(plan.pre_batch) and retry is None
-        self.frontier = Frontier(plan.graph, self.rows.buffer.rows, barrier=barrier)
+        barrier = bool(plan.pre_batch)
+        if retry is not None and retry.resized is not None:
+            # What is tried again has passed the pre-batch processors.
+            barrier = False
+            self.rows.removed, self.rows.added = retry.resized
+        # What the pre-batch processors took out and added, None until they have run.
+        self._resized: tuple[int, int] | None = None if barrier else (self.rows.removed, self.rows.added)
+        self.frontier = Frontier(plan.graph, self.rows.buffer.rows, barrier=barrier, always=run.runs_always)
         self.recorder = run.recorder if plan.config.durability == "cell" else None
         self.journal_key = index if retry is None else retry_key(index, retry.revision)
         self.salvage: Salvage[RowGroup] = Salvage(plan.config, run.rng)
@@ -83,8 +88,6 @@ class RowGroup:
                 self._gates[node] = gate
         # Calls, tokens and seconds of finished cells by row, to be counted as wasted if the row is dropped after all.
         self._paid: dict[int, list[tuple[str, int, int, float]]] = {}
-        # Which rows of the dataset the dropped ones are; processors change what the others are called.
-        self._dropped_as: dict[int, Identity] = {}
         # Calls of stateful generators, in order: the step, its row, and the rows that a whole column was made for.
         self._calls: list[tuple[Step, int, Sequence[int]]] = []
         # While earlier outcomes are taken in again nothing is dispatched.
@@ -110,10 +113,12 @@ class RowGroup:
 
     def missing_rows(self, step: Step) -> list[int]:
         """The rows that a whole column is still to be made for: not those that an earlier run made it for."""
-        return self.frontier.live_rows() if self.retry is None else self.frontier.missing_rows(step.node)
+        return self.frontier.missing_rows(step.node)
 
     def gave_up(self, cell: Cell[RowGroup]) -> bool:
         """Whether nobody wants the result of that task any more."""
+        if cell.step.node >= 0 and self.frontier.runs_always(cell.step.node):
+            return False
         return not self.frontier.live if cell.row == GROUP else bool(self.frontier.dropped[cell.row])
 
     def close(self) -> None:
@@ -164,14 +169,9 @@ class RowGroup:
 
     def call_entries(self) -> list[Entry]:
         """What stateful generators were called with, where the part will not show it."""
-        if not self.run.plan.post_batch and not self._dropped_as:
+        if not self.run.plan.post_batch and self.frontier.live == self.frontier.rows:
             return []
-        return [
-            (CALL, step.name, len(rows), inputs)
-            for step, _, rows in self._calls
-            if is_called_again(step)
-            for inputs in [self.rows.buffer.take(step.inputs, rows)]
-        ]
+        return call_entries(self.rows, [(step, rows) for step, _, rows in self._calls])
 
     def find(self, column: str, row: int) -> Cell[RowGroup] | None:
         """The task of this column and row that is ready or was tried before."""
@@ -183,9 +183,17 @@ class RowGroup:
     def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
         """What is finished of the rows that were dropped, for a run that tries them again.
 
-        `order` names the rows that the part will hold.
+        `order` names the rows that the part will hold. Where post-batch processors make the part, that is of all rows.
         """
-        return kept_entries(self.run.plan, self.rows, self._dropped_as, self.frontier.is_done, order)
+        kept = [row for row in range(self.frontier.rows) if self.frontier.dropped[row]]
+        if not kept:
+            return []
+        if self.run.plan.post_batch:
+            return self._kept(range(self.frontier.rows), None)
+        return self._kept(kept, order)
+
+    def _kept(self, rows: Sequence[int], order: Sequence[Identity] | None) -> list[Entry]:
+        return kept_entries(self.run.plan, self.rows, rows, self.frontier.is_done, order=order, resized=self._resized)
 
     # The trio side.
 
@@ -293,12 +301,9 @@ class RowGroup:
             ready += self.frontier.complete_group(step.node)
         else:
             self.write_cell(step, row, value)
-            if self.frontier.dropped[row]:
-                ready = []
-            else:
-                if cost is not None:
-                    self._paid.setdefault(row, []).append((step.name, *cost))
-                ready = self.frontier.complete_cell(step.node, row)
+            if cost is not None and not self.frontier.dropped[row]:
+                self._paid.setdefault(row, []).append((step.name, *cost))
+            ready = self.frontier.complete_cell(step.node, row)
         if step.node in self._gates:
             self._gates[step.node].settle(step.node, row)
         if ready:
@@ -312,21 +317,45 @@ class RowGroup:
         else:
             for name, each in zip(step.outputs, value, strict=True):
                 update_cell(row, name, each)
-        if self.frontier.dropped[row]:
+        if self.frontier.dropped[row] and not self.frontier.runs_always(step.node):
             self.frontier.note_done(step.node, row)
 
     def take_rows(self, step: Step, rows: Sequence[int], columns: Sequence[Sequence[Any]]) -> None:
-        """An earlier run has made a whole column for some of the rows that are tried again."""
+        """An earlier run has made a column for some of the rows that are tried again."""
         for name, values in zip(step.outputs, columns, strict=True):
             for row, value in zip(rows, values, strict=True):
                 self.rows.buffer.update_cell(row, name, value)
-        self.make_ready(self.frontier.complete_rows(step.node, rows))
+        if step.kind is not TaskKind.CELL and len(rows) == self.frontier.rows:
+            ready = self.frontier.complete_group(step.node)
+        else:
+            ready = self.frontier.complete_rows(step.node, rows)
+        is_cell = step.kind is TaskKind.CELL
+        for row in rows if is_cell else () if self.frontier.missing_rows(step.node) else (GROUP,):
+            cell = self.find(step.name, row)
+            if cell is not None:
+                self._over(cell)
+            if step.node in self._gates:
+                self._gates[step.node].settle(step.node, row)
+        self.make_ready(ready)
 
-    def take_rebuilt(self, columns: dict[str, list[Any]], identities: list[Identity], drops: list[Drop]) -> None:
+    def can_take_rebuilt(self) -> bool:
+        """Whether the rows that pre-batch processors left still fit.
+
+        Not if the call of a stateful column from scratch was lost, here or in an earlier row group: it has to be made,
+        and the rows with it, or the generator would go on without having seen them.
+        """
+        seeds = [
+            step.node
+            for step in self.run.plan.steps
+            if step.kind is TaskKind.FROM_SCRATCH and step.instance is not None
+        ]
+        return self.frontier.barrier and not any(self.frontier.missing_rows(node) for node in seeds)
+
+    def take_rebuilt(self, columns: dict[str, list[Any]], resized: tuple[int, int], drops: list[Drop]) -> None:
         """Pre-batch processors left these rows in an earlier run."""
         for cell in list(self._alive.get(GROUP, ())):
             self._over(cell)
-        before, after = self.frontier.rows, self.rows.take_over(columns, identities, drops)
+        before, after = self.frontier.rows, self.rows.take_over(columns, resized, drops)
         self._go_on_with(before, after)
 
     def _record_success(self, outcome: Outcome[RowGroup], cost: tuple[int, int, float] | None) -> None:
@@ -356,15 +385,18 @@ class RowGroup:
         self, cell: Cell[RowGroup], rows: Sequence[int], columns: Sequence[Sequence[Any]]
     ) -> list[tuple[int, int]]:
         """Write what a task for the whole group made; a row whose value is an exception failed, and it alone."""
-        dropped, update_cell = self.frontier.dropped, self.rows.buffer.update_cell
+        frontier, node, update_cell = self.frontier, cell.step.node, self.rows.buffer.update_cell
+        always = frontier.runs_always(node)
         ready: list[tuple[int, int]] = []
         for name, values in zip(cell.step.outputs, columns, strict=True):
             for row, value in zip(rows, values, strict=True):
-                if dropped[row]:
+                if frontier.is_dead(node, row) if always else frontier.dropped[row]:
                     continue
                 if isinstance(value, CellError):
-                    ready += self.frontier.drop_row(row)
-                    self._drop(row, cell, error_text(value))
+                    failed, more = frontier.fail(node, row)
+                    ready += more
+                    for each in failed:
+                        self._drop(each, cell, error_text(value))
                 else:
                     update_cell(row, name, value)
         for gate in self._gate_list if ready else ():
@@ -407,7 +439,7 @@ class RowGroup:
     def give_up(self, cell: Cell[RowGroup], error: str) -> None:
         """A task failed for good: drop its row, or every row if it was for the whole group."""
         self._over(cell)
-        rows, ready = self.frontier.fail(cell.row)
+        rows, ready = self.frontier.fail(cell.step.node, cell.row)
         for row in rows:
             self._drop(row, cell, error)
         if cell.step.node in self._gates:
@@ -422,15 +454,16 @@ class RowGroup:
     def _drop(self, row: int, failed: Cell[RowGroup], error: str) -> None:
         """Record a dropped row and end everything that is still under way for it."""
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
-        self._dropped_as[row] = (drop.row, drop.copy)
         for paid in self._paid.pop(row, ()):
             self.run.ledger.waste(*paid)
         self._end_cells(row, f"row {drop.row} was dropped: {drop.reason}")
         self.run.emit_drop(self.index, drop)
 
     def _end_cells(self, row: int, reason: str) -> None:
-        """End every task of a row, or of the whole group, wherever it is on its way."""
+        """End every task of a row, or of the whole group, wherever it is on its way, but for those that always run."""
         for cell in list(self._alive.get(row, ())):
+            if self.frontier.runs_always(cell.step.node):
+                continue
             if cell.state is State.FLYING:
                 # Without a scope it has not made its first step, and will look whether it is wanted before it does.
                 if cell.scope is not None:
@@ -469,7 +502,7 @@ class RowGroup:
     def make_ready(self, ready: Sequence[tuple[int, int]]) -> None:
         for node, row in ready:
             step = self.run.plan.steps[node]
-            if row == GROUP and self.retry is not None and not self.frontier.missing_rows(node):
+            if row == GROUP and not self.frontier.missing_rows(node):
                 continue
             if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
                 continue
@@ -481,13 +514,13 @@ class RowGroup:
 
     def _skip_cell(self, step: Step, row: int) -> bool:
         """Complete a cell without making it, if it is to be skipped; a rule that fails costs the row."""
-        if self.frontier.dropped[row]:
+        if self.frontier.dropped[row] and not self.frontier.runs_always(step.node):
             return True
         try:
             if not self.rows.skips(step, row):
                 return False
         except Exception as error:  # noqa: BLE001  a rule reads values that generators made; anything may happen
-            rows, ready = self.frontier.fail(row)
+            rows, ready = self.frontier.fail(step.node, row)
             for each in rows:
                 self._drop(each, Cell(step, self, row), f"skip_when: {error_text(error)}")
         else:
@@ -517,7 +550,8 @@ class RowGroup:
         """After a batch of outcomes: pass the barrier, queue what is ready, start a salvage round if nothing is."""
         if self.frontier.barrier and not self._processors and self.rows.skipped is None:
             if not self.frontier.live:
-                self.frontier.barrier = False
+                if self.frontier.seeds_over:
+                    self.frontier.end_at_barrier()
             elif self.frontier.seeds_done:
                 self._processors = list(self.run.plan.pre_batch)
                 self._start_processor()
@@ -546,7 +580,7 @@ class RowGroup:
     def _processed(self, outcome: Outcome[RowGroup]) -> None:
         step = outcome.cell.step
         before, after = outcome.value
-        self.rows.processed(step, before, after, self.live_rows())
+        self.rows.processed(before, after)
         self._processors.pop(0)
         if self._processors:
             self._start_processor()
@@ -561,7 +595,7 @@ class RowGroup:
         self._go_on_with(before, after)
 
     def _go_on_with(self, before: int, after: int) -> None:
-        self._dropped_as.clear()
+        self._resized = (self.rows.removed, self.rows.added)
         ready = self.frontier.rebuild(after)
         self.run.emit_rebuilt(self.index, before, after)
         for gate in self._gate_list:

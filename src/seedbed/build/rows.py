@@ -1,4 +1,4 @@
-"""The rows of one row group: their values, which rows they are, and which of them were given up and why."""
+"""The rows of one row group: their values, their identities, and which of them were dropped and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 
 from ..store.buffer import Buffer, make_frame
 from ..store.records import Drop
-from .identity import follow_rows
+from .identity import identities_by_position
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ class Rows:
         self.source = source
         self.buffer = Buffer(plan.graph.outputs, len(source) if identities is None else len(identities))
         self.drops: list[Drop] = []
+        # How many rows processors have taken out and added; which ones cannot be known.
+        self.removed = 0
+        self.added = 0
         # Why the whole row group is given up, if it is.
         self.skipped: str | None = None
         # What processors made of the rows, as long as it is not back in the buffer.
@@ -57,8 +60,8 @@ class Rows:
         return (self.source[row], 0) if self._identities is None else self._identities[row]
 
     def identities(self, rows: Sequence[int]) -> list[Identity]:
-        """Which rows of the whole dataset will be in the part, in its order; `rows` are those that are not dropped."""
-        return [self.identity(row) for row in (rows if self.frame is None else range(self.frame.height))]
+        """Which rows of the whole dataset these are."""
+        return [self.identity(row) for row in rows]
 
     def positions(self) -> list[int] | None:
         """Where its rows are among the source rows; None if they are just these."""
@@ -76,6 +79,7 @@ class Rows:
     def skip(self, reason: str) -> None:
         """Give the whole row group up."""
         self.skipped = reason
+        self.removed = self.added = 0
         self.drops = [drop for drop in self.drops if drop.kind == "failed"]
         gone = {(drop.row, drop.copy) for drop in self.drops}
         self.drops += [
@@ -119,42 +123,36 @@ class Rows:
         if parts:
             raise ValueError(f"the frame it returned {' and '.join(parts)}")
 
-    def processed(self, step: Step, before: pl.DataFrame, after: pl.DataFrame, live: Sequence[int]) -> None:
-        """Go on with the rows that a processor returned; the ones it took out are recorded."""
-        at = live if self.frame is None else range(before.height)
-        identities = [self.identity(row) for row in at]
-        shared = [name for name in before.columns if name in after.columns]
-        followed = follow_rows(before.select(shared).rows(), after.select(shared).rows(), identities)
-        self.removed(step, identities, followed)
-        self._identities = followed
+    def processed(self, before: pl.DataFrame, after: pl.DataFrame) -> None:
+        """Go on with the rows that a processor returned."""
+        self.resized(before.height, after.height)
         self.frame = after
 
-    def removed(self, step: Step, before: Sequence[Identity], after: Sequence[Identity]) -> None:
-        """Record the rows that were there before a processor or a column that may resize, and not after it."""
-        kept = set(after)
-        self.drops += [
-            Drop(row=row, copy=copy, kind="removed", column=step.name, attempts=0, error="removed by a processor")
-            for row, copy in before
-            if (row, copy) not in kept
-        ]
+    def resized(self, before: int, after: int) -> None:
+        """Count rows that were taken out or added."""
+        self.removed += max(0, before - after)
+        self.added += max(0, after - before)
 
     def rebuild(self) -> int:
         """Put what the pre-batch processors left back into a buffer; returns how many rows that are."""
         assert self.frame is not None
         self.buffer = Buffer.from_frame(self.frame, self._plan.graph.outputs)
+        self._identities = identities_by_position(self.source, self.buffer.rows)
         self.frame = None
         return self.buffer.rows
 
-    def rebuilt_as(self) -> tuple[dict[str, list[Any]], list[Identity], list[dict[str, Any]]]:
+    def rebuilt_as(self) -> tuple[dict[str, list[Any]], tuple[int, int], list[dict[str, Any]]]:
         """What pre-batch processors left, for `take_over` in a later run."""
-        assert self._identities is not None
-        return self.buffer.take(self._plan.seed_outputs), self._identities, [attrs.asdict(drop) for drop in self.drops]
+        columns = self.buffer.take(self._plan.seed_outputs)
+        return columns, (self.removed, self.added), [attrs.asdict(drop) for drop in self.drops]
 
-    def take_over(self, columns: dict[str, list[Any]], identities: list[Identity], drops: list[Drop]) -> int:
+    def take_over(self, columns: dict[str, list[Any]], resized: tuple[int, int], drops: list[Drop]) -> int:
         """Go on with the rows that pre-batch processors left in an earlier run; returns how many they are."""
-        self.replace(columns, identities)
+        count = len(columns[self._plan.seed_outputs[0]])
+        self.replace(columns, identities_by_position(self.source, count))
+        self.removed, self.added = resized
         self.drops = drops
-        return len(identities)
+        return count
 
     def replace(self, columns: dict[str, list[Any]], identities: list[Identity]) -> None:
         """Take other rows in place of these: what a column that may resize does."""

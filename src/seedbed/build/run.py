@@ -74,6 +74,7 @@ class Run:
             config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced
         )
         self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
+        self.runs_always = plan.runs_always
         self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
         self.dispatcher = Dispatcher(self)
         self.threads = Threads(self)
@@ -122,6 +123,8 @@ class Run:
                 continue  # nothing of it was made that could be lost: it is made as a whole
             self.group_done(index)
             self.ledger.written += group.rows
+            self.ledger.removed += group.removed
+            self.ledger.added += group.added
             if group.skipped is not None:
                 self.ledger.skipped.append(index)
             if retry and any(drop.kind == "failed" for drop in group.drops):

@@ -7,6 +7,7 @@ the benchmarks, and the engine for columns that may resize.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -17,12 +18,13 @@ from ..observe import events
 from ..store.records import Drop
 from .cell import attempt, call_again
 from .fill import error_text
-from .identity import follow_rows
+from .identity import identities_by_position
 from .recorder import AGAIN, ANSWER, DROPPED, FAILED, GOES_ON, OK, REBUILT
 from .retry import kept_entries
 from .row_group import cost_of, processor_failed
 from .rows import Rows
 from .salvage import Salvage
+from .stateful import call_entries
 from .tasks import Cell, Outcome, Status, TaskKind, locate
 
 if TYPE_CHECKING:
@@ -46,10 +48,17 @@ class SequentialGroup:
         self.nursery = nursery  # for what threads await
         self.rows = Rows(run.plan, run.plan.group_rows(index))
         self._recorder = run.recorder if run.plan.config.durability == "cell" else None
-        self._dropped: dict[int, Identity] = {}
+        self._dropped: set[int] = set()
         self._done: set[tuple[int, int]] = set()  # (node, row)
+        # Cells of columns that run for dropped rows too which failed, or which need one that did: (node, row).
+        self._dead: set[tuple[int, int]] = set()
+        # What the pre-batch processors took out and added, None until they have run.
+        self._resized: tuple[int, int] | None = None if run.plan.pre_batch else (0, 0)
+        # Calls of stateful generators, in order: the step, and the rows that it was called for.
+        self._calls: list[tuple[Step, Sequence[int]]] = []
         # Of each task the last thing that was recorded. Rows are numbered anew only between columns.
         self._recorded: dict[tuple[str, int], Entry] = {}
+        self._attempts: Counter[tuple[str, int]] = Counter()  # how many of each were recorded
         self._answers: dict[tuple[str, int], dict[bytes, Any]] = {}  # of calls of tasks that were under way
         self._rebuilt: Entry | None = None
         for entry in entries:
@@ -61,24 +70,38 @@ class SequentialGroup:
                 if entry[0] == FAILED and entry[6] != GOES_ON:
                     self._answers.pop((entry[1], entry[2]), None)
                 self._recorded[entry[1], entry[2]] = entry
+                self._attempts[entry[1], entry[2]] += 1
 
     def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
         """What is finished of the rows that were dropped; nothing where columns make other rows of them."""
-        if any(step.allow_resize for step in self.run.plan.steps):
+        if self._may_resize or not self._dropped:
             return []
-        return kept_entries(self.run.plan, self.rows, self._dropped, lambda *at: at in self._done, order)
+        plan = self.run.plan
+        rows = range(self.rows.buffer.rows) if plan.post_batch else sorted(self._dropped)
+        part = None if plan.post_batch else order
+        return kept_entries(plan, self.rows, rows, lambda *at: at in self._done, order=part, resized=self._resized)
 
     def call_entries(self) -> list[Entry]:
-        """Nothing: here generators that cannot tell their state are called again for what is in the part."""
-        return []
+        """What stateful generators were called with, where the part will not show it."""
+        if self._may_resize or not (self._dropped or self.run.plan.post_batch):
+            return []
+        return call_entries(self.rows, self._calls)
+
+    @property
+    def _may_resize(self) -> bool:
+        """Whether columns make other rows of these, so that local row numbers mean nothing later."""
+        return any(step.allow_resize for step in self.run.plan.steps)
 
     def live_rows(self) -> list[int]:
         """The rows that are not dropped, in order."""
         return [row for row in range(self.rows.buffer.rows) if row not in self._dropped]
 
-    def missing_rows(self, _step: Step) -> list[int]:
-        """The rows that a whole column is made for: all that are not dropped."""
-        return self.live_rows()
+    def missing_rows(self, step: Step) -> list[int]:
+        """The rows that a column is made for: those that are not dropped or, where it always runs, have its inputs."""
+        if step.node not in self.run.runs_always:
+            return self.live_rows()
+        upstream = self.run.plan.graph.nodes[step.node].upstream
+        return [row for row in range(self.rows.buffer.rows) if not any((up, row) in self._dead for up in upstream)]
 
     def record(self, entry: Entry) -> None:
         """Have the journal keep something of a task that is under way."""
@@ -99,8 +122,12 @@ class SequentialGroup:
         if not await self._pre_process():
             return
         for step in steps:
-            if step.kind is not TaskKind.FROM_SCRATCH and self.live_rows():
-                await self._fill_column(step)
+            if step.kind is not TaskKind.FROM_SCRATCH:
+                missing = self.missing_rows(step)
+                if step.node in self.run.runs_always:
+                    self._dead.update((step.node, row) for row in set(range(self.rows.buffer.rows)) - set(missing))
+                if missing:
+                    await self._fill_column(step)
         for step in plan.post_batch if self.live_rows() else ():
             await self._process(step)
 
@@ -108,18 +135,22 @@ class SequentialGroup:
         """Run the pre-batch processors, or take over what they left in an earlier run; False to skip the row group."""
         before = self.rows.buffer.rows
         if self._rebuilt is not None:
-            _, _, columns, identities, drops = self._rebuilt
-            after = self.rows.take_over(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
+            _, _, columns, resized, drops = self._rebuilt
+            after = self.rows.take_over(columns, tuple(resized), [Drop(**drop) for drop in drops])
         else:
-            for step in self.run.plan.pre_batch if self.live_rows() else ():
+            if not self.run.plan.pre_batch:
+                return True
+            if not self.live_rows():
+                return False  # no row came to the processors, so there is none behind them
+            for step in self.run.plan.pre_batch:
                 if not await self._process(step):
                     return False
-            if self.rows.frame is None:
-                return True
             after = self.rows.rebuild()
             if self._recorder is not None:
                 self._recorder.add(self.index, (REBUILT, None, *self.rows.rebuilt_as()))
+        self._resized = (self.rows.removed, self.rows.added)
         self._dropped.clear()
+        self._dead.clear()
         self._done = {(step.node, row) for step in self._seeds() for row in range(after)}
         self.run.emit_rebuilt(self.index, before, after)
         return True
@@ -129,11 +160,10 @@ class SequentialGroup:
 
     async def _process(self, step: Step) -> bool:
         """Run one processor; False if the row group is to be skipped for it."""
-        live = self.live_rows()
         outcome = await self._attempt(Cell(step, self, GROUP))
         if outcome.status is Status.SUCCESS:
             before, after = outcome.value
-            self.rows.processed(step, before, after, live)
+            self.rows.processed(before, after)
             return True
         assert outcome.error is not None
         if step.kind is TaskKind.POST_BATCH:
@@ -146,7 +176,7 @@ class SequentialGroup:
         """One column of the row group: a pass over its rows, then salvage rounds over what may still succeed."""
         salvage: Salvage[SequentialGroup] = Salvage(self.run.plan.config, self.run.rng)
         resized: dict[int, list[Any]] = {}
-        rows: Iterable[int] = self.live_rows() if step.kind is TaskKind.CELL else [GROUP]
+        rows: Iterable[int] = self.missing_rows(step) if step.kind is TaskKind.CELL else [GROUP]
         for row in rows:
             if row != GROUP and (step.skip is not None or step.skipped_with) and self._skip_cell(step, row):
                 continue
@@ -167,8 +197,12 @@ class SequentialGroup:
             return True
 
     def _drop(self, row: int, step: Step, attempts: int, error: str) -> None:
+        if step.node in self.run.runs_always:
+            self._dead.add((step.node, row))
+        if row in self._dropped:
+            return
         drop = self.rows.drop(row, step, attempts, error)
-        self._dropped[row] = (drop.row, drop.copy)
+        self._dropped.add(row)
         self.run.emit_drop(self.index, drop)
 
     async def _salvage(self, salvage: Salvage[SequentialGroup], resized: dict[int, list[Any]]) -> None:
@@ -211,8 +245,11 @@ class SequentialGroup:
         """Go on from the last thing that an earlier run recorded of this task."""
         kind, column, row, attempt, salvage_round, what, fate = entry
         cell.attempt, cell.salvage_round = attempt, salvage_round
-        if self.run.must_replay(cell.step):
-            await call_again(self.run, cell)
+        if cell.step.instance is not None:
+            for _ in range(self._attempts[column, row]):
+                self._note_call(cell)
+                if self.run.must_replay(cell.step):
+                    await call_again(self.run, cell)
         if kind == OK:
             self._write(cell, what, resized)
             self.run.restored(self.index, {column: len(what[0]) if row == GROUP else 1})
@@ -222,10 +259,16 @@ class SequentialGroup:
     def _record(self, cell: Cell[SequentialGroup], kind: str, what: Any, more: Any) -> None:
         if cell.step.instance is not None:
             self.run.keep_state(cell.step)
+            self._note_call(cell)
         self.record((kind, cell.step.name, cell.row, cell.attempt, cell.salvage_round, what, more))
 
+    def _note_call(self, cell: Cell[SequentialGroup]) -> None:
+        step = cell.step
+        is_group = cell.row == GROUP
+        self._calls.append((step, self.missing_rows(step) if is_group else [cell.row]))
+
     def _drop_rows(self, cell: Cell[SequentialGroup], error: str) -> None:
-        for row in self.live_rows() if cell.row == GROUP else [cell.row]:
+        for row in self.missing_rows(cell.step) if cell.row == GROUP else [cell.row]:
             self._drop(row, cell.step, cell.attempt, error)
 
     def _failed(self, outcome: Outcome[SequentialGroup], salvage: Salvage[SequentialGroup]) -> None:
@@ -296,13 +339,14 @@ class SequentialGroup:
             if step.allow_resize:
                 self._resize(step, columns)
                 return
-            self._done.update((step.node, row) for row in rows)
             for name, values in zip(step.outputs, columns, strict=True):
                 for row, each in zip(rows, values, strict=True):
                     if not isinstance(each, CellError):
                         update_cell(row, name, each)
-                    elif row not in self._dropped:
+                    else:
                         self._drop(row, step, cell.attempt, error_text(each))
+            failed = self._dead if step.node in self.run.runs_always else {(step.node, row) for row in self._dropped}
+            self._done.update(at for row in rows if (at := (step.node, row)) not in failed)
             return
         self._done.add((step.node, cell.row))
         if step.allow_resize:
@@ -315,27 +359,23 @@ class SequentialGroup:
 
     def _resize(self, step: Step, columns: list[list[Any]]) -> None:
         """Take the rows that a whole-column generator returned in place of those it was given."""
-        live, buffer = self.live_rows(), self.rows.buffer
-        before = list(zip(*buffer.take(step.inputs, live).values(), strict=True))
         made = dict(zip(step.outputs, columns, strict=True))
-        after = list(zip(*(made[name] for name in step.inputs), strict=True))
-        identities = [self.rows.identity(row) for row in live]
-        followed = follow_rows(before, after, identities)
-        self.rows.removed(step, identities, followed)
-        self._replace(made, followed)
+        after = len(columns[0])
+        self.rows.resized(len(self.live_rows()), after)
+        self._replace(made, identities_by_position(self.rows.source, after))
 
     def _explode(self, step: Step, resized: dict[int, list[Any]]) -> None:
         """Put as many rows in a row's place as its cell function returned values."""
         plan, buffer = self.run.plan, self.rows.buffer
         kept = [name for name in plan.graph.outputs if name not in step.outputs]
         columns: dict[str, list[Any]] = {name: [] for name in plan.graph.outputs}
-        before = [self.rows.identity(row) for row in self.live_rows()]
         copies: dict[int, int] = {}
-        for source, copy in before:
+        for source, copy in self.rows.identities(self.live_rows()):
             copies[source] = max(copy, copies.get(source, 0))
         followed: list[Identity] = []
         for row in self.live_rows():
             source, copy = self.rows.identity(row)
+            self.rows.resized(1, len(resized[row]))
             for position, value in enumerate(resized[row]):
                 for name in kept:
                     columns[name].append(buffer.values(name)[row])
@@ -346,7 +386,6 @@ class SequentialGroup:
                     copies[source] += 1
                     copy = copies[source]
                 followed.append((source, copy))
-        self.rows.removed(step, before, followed)
         self._replace(columns, followed)
 
     def _replace(self, columns: dict[str, list[Any]], identities: list[Identity]) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import StoreError
-from ..graph import GROUP
+from ..graph import GROUP, Kind
 from ..runtime.turnstile import Turnstile
 from ..store.codec import decode, encode
+from .identity import identities_by_position
+from .recorder import CALL
+from .tasks import TaskKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..graph import Frontier, Graph
+    from ..store.codec import Entry
     from .plan import Step
+    from .rows import Rows
 
 
 def state_name(steps: Sequence[Step], nodes: Sequence[int]) -> str:
@@ -54,6 +59,19 @@ def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[s
     return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
 
 
+def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[Entry]:
+    """What stateful generators were called with, for those that may have to be called again."""
+    return [
+        (CALL, step.name, identities, rows.buffer.take(step.inputs, of))
+        for step, of in calls
+        if is_called_again(step)
+        # Columns from scratch were made for the source rows, whatever pre-batch processors made of them.
+        for identities in [
+            identities_by_position(rows.source, len(of)) if step.kind is TaskKind.FROM_SCRATCH else rows.identities(of)
+        ]
+    ]
+
+
 class Instance:
     """One stateful generator in one run, shared by all row groups."""
 
@@ -92,7 +110,8 @@ class Gate:
     """One row group's turn with one stateful generator.
 
     Tasks arrive in any order and are released one at a time in the order of (column, row); the next one only when the
-    one before is settled: done, or given up after its last attempt. Rows that are dropped are passed over.
+    one before is settled: done, or given up after its last attempt. Rows whose inputs failed are passed over; those
+    that were dropped for another column are not.
     """
 
     def __init__(
@@ -139,7 +158,7 @@ class Gate:
         """Release the next task if it is here and may run."""
         if not self._my_turn or self._closed or self._out is not None:
             return
-        self._skip_dropped()
+        self._pass_over()
         if self._position == len(self._instance.nodes):
             self.close()
             return
@@ -162,7 +181,7 @@ class Gate:
             self._instance.turnstile.leave(self._place)
 
     def _is_cell(self, node: int) -> bool:
-        return self._graph.nodes[node].kind.value == "cell"
+        return self._graph.nodes[node].kind is Kind.CELL
 
     def _step_on(self) -> None:
         if self._is_cell(self._instance.nodes[self._position]):
@@ -170,18 +189,21 @@ class Gate:
         else:
             self._position += 1
 
-    def _skip_dropped(self) -> None:
+    def _pass_over(self) -> None:
         frontier, nodes = self._frontier, self._instance.nodes
         while self._position < len(nodes):
             node = nodes[self._position]
-            if not self._is_cell(node):
-                if frontier.live:
+            kind = self._graph.nodes[node].kind
+            if frontier.barrier and kind is not Kind.FROM_SCRATCH:
+                return  # there are other rows behind the barrier
+            if kind is not Kind.CELL:
+                if frontier.missing_rows(node):
                     return
                 self._position += 1
                 continue
-            # Done without having been released: the cell was skipped.
+            # Done without having been released: the cell was skipped, or kept by an earlier run.
             while self._row < frontier.rows and (
-                frontier.dropped[self._row] or (self._out is None and frontier.is_done(node, self._row))
+                frontier.is_dead(node, self._row) or (self._out is None and frontier.is_done(node, self._row))
             ):
                 self._arrived.discard((node, self._row))
                 self._row += 1

@@ -96,6 +96,8 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "journal_entries": sum(journal.groups.values()) if journal else 0,
         "dropped": len(dataset.drops),
         "drops_by_reason": dict(reasons.most_common()),
+        "removed": sum(group.removed for group in manifest.groups.values()),
+        "added": sum(group.added for group in manifest.groups.values()),
         "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},
         "spending": entries,
         "cost": sum(entry["cost"] for entry in entries),
@@ -130,6 +132,8 @@ def _tell(found: dict[str, Any]) -> None:
         print(f"row group {index} was skipped: {reason}", markup=False)
     if found["drops_by_reason"]:
         output.print_drops(found["drops_by_reason"])
+    if found["removed"] or found["added"]:
+        print(f"processors removed {found['removed']:,} rows and added {found['added']:,}")
     for conflict in found["conflicts"]:
         print(f"conflict: {conflict}", markup=False, style="yellow")
     if found["damaged_manifest_lines"] and "damage" not in found:

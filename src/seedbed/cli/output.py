@@ -106,6 +106,8 @@ def report_data(report: BuildReport) -> dict[str, Any]:
         "written": report.written,
         "dropped": len(report.dropped),
         "drops_by_reason": report.drops_by_reason,
+        "removed": report.removed,
+        "added": report.added,
         "unfinished": sum(len(each) for each in report.unfinished),
         "skipped_row_groups": list(report.skipped_row_groups),
         "attempts": dict(report.attempts),

@@ -39,7 +39,11 @@ class Spent:
 
 @attrs.frozen(kw_only=True)
 class BuildReport:
-    """What a build did. `rows` is what was asked for; every one of them is written, dropped or unfinished."""
+    """What a build did.
+
+    `rows` is what was asked for; these and the rows that processors `added` are written, dropped, unfinished or
+    `removed` by a processor.
+    """
 
     rows: int
     written: int
@@ -62,6 +66,9 @@ class BuildReport:
     restored: int = 0
     # What was found damaged in the directory that the build went on with, and made again.
     damage: tuple[str, ...] = ()
+    # Rows that processors took out and added, of all runs.
+    removed: int = 0
+    added: int = 0
     traces: tuple[TaskTrace, ...] = ()
 
     @property
@@ -91,6 +98,8 @@ class Ledger:
         self.running_threads: Counter[str] = Counter()
         self.dropped: list[Drop] = []
         self.written = 0
+        self.removed = 0
+        self.added = 0
         self.skipped: list[int] = []
         self.conflicts: list[str] = []
         self.durable = 0
@@ -165,5 +174,7 @@ class Ledger:
             durable=self.durable,
             restored=self.restored,
             damage=self.damage,
+            removed=self.removed,
+            added=self.added,
             traces=tuple(self.traces),
         )

@@ -54,7 +54,8 @@ SPENT = _all(entry_of(_TEXT, _TEXT, _COUNT, _COUNT, _COUNT, _NUMBER))
 class Drop:
     """A row that is not in the dataset, and why.
 
-    `row` is its source row; `copy` is 0 for it and 1, 2, … for rows that a processor made of it.
+    `row` is its number. Behind pre-batch processors rows are numbered by their position in what these returned;
+    `copy` is 0, or 1, 2, … for rows that were added behind the last number of the row group.
     """
 
     row: int = attrs.field(validator=_COUNT)
@@ -62,8 +63,7 @@ class Drop:
     column: str = attrs.field(validator=_TEXT)
     attempts: int = attrs.field(validator=_COUNT)
     error: str = attrs.field(validator=_TEXT)
-    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed; `removed`: a
-    # processor took it out.
+    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
     kind: str = attrs.field(validator=_TEXT)
 
     @property

@@ -259,23 +259,36 @@ class DatasetWriter:
         *,
         order: Sequence[int],
         drops: Iterable[Drop],
+        removed: int | None = None,
+        added: int | None = None,
+        skipped: str | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
         """Add rows to a row group that is written: its part is replaced as a whole, and its line by a newer one.
 
-        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left.
+        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
+        `removed` and `added` stay as they are unless given.
         None if `abandoned()` turned true before the new content counted: then the old one still does.
         """
         with self._alone():
             before = self._groups[index]
-        added, conflicts = arrow_table({} if rows is None else rows, self.declared, part=part_name(index))
-        table = added
+        new, conflicts = arrow_table({} if rows is None else rows, self.declared, part=part_name(index))
+        table = new
         if before.part is not None:
             old = read_table(self.path / before.part.name)
-            table, more = _joined([old, added], self.declared, self.header.columns, part_name(index))
+            table, more = _joined([old, new], self.declared, self.header.columns, part_name(index))
             conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
         table = table.take(pa.array(order, pa.int64()))
-        after = attrs.evolve(before, part=None, drops=tuple(drops), conflicts=conflicts, revision=before.revision + 1)
+        after = attrs.evolve(
+            before,
+            part=None,
+            drops=tuple(drops),
+            removed=before.removed if removed is None else removed,
+            added=before.added if added is None else added,
+            conflicts=conflicts,
+            skipped=skipped,
+            revision=before.revision + 1,
+        )
         staged = stage(self.path / part_name(index), table) if table.num_rows else None
         with self._alone():
             if abandoned():
