@@ -84,6 +84,9 @@ class Wire:
         except trio.EndOfChannel:
             return b""
 
+    def has_unread(self) -> bool:
+        return self._replies.statistics().current_buffer_used > 0
+
     def send_some(self, data: bytes | memoryview) -> int:
         if self.broken:
             raise BrokenPipeError("nobody reads")
