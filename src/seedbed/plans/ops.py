@@ -42,7 +42,7 @@ def _integers(texts: list[str]) -> list[int]:
     return [number for number in found if -(2**63) <= number < 2**63]
 
 
-def _users(ids: Sequence[int] | NDArray[np.int64], hashes: Iterable[Mapping[str, str]], ctx: OpContext) -> RowSet:
+def _users(ids: Sequence[int], hashes: Iterable[Mapping[str, str]], ctx: OpContext) -> RowSet:
     columns = {COUNTRY: string_column([fields.get("country") for fields in hashes])} if COUNTRY in ctx.keys else {}
     return new_rows(ids, columns)
 
@@ -57,14 +57,14 @@ def _unknown_viewer(_inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
     return _users([ctx.request.user_id], [{}], ctx)
 
 
-async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> list[NDArray[np.int64]]:
+async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> list[list[int]]:
     """The ids in the lists of all input rows, one list after the other, in slices."""
     endpoint, last = ctx.endpoint(params["endpoint"]), params["fanout"] - 1
-    pieces: list[NDArray[np.int64]] = []
+    pieces: list[list[int]] = []
     for rows in slices(inputs[0].ids()):
         elements = chain.from_iterable(await endpoint.lrange_many([f"{name}:{row}" for row in rows.tolist()], 0, last))
         while part := list(islice(elements, SLICE_ROWS)):
-            pieces.append(np.array(_integers(part), np.int64))
+            pieces.append(_integers(part))
             if len(part) == SLICE_ROWS:
                 await trio.lowlevel.checkpoint()
         if len(rows) == SLICE_ROWS:  # a read of what is known already passes no checkpoint
@@ -78,7 +78,7 @@ async def _listed_users(name: str, inputs: Inputs, params: Params, ctx: OpContex
     for ids in await _listed(name, inputs, params, ctx):
         if pieces:
             await trio.lowlevel.checkpoint()
-        hashes = await endpoint.hgetall_many([f"user:{user_id}" for user_id in ids.tolist()])
+        hashes = await endpoint.hgetall_many([f"user:{user_id}" for user_id in ids])
         pieces.append(_users(ids, hashes, ctx))
     return concat(pieces, ctx.keys) if pieces else _users([], [], ctx)
 
@@ -92,8 +92,12 @@ async def _recommendation(inputs: Inputs, params: Params, ctx: OpContext) -> Row
 
 
 async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    pieces = await _listed("media", inputs, params, ctx)
-    return new_rows(np.concatenate(pieces) if pieces else [])
+    pieces: list[RowSet] = []
+    for ids in await _listed("media", inputs, params, ctx):
+        if pieces:
+            await trio.lowlevel.checkpoint()
+        pieces.append(new_rows(ids))
+    return concat(pieces, ctx.keys) if pieces else NO_ROWS
 
 
 def _vm(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
