@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
 import secrets
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 import trio
@@ -28,7 +29,7 @@ from .pool import ThreadPool
 from .problems import shown
 from .registries import default_registries
 from .request import Request, parse_request
-from .response import Response
+from .response import Response, build_candidates
 from .rowset import NO_ROWS, concat
 
 if TYPE_CHECKING:
@@ -287,23 +288,29 @@ class PlanEngine:
         )
         began = self._clock()
         complete: bool | None = None
+        candidates: list[dict[str, Any]] | None = None
         self._executions.add(execution)
         try:
             complete = await execution.run()
+            ended = self._clock()
+            done = [found for position in compiled.outputs if (found := execution.results[position]) is not None]
+            rows = concat(done, compiled.keys) if done else NO_ROWS
+            if complete or partial:
+                may_go_on = functools.partial(execution.may_answer, partial=partial)
+                candidates = await build_candidates(rows, compiled.keys, may_go_on)
+                complete = complete and candidates is not None
         finally:
             self._executions.discard(execution)
             self._late_results += execution.late
             self._admission.leave(claim, in_time=complete)
-        ended = self._clock()
-        if not complete and not partial:
+        if candidates is None:
             raise execution.deadline_error()
-        done = [rows for position in compiled.outputs if (rows := execution.results[position]) is not None]
         engine_id = f"{self._name}-{next(self._numbers)}"
         return Response(
             request_id=request.request_id if request.request_id is not None else engine_id,
             engine_request_id=engine_id,
-            rows=concat(done, compiled.keys) if done else NO_ROWS,
-            keys=compiled.keys,
+            rows=rows,
+            candidates=candidates,
             trace=None if execution.traces is None else execution.traces.trace(compiled, began, ended),
             coverage=execution.coverage() if partial or compiled.has_policies else None,
         )
