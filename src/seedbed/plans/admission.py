@@ -60,7 +60,7 @@ class Forecast:
         self.cut = 0.0  # seconds after which the last was cut off, for as long as none was in time
         self.loop = 0.0  # seconds of the loop that a request uses; 0 if unknown
         self.threads = 0.0  # seconds of threads that a request uses
-        self.used = 0.0  # seconds of the loop that all requests have used so far; counted by `LoopMeter`
+        self.used = 0.0  # seconds of the loop that all requests that have ended used
         self.started = -math.inf  # when the last request was started
         self.learnt = -math.inf  # when the last request has shown what it needs
 
@@ -86,6 +86,7 @@ class Forecast:
         """A request has ended. If not `in_time`, it was cut off at its deadline."""
         assert claim.started is not None
         took = now - claim.started
+        self.used += claim.loop
         if in_time:
             recent = max(_RECENT, min(1.0, (now - self.learnt) / _OUTDATED)) if self.alone else 1.0
             self.learnt = now
@@ -131,13 +132,13 @@ class LoopMeter(trio.abc.Instrument):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last = clock()  # until when time was counted
-        self._stepping = False  # False while the loop waits for I/O
+        self._last = clock()  # since when the task runs that runs now, or since when the loop waits for I/O
+        self._waits = True  # for I/O
         self._claim: Claim | None = None  # of the task that runs now
-        self._busy = 0.0  # seconds, of all tasks
-        self._own = 0.0  # seconds, of the tasks of requests
+        self._slept = 0.0  # seconds that the loop waited for I/O
+        self._own = 0.0  # seconds of the tasks of requests
+        self._window = self._last, 0.0, 0.0  # its start, and `_slept` and `_own` then
         self.woke = self._last  # the last time at which no task was ready
-        self._window = self._last, 0.0, 0.0  # its start, and `_busy` and `_own` then
         self.is_saturated = False
         self.useful = 1.0  # the part of a busy loop that requests get; the rest goes to clients, refusals, the host
 
@@ -151,39 +152,38 @@ class LoopMeter(trio.abc.Instrument):
 
     def step(self, now: float, claim: Claim | None) -> None:
         """A task step begins, for that request or for none."""
-        if self._stepping:
-            self._count(now)
-        else:
-            if now - self._last > _SLEPT:
-                self.woke = now
-                self._observe(now)
-            self._last = now
-            self._stepping = True
-        self._claim = claim if claim is not None and claim.meter is self else None
+        before = self._claim
+        if before is not None:
+            used = now - self._last
+            before.loop += used
+            self._own += used
+        elif self._waits:
+            self._wake(now)
+        self._last = now
+        self._claim = claim if claim is None or claim.meter is self else None
 
     def pause(self, now: float) -> None:
         """No more task steps before the loop has looked for I/O."""
-        if self._stepping:
-            self._count(now)
-            self._stepping = False
+        self.step(now, None)
+        self._waits = True
+        self._observe(now)
+
+    def _wake(self, now: float) -> None:
+        self._waits = False
+        slept = now - self._last
+        self._slept += slept
+        if slept > _SLEPT:
+            self.woke = now
             self._observe(now)
 
-    def _count(self, now: float) -> None:
-        used = now - self._last
-        self._last = now
-        self._busy += used
-        if self._claim is not None:
-            self._claim.loop += used
-            self._claim.forecast.used += used
-            self._own += used
-
     def _observe(self, now: float) -> None:
-        start, busy, own = self._window
-        if now - start < _WINDOW:
+        start, slept, own = self._window
+        seconds = now - start
+        if seconds < _WINDOW:
             return
-        busy, own = self._busy - busy, self._own - own
-        self._window = now, self._busy, self._own
-        self.is_saturated = busy >= _BUSY * (now - start)
+        busy, own = seconds - (self._slept - slept), self._own - own
+        self._window = now, self._slept, self._own
+        self.is_saturated = busy >= _BUSY * seconds
         if self.is_saturated:
             useful = max(_LEAST_USEFUL, own / busy)
             self.useful += (useful - self.useful) * (_MORE_USEFUL if useful > self.useful else _LESS_USEFUL)
