@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import Overloaded, PlanError, RequestDeadlineExceeded
+from .admission import current_claim
 from .context import OpContext
 from .response import Coverage, Degraded
 from .segments import SegmentRun, check_output, failure_of, may_degrade, overdue, stand_in
@@ -288,7 +289,7 @@ class Execution:
                 watching = trio.CancelScope()
                 self._nursery.start_soon(self._watch, run, scope, watching)
             try:
-                await self._pool.run(run.run)
+                await self._pool.run(run.run, current_claim.get())
             except Overloaded as refusal:
                 raise Overloaded(refusal.message, node=run.unit.steps[run.place].node_id) from None
             finally:
