@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import seedbed as sb
 from seedbed.build.source import make_source
 from seedbed.errors import ConfigError, DatasetGenerationError, SeedbedError
 from seedbed.recipe.access import Access, Contact, Grants
+
+CERTIFICATE = Path(__file__).parents[1] / "models" / "loopback.pem"
 
 
 @pytest.fixture
@@ -127,6 +130,33 @@ def test_weights_outside_of_the_folder_are_refused(folder: Path) -> None:
         DatasetGenerationError, match=r"models.m: '/outside/model.gguf' is outside .*--allow-path /outside"
     ):
         compiled(recipe)
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_certificates_outside_of_the_folder_are_refused(folder: Path, kind: str) -> None:
+    """The certificates of a model are a path of the recipe: refused unopened, and read where they are allowed."""
+    outside = folder.parent / "outside"
+    model = {"type": kind, "base_url": "https://localhost/v1", "model": "x", "api_key_env": "PATH"}
+    recipe = write(folder, models={"m": {**model, "ca_file": str(outside / "ca.pem")}})
+    (outside / "ca.pem").write_text("no certificate")
+    with pytest.raises(DatasetGenerationError) as refused:
+        compiled(recipe)
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"models.m: '{outside}/ca.pem' is outside of the recipe's folder '{folder}'; ")
+    assert problem.endswith(f"pass --allow-path {outside}")
+    with pytest.raises(DatasetGenerationError, match=r"models.m: model 'x': ca_file .* cannot be used"):
+        compiled(recipe, allow_paths=[outside])
+    (outside / "ca.pem").write_bytes(CERTIFICATE.read_bytes())
+    compiled(recipe, allow_paths=[outside])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe has no name in a folder there")
+def test_certificates_in_a_pipe_are_refused(folder: Path) -> None:
+    """A pipe in place of the certificates, which nobody writes to, is refused and not waited for."""
+    os.mkfifo(folder / "ca.pem")
+    model = {"type": "openai", "base_url": "https://localhost/v1", "model": "x", "ca_file": str(folder / "ca.pem")}
+    with pytest.raises(DatasetGenerationError, match=r"ca_file .* cannot be used: it is not a regular file"):
+        compiled(write(folder, models={"m": model}))
 
 
 def test_pictures_of_cells_are_read_where_the_recipe_may_read(folder: Path) -> None:

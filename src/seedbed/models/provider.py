@@ -7,6 +7,7 @@ import math
 import os
 import re
 import ssl
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -169,6 +170,10 @@ class HttpModel(Limits):
         """Where it is, to be listed before a run."""
         return (self.base_url,)
 
+    def paths(self) -> tuple[str, ...]:
+        """The local file that it reads, if one is given."""
+        return () if self.ca_file is None else (self.ca_file,)
+
     def problems(self) -> list[str]:
         """Environment variables that are missing or name no proxy, and certificates that cannot be read."""
         names = [*([self.api_key_env] if self.api_key_env else []), *self.header_env]
@@ -196,6 +201,9 @@ class HttpModel(Limits):
             return None
         context = ssl.create_default_context()
         try:
+            # Opening a pipe would wait for ever.
+            if not stat.S_ISREG(Path(self.ca_file).stat().st_mode):
+                raise OSError("it is not a regular file")
             context.load_verify_locations(self.ca_file)
         except OSError as error:  # ssl.SSLError is one: no certificate in it
             raise ConfigError(f"ca_file {self.ca_file!r} cannot be used: {error.strerror or error}") from None

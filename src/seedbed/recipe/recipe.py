@@ -103,8 +103,10 @@ class Recipe:
         return self._resolve(make, lost)[1]
 
     def _model_problems(self) -> list[str]:
-        found = [f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()]
-        return [*self.access_problems(), *found]
+        # A model that reaches for what it may not is not asked: it would open the file to find its problems.
+        return self.access_problems() or [
+            f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()
+        ]
 
     def access_problems(self) -> list[str]:
         """What its models reach for and may not, a sentence each; columns check their paths when they are made."""
