@@ -188,15 +188,23 @@ def _foreign_journal(found: Hostile) -> None:
 
 
 # What is odd but not refused: read as damaged, or not read at all.
-ODD: dict[str, Callable[[Hostile], None]] = {
+ODD: dict[str, Callable[[Hostile], object]] = {
     "a part that is a pipe": lambda found: _pipe(found, "batch_0000000.parquet"),
     "a part that is not parquet": lambda found: change_group(found, part_checksum="0"),
     "a journal with SQL of its own": _foreign_journal,
     "a trace that is none": lambda found: _trace(found, b"not arrow"),
     "a drop that is no drop": lambda found: change_group(found, drops=[{"row": "x"}]),
     "a schema that is none": lambda found: change_group(found, part_schema={"ipc": "AAAA"}),
+    "a recipe without end": lambda found: _sparse(found, "recipe.yaml"),
+    "a recipe that is no text": lambda found: (found.directory / "recipe.yaml").write_bytes(b"columns: \xff"),
+    "a recipe with half a surrogate pair": lambda found: change_header(found, recipe="name: \ud800"),
     "nesting": lambda found: change_group(found, skipped=_nested()),
 }
+
+
+def _sparse(found: Hostile, name: str) -> None:
+    (found.directory / name).touch()
+    os.truncate(found.directory / name, 2**36)
 
 
 def _nested() -> Any:
