@@ -28,7 +28,9 @@ def build_graph(columns: Iterable[ColumnLike], *, resize: bool = False) -> Graph
 
 def check_columns(columns: Sequence[ColumnLike], *, resize: bool = False) -> list[str]:
     """Every problem of these columns, a sentence each; empty when a graph can be made of them."""
-    problems = [problem for column in columns for name in _all_outputs(column) if (problem := name_problem(name))]
+    # What is no text at all has a problem of its own, which the columns are checked for elsewhere.
+    written = [name for column in columns for name in _all_outputs(column) if isinstance(name, str)]
+    problems = [problem for name in written if (problem := name_problem(name))]
     problems += _duplicates(columns)
     producers = _producers(columns)
     known = list(producers)
