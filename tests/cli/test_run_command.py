@@ -404,7 +404,7 @@ def test_retried_rows_have_what_a_processor_made_of_them(tmp_path: Path) -> None
     out = tmp_path / "out"
     dropping = seedbed(*arguments, "-o", out, PICKY="1")
     assert dropping.json["dropped"] > 0
-    again = seedbed("resume", out, "--allow-code", "--retry-dropped", "--json")
+    again = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path, "--retry-dropped", "--json")
     assert (again.code, again.json["dropped"]) == (0, 0), again.err
     whole = library.Dataset.open(tmp_path / "whole").to_polars()
     assert library.Dataset.open(out).to_polars().equals(whole)
