@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HEADER = Header(rows=8, buffer_size=2, columns=("a",), created=0.0, version="0")
-DROP = Drop(row=0, column="a", attempts=1, error="no", kind="failed")
 
 Rows = dict[int, list[Any]]
 
@@ -47,7 +46,8 @@ class Write:
         """Do it on disk."""
         if self.index not in rows:
             start = 2 * self.index
-            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[DROP])
+            drops = [Drop(row=start, column="a", attempts=1, error="no", kind="failed")]
+            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=drops)
 
 
 @attrs.frozen

@@ -67,7 +67,7 @@ class History:
         if manifest.groups or recovered.groups:
             states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
             for identity, nodes in self._plan.instances.items():
-                if not restore_state(self._plan.steps, nodes, states):
+                if not restore_state(self._plan.steps, nodes, states, trusted=self._plan.runs_own_code):
                     self.replaying.add(identity)
 
     def is_open(self, index: int) -> bool:

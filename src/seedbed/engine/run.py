@@ -27,6 +27,7 @@ from ..runtime.timers import Timers
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
 from .entries import kept_key, retry_key
+from .error_window import breakdown, is_panic
 from .failures import error_text, locate
 from .history import History
 from .notices import Notices
@@ -93,8 +94,12 @@ async def run_build(
         try:
             async with _committing(run.services.recorder):
                 await run.execute()
-        except Exception as failure:  # noqa: BLE001  it is raised below, with the report
-            error = failure
+        except BaseException as failure:  # it is raised below, with the report
+            found = list(leaves(failure))
+            # Where memory ran out or polars panicked, that is the message, whatever else failed because of it.
+            error = next(filter(None, map(breakdown, found)), None) or failure
+            if not all(isinstance(leaf, Exception) or is_panic(leaf) for leaf in found):
+                raise
         finally:
             unwatch()
             run.close()

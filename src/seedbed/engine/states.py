@@ -40,16 +40,16 @@ def is_called_again(step: Step) -> bool:
     return generator is not None and getattr(generator, "replays", True) and step.key is None
 
 
-def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes]) -> bool:
+def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes], *, trusted: bool) -> bool:
     """Bring a stateful generator where it was in an earlier run; False if it has to be called again for that.
 
     One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
-    again: that would be paid for twice.
+    again: that would be paid for twice. A state of user-defined types is read only if the directory is `trusted`.
     """
     generator = steps[nodes[0]].instance
     state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
     if state is not None and set_state is not None:
-        found = decode(state, trusted=True)
+        found = decode(state, trusted=trusted)
         if found:
             set_state(found[0][0])
             return True
