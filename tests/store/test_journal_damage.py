@@ -266,6 +266,6 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
     written("log").put(tmp_path)
     (tmp_path / JOURNAL_NAME).unlink()
     (tmp_path / JOURNAL_NAME).mkdir()
-    with pytest.raises(StoreError, match=r"the journal in .* cannot be used: .*directory"):
+    with pytest.raises(StoreError, match=r"the journal in .* cannot be used: .*not a regular file"):
         Journal.open(tmp_path, trusted=False)
     shutil.rmtree(tmp_path / JOURNAL_NAME)

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from seedbed.errors import ManifestError
 from seedbed.store.manifest import MANIFEST_NAME, Manifest, append, decode, encode, parse, read
+from seedbed.store.parts import PROCESSED_NAME, part_name
 from seedbed.store.records import Drop, Finished, GroupRecord, Header, PartRecord, Processed
 from seedbed.store.schema import Conflict
 
@@ -35,14 +36,20 @@ HEADER = Header(
 SCHEMA = pa.schema({"a": pa.large_string(), "b": pa.large_list(pa.struct([("x", pa.int64())]))})
 
 texts = st.text(st.characters(), max_size=8)
-part_records = st.builds(
-    PartRecord,
-    name=texts,
-    rows=st.integers(1, 10),
-    size=st.integers(0, 2**40),
-    checksum=texts,
-    schema=st.sampled_from([SCHEMA, pa.schema({"a": pa.null()}), pa.schema([])]),
-)
+
+
+def part_records(name: str) -> st.SearchStrategy[PartRecord]:
+    """Records of a part of that name, of any content."""
+    return st.builds(
+        PartRecord,
+        name=st.just(name),
+        rows=st.integers(1, 10),
+        size=st.integers(0, 2**40),
+        checksum=texts,
+        schema=st.sampled_from([SCHEMA, pa.schema({"a": pa.null()}), pa.schema([])]),
+    )
+
+
 drop_records = st.builds(
     Drop, row=st.integers(0), copy=st.integers(0, 3), column=texts, attempts=st.integers(0), error=texts, kind=texts
 )
@@ -51,12 +58,16 @@ conflict_records = st.builds(Conflict, column=texts, part=texts, found=texts, ex
 
 def group_records(indices: st.SearchStrategy[int]) -> st.SearchStrategy[GroupRecord]:
     """Group records of any content."""
+    return indices.flatmap(_group_records)
+
+
+def _group_records(index: int) -> st.SearchStrategy[GroupRecord]:
     return st.builds(
         GroupRecord,
-        index=indices,
+        index=st.just(index),
         start=st.integers(0),
         stop=st.integers(0),
-        part=st.none() | part_records,
+        part=st.none() | part_records(part_name(index)),
         drops=st.lists(drop_records, max_size=3).map(tuple),
         removed=st.integers(0),
         added=st.integers(0),
@@ -69,13 +80,16 @@ finished_records = st.builds(
     Finished, schema=st.just(SCHEMA), conflicts=st.lists(conflict_records, max_size=2).map(tuple)
 )
 records = (
-    group_records(st.integers(0, 5)) | finished_records | st.builds(Processed, part=part_records) | st.just(HEADER)
+    group_records(st.integers(0, 5))
+    | finished_records
+    | st.builds(Processed, part=part_records(PROCESSED_NAME))
+    | st.just(HEADER)
 )
 
 
 def group(index: int, **changes: Any) -> GroupRecord:
     """A plain group record with some fields changed."""
-    part = PartRecord(name=f"p{index}", rows=10, size=1, checksum="old", schema=SCHEMA)
+    part = PartRecord(name=part_name(index), rows=10, size=1, checksum="old", schema=SCHEMA)
     return attrs.evolve(GroupRecord(index=index, start=index * 10, stop=index * 10 + 10, part=part), **changes)
 
 

@@ -15,9 +15,9 @@ from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import MANIFEST_NAME, encode, read
-from seedbed.store.parts import part_name, read_table
+from seedbed.store.parts import PROCESSED_NAME, part_name, read_table
 from seedbed.store.records import Drop, Header
-from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
+from seedbed.store.writer import DatasetWriter, check_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,7 +162,7 @@ class TestAddRows:
     def test_rows_go_where_they_belong(self, tmp_path: Path) -> None:
         """New rows are put between those that were there, and drops, revision and the content of the part follow."""
         drops = [Drop(row=row, column="b", attempts=3, error="no", kind="failed") for row in (0, 2)]
-        with DatasetWriter.create(tmp_path, HEADER) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, buffer_size=4)) as writer:
             writer.write_group(0, {"a": [1, 3], "b": ["x", "y"]}, start=0, stop=4, drops=drops, removed=5, added=6)
             group = writer.add_rows(0, {"a": [2.5], "b": [None]}, order=[0, 2, 1], drops=drops[:1])
             assert group is not None
@@ -175,7 +175,7 @@ class TestAddRows:
 
     def test_groups_that_had_no_rows_or_get_none(self, tmp_path: Path) -> None:
         """A group without a part gets one, and one that gets no rows keeps what it had."""
-        with DatasetWriter.create(tmp_path, HEADER) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=6)) as writer:
             two_groups(writer, {"a": []}, {"a": [1, 2]})
             writer.add_rows(0, {"a": [5]}, order=[0], drops=[])
             assert writer.add_rows(1, None, order=[0, 1], drops=[]) is not None
@@ -352,6 +352,21 @@ class TestOpen:
         writer.close()
         assert damage == ()
         assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME]
+
+    @pytest.mark.parametrize("cut", range(1, 8))
+    def test_a_manifest_cut_near_its_end_is_whole_after_a_resume(self, tmp_path: Path, cut: int) -> None:
+        """However few bytes of the last line are lost, newlines too, nothing is damaged once the build has resumed."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1, 2], "b": ["x", "y"]}, start=0, stop=2)
+        path = tmp_path / MANIFEST_NAME
+        path.write_bytes(path.read_bytes()[:-cut])
+        writer, _, _ = DatasetWriter.open(tmp_path)
+        with writer:
+            writer.write_group(1, {"a": [3, 4], "b": ["z", "w"]}, start=2, stop=4)
+            writer.finish()
+        dataset = Dataset.open(tmp_path)
+        assert dataset.damage() == ()
+        assert dataset.to_polars()["a"].to_list() == [1, 2, 3, 4]
 
     def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
         """A conflict that was found before the process died is reported at the end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,14 @@ from ..recipe.dump import recipe_text
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
+from ..store.files import read_file, write_file
 from ..store.manifest import read as read_manifest
-from ..store.parts import sync_directory
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
 from .processor import Processor
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
@@ -73,27 +73,26 @@ def load_recipe(path: str | os.PathLike[str], *, allow_code: bool = False) -> Re
 def stored_recipe(directory: Path, *, allow_code: bool = False) -> Recipe:
     """The recipe that is kept with a dataset."""
     path = directory / RECIPE_NAME
-    if not path.exists():
+    try:
+        text = read_file(directory, RECIPE_NAME).decode()
+    except FileNotFoundError:
         header = read_manifest(directory).manifest.header
         if header is None or header.recipe is None:
             raise ManifestError(
                 f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"
-            )
-        # A process that died right after it had made the directory.
-        keep_recipe(directory, header.recipe)
-    return load_recipe(path, allow_code=allow_code)
+            ) from None
+        # A process that died right after it had made the directory; it is stored when the directory is opened.
+        text = header.recipe
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"the recipe {str(path)!r} cannot be read: {error}") from error
+    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=allow_code)
+    return load_with(path, known, allow_code=allow_code, text=text)
 
 
 def keep_recipe(directory: Path, text: str) -> None:
     """Write the recipe file of a dataset: it is there as a whole or not at all."""
-    temporary = directory / f".{RECIPE_NAME}.tmp"
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / RECIPE_NAME)
-        sync_directory(directory)
+        write_file(directory, RECIPE_NAME, text.encode())
     except OSError as error:
         raise StoreError(f"the recipe cannot be kept in {str(directory)!r}: {error}") from error
 

@@ -11,6 +11,7 @@ import attrs
 import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
+from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
@@ -112,7 +113,7 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             raise OutputDirectoryError(
                 f"another process wrote {str(out)!r} while this build was getting ready: start it again"
             )
-        if writer.header.recipe is not None and not (out / RECIPE_NAME).exists():
+        if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
             keep_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
         if plan.header is not None:
             writer.grow(plan.header)

@@ -38,9 +38,9 @@ def inspect(
         Read every file, the journal too, and tell what is damaged and what that costs; nothing is changed.
 
     """
-    from ..observe.profile import load_profile
     from ..store.dataset import Dataset
     from ..store.manifest import is_being_written, read
+    from ..store.traces import load_profile
     from . import output
     from .exit_codes import ExitCode
 

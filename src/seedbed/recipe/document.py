@@ -45,8 +45,8 @@ class Document:
         return f"{self.place(path)}{problem}" if path in self.lines else problem
 
 
-def read_document(path: Path) -> Document:
-    """Read a file by its suffix. Raises `ConfigError` for one that is not there or that cannot be parsed."""
+def read_document(path: Path, text: str | None = None) -> Document:
+    """Read a file, or `text` in place of it, by its suffix. Raises `ConfigError` if it cannot be read or parsed."""
     readers: dict[str, Callable[[str, str], Document]] = {
         ".yaml": _read_yaml,
         ".yml": _read_yaml,
@@ -57,7 +57,7 @@ def read_document(path: Path) -> Document:
     if reader is None:
         raise ConfigError(f"{path}: a recipe file ends in {', '.join(readers)}, not {path.suffix!r}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if text is None else text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     document = reader(text, str(path))

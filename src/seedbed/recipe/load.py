@@ -42,13 +42,16 @@ class Vocabulary:
     make: Callable[[Recipe], Callable[[ColumnSpec], ColumnLike]] | None = None
 
 
-def load_recipe(path: str | os.PathLike[str], known: Vocabulary, *, allow_code: bool = False) -> Recipe:
+def load_recipe(
+    path: str | os.PathLike[str], known: Vocabulary, *, allow_code: bool = False, text: str | None = None
+) -> Recipe:
     """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
 
-    Code that the file names as `module:name` is refused unless `allow_code` is set.
+    Code that the file names as `module:name` is refused unless `allow_code` is set. With `text`, what the file holds,
+    it is not opened.
     """
     path = Path(path)
-    return read_recipe(read_document(path), known, base=path.parent, allow_code=allow_code)
+    return read_recipe(read_document(path, text), known, base=path.parent, allow_code=allow_code)
 
 
 def read_recipe(document: Document, known: Vocabulary, *, base: Path, allow_code: bool = False) -> Recipe:

@@ -27,6 +27,7 @@ import attrs
 from ..errors import StoreError
 from ..runtime import faults
 from . import codec
+from .files import exists, open_file, read_file, remove, sync_directory
 from .journal_file import (
     JOURNAL_NAME,
     MARK_NAME,
@@ -38,6 +39,7 @@ from .journal_file import (
     finish_replacing,
     is_sound,
     make_database,
+    make_mark,
     read_mark,
     replace_database,
     row_data,
@@ -46,7 +48,6 @@ from .journal_file import (
 from .journal_log import Change, Log
 from .journal_salvage import header_is_whole, log_is_broken, salvage
 from .manifest import is_being_written
-from .parts import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 def has_journal(directory: Path) -> bool:
     """Whether there is a journal in this directory, or was and should be."""
-    return any((directory / name).exists() for name in (JOURNAL_NAME, MARK_NAME, SALVAGED_NAME))
+    return any(exists(directory, name) for name in (JOURNAL_NAME, MARK_NAME, SALVAGED_NAME))
 
 
 @attrs.frozen(kw_only=True)
@@ -103,8 +104,7 @@ class Journal:
         self._log = log
         self._database: sqlite3.Connection | None = database
         self._inode = _inode(self._path)
-        self._mark = os.open(directory / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
-        write_mark(self._mark, log.totals)
+        self._mark = make_mark(directory, log.totals)
 
     @classmethod
     def create(cls, directory: Path) -> Journal:
@@ -211,10 +211,10 @@ class Journal:
             self.close()
             # In this order: a journal without its mark is whole, a mark without its journal says that one is missing.
             try:
-                (self.directory / MARK_NAME).unlink(missing_ok=True)
+                remove(self.directory, MARK_NAME)
                 faults.reach("journal unmarked")
                 for name in (JOURNAL_NAME, WAL_NAME):
-                    (self.directory / name).unlink(missing_ok=True)
+                    remove(self.directory, name)
                 sync_directory(self.directory)
             except OSError as error:
                 raise self._failed(error) from error
@@ -299,8 +299,12 @@ def inspect_journal(directory: Path) -> Recovered | None:
     with tempfile.TemporaryDirectory(prefix="seedbed-") as scratch:
         try:
             for name in (JOURNAL_NAME, WAL_NAME, MARK_NAME, SALVAGED_NAME):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(directory / name, Path(scratch) / name)
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    open_file(directory, name) as file,
+                    (Path(scratch) / name).open("xb") as copy,
+                ):
+                    shutil.copyfileobj(file, copy)
         except OSError as error:
             raise _failed(directory, error) from error
         journal, found = Journal.open(Path(scratch), trusted=False)
@@ -318,7 +322,7 @@ def _open_files(directory: Path) -> tuple[sqlite3.Connection, Log, tuple[str, ..
     log = Log()
     is_sane = False
     try:
-        with path.open("rb") as file:
+        with open_file(directory, JOURNAL_NAME) as file:
             is_sane = header_is_whole(file.read(100))
         if is_sane:
             database = connect(path)
@@ -343,7 +347,7 @@ def _open_files(directory: Path) -> tuple[sqlite3.Connection, Log, tuple[str, ..
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path.parent, path.name)
     except FileNotFoundError:
         return b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sqlite3
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..runtime import faults
+from .files import create, exists, read_file, remove, rename, sync_directory, temporary_name, write_file
 from .journal_log import Row
 from .journal_salvage import PAGE_SIZE
-from .parts import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,23 +39,16 @@ _MARK_MAGIC = b"seedbed1"
 
 
 def make_database(path: Path, rows: Iterable[Row]) -> None:
-    """Write a database with these records under a temporary name and rename it once it is on disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    database = sqlite3.connect(temporary, isolation_level=None)
-    try:
+    """Write the file of a database with these records; it is there as a whole or not at all."""
+    # Made in memory: SQLite would open its file, and those beside it, by path.
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         database.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        # Nobody reads the file before it is whole, so nothing need be undone.
-        database.execute("PRAGMA journal_mode = OFF")
-        database.execute("PRAGMA synchronous = FULL")
         database.execute("BEGIN")
         database.execute(_TABLE)
         database.executemany(_INSERT, map(attrs.astuple, rows))
         database.execute("COMMIT")
-    finally:
-        database.close()
-    temporary.replace(path)
-    sync_directory(path.parent)
+        data = database.serialize()
+    write_file(path.parent, path.name, data)
 
 
 def replace_database(directory: Path, rows: Iterable[Row]) -> None:
@@ -69,20 +63,23 @@ def finish_replacing(directory: Path) -> None:
 
     A log that is left beside a database is taken for its own, so it goes first; until then the new one is not used.
     """
-    if (directory / SALVAGED_NAME).exists():
-        (directory / WAL_NAME).unlink(missing_ok=True)
+    if exists(directory, SALVAGED_NAME):
+        remove(directory, WAL_NAME)
         sync_directory(directory)
-        (directory / SALVAGED_NAME).replace(directory / JOURNAL_NAME)
+        rename(directory, SALVAGED_NAME, JOURNAL_NAME)
         sync_directory(directory)
         faults.reach("journal replaced")
 
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database for one process, which no other may read or write as long."""
+    # Nothing of ours writes a rollback journal; SQLite would obey one of a stranger, which may name files to delete.
+    remove(path.parent, f"{path.name}-journal")
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
     try:
         # Before anything else is asked: so the index of the log is in memory and not in one more file.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.execute("PRAGMA fullfsync = ON")
@@ -115,8 +112,20 @@ def row_data(database: sqlite3.Connection, identity: int) -> bytes:
 
 
 def is_sound(database: sqlite3.Connection) -> bool:
-    """Whether SQLite finds nothing wrong with its pages, those that are free included."""
+    """Whether it has our table and nothing else, and SQLite finds nothing wrong with its pages, free ones included."""
+    # A view or a trigger would be SQL of a stranger.
+    if database.execute("SELECT type, name, sql FROM sqlite_schema").fetchall() != [("table", "log", _TABLE)]:
+        return False
     return database.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]
+
+
+def make_mark(directory: Path, totals: Totals) -> int:
+    """Put a new mark in the place of what there is, and return its descriptor, which the caller closes."""
+    temporary = temporary_name(MARK_NAME)
+    with create(directory, temporary) as file:
+        write_mark(file.fileno(), totals)
+        rename(directory, temporary, MARK_NAME)
+        return os.dup(file.fileno())
 
 
 def write_mark(mark: int, totals: Totals) -> None:
@@ -128,7 +137,7 @@ def write_mark(mark: int, totals: Totals) -> None:
 def read_mark(path: Path) -> tuple[int, int] | None:
     """Return the commits and entries of a mark; None if there is none that can be read."""
     try:
-        data = path.read_bytes()
+        data = read_file(path.parent, path.name)
     except OSError:
         return None
     body = data[: _MARK.size]

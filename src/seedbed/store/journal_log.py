@@ -10,8 +10,10 @@ import hashlib
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import attrs
+from attrs.validators import deep_mapping, instance_of
 
 from . import codec
+from .records import SPENT, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +51,8 @@ class Row:
     def whole(self) -> bool:
         """Whether it is what was written."""
         # What a damaged file gives need not even be of the right types.
-        return isinstance(self.data, bytes) and self.sum == _checksum(
+        fields = attrs.astuple(self, recurse=False)
+        return all(map(isinstance, fields, (int, str, int, int, bytes, bytes))) and self.sum == _checksum(
             self.identity, self.kind, self.group, self.count, self.data
         )
 
@@ -62,23 +65,37 @@ class Totals:
     everything that was ever committed.
     """
 
-    commits: int = 0
-    entries: int = 0
-    spending: Spent = ()
-    groups: Mapping[int, tuple[int, int, int]] = attrs.field(factory=dict)
-    kept: int = 0
-    states: Mapping[str, int] = attrs.field(factory=dict)
-    format: int = FORMAT
+    commits: int = attrs.field(default=0, validator=instance_of(int))
+    entries: int = attrs.field(default=0, validator=instance_of(int))
+    spending: Spent = attrs.field(default=(), validator=SPENT)
+    groups: Mapping[int, tuple[int, int, int]] = attrs.field(
+        factory=dict, validator=deep_mapping(instance_of(int), entry_of(*[instance_of(int)] * 3))
+    )
+    kept: int = attrs.field(default=0, validator=instance_of(int))
+    states: Mapping[str, int] = attrs.field(factory=dict, validator=deep_mapping(instance_of(str), instance_of(int)))
+    format: int = attrs.field(default=FORMAT, validator=instance_of(int))
 
     def encode(self) -> bytes:
         """Return the totals as the data of their record."""
         return codec.encode([(attrs.asdict(self, recurse=False),)])[0]
 
     @classmethod
-    def decode(cls, data: bytes) -> Totals:
-        """Return the totals of a record that is whole."""
-        ((fields,),) = codec.decode(data, trusted=False)
-        return cls(**fields)
+    def decode(cls, data: bytes) -> Totals | None:
+        """Return the totals of a record; None if it does not hold any, although it is whole."""
+        try:
+            ((fields,),) = codec.decode(data, trusted=False)
+            return cls(**fields)
+        except (ValueError, TypeError):
+            return None
+
+
+def decode_state(data: bytes) -> tuple[str, bytes] | None:
+    """Return the name and the state of a record; None if it does not hold them, although it is whole."""
+    try:
+        ((name, state),) = codec.decode(data, trusted=False)
+    except (ValueError, TypeError):
+        return None
+    return (name, state) if isinstance(name, str) and isinstance(state, bytes) else None
 
 
 @attrs.define(eq=False)
@@ -115,10 +132,15 @@ class Log:
             case "kept":
                 self.kept[row.group] = row.identity
             case "state":
-                ((name, _),) = codec.decode(row.data, trusted=False)
-                self.states[name] = row.identity
+                found = decode_state(row.data)
+                if found is None:
+                    return False
+                self.states[found[0]] = row.identity
             case "totals":
-                self.totals, self.totals_at = Totals.decode(row.data), row.identity
+                totals = Totals.decode(row.data)
+                if totals is None:
+                    return False
+                self.totals, self.totals_at = totals, row.identity
         return True
 
     def _add(self, row: Row) -> None:

@@ -115,16 +115,13 @@ class Left:
 def salvage(database: bytes, wal: bytes, mark: tuple[int, int] | None) -> Left:
     """Return what can be read of a journal; `mark` is how many commits and entries there were at least."""
     found = dict(sorted(_whole_rows(_Pages(database, wal)).items()))
-    at = max((identity for identity, row in found.items() if row.kind == TOTALS), default=0)
-    try:
-        totals = Totals.decode(found[at].data) if at else Totals()
-    except (TypeError, ValueError):  # whole, but nothing that we wrote
-        totals, at = Totals(), 0
+    counted = {at: totals for at, row in found.items() if row.kind == TOTALS and (totals := Totals.decode(row.data))}
+    at = max(counted, default=0)
+    totals = counted.get(at, Totals())
     log = Log()
     rows = []
     for identity, row in found.items():
-        if row.kind != TOTALS and (not at or identity > at or _counts(row, totals)):
-            log.take(row)
+        if row.kind != TOTALS and (not at or identity > at or _counts(row, totals)) and log.take(row):
             rows.append(row)
     # An older record of the same thing was deleted when the newer one came.
     rows = [row for row in rows if row.kind != KEPT or log.kept[row.group] == row.identity]

@@ -9,21 +9,25 @@ that damage in one place costs nothing.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import attrs
+import pyarrow as pa
 
 from ..errors import ManifestError
 from ..runtime import faults
+from .files import open_file, read_file
+from .parts import PROCESSED_NAME, is_staged_name, part_name
 from .records import (
     FORMAT,
     Finished,
     GroupRecord,
     Header,
+    PartRecord,
     Processed,
     Record,
     Spending,
@@ -33,11 +37,13 @@ from .records import (
 )
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 MANIFEST_NAME = "manifest.jsonl"
 
+_END = b"\n\n"
 _SUM_KEY = b',"sum":"'
 _SUM_BYTES = 16
 _SUM_LENGTH = len(_SUM_KEY) + 2 * _SUM_BYTES + len(b'"}')
@@ -125,19 +131,38 @@ def _lines(numbers: Sequence[int]) -> str:
 def encode(record: Record) -> bytes:
     """Return the record as a line with its checksum, newlines included."""
     body = json.dumps(record_to_dict(record), separators=(",", ":")).encode()
-    return body[:-1] + _SUM_KEY + _checksum(body) + b'"}\n\n'
+    return body[:-1] + _SUM_KEY + _checksum(body) + b'"}' + _END
 
 
 def decode(line: bytes) -> Record | None:
-    """Return the record of a line without its newlines, or None if the line is not what was written."""
+    """Return the record of a line without its newlines, or None if the line is not what was written.
+
+    `ManifestError` if it names a file that no writer generates.
+    """
     body = line[:-_SUM_LENGTH] + b"}"
     if line[-_SUM_LENGTH:] != _SUM_KEY + _checksum(body) + b'"}':
         return None
     try:
-        return record_from_dict(json.loads(body))
-    except (ValueError, KeyError, TypeError):
+        record = record_from_dict(json.loads(body))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException):
         # Whole but unknown: written by a later version of the format, which the header is asked about.
         return None
+    _check_names(record)
+    return record
+
+
+def _check_names(record: Record) -> None:
+    """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
+    match record:
+        case GroupRecord(part=PartRecord() as part):
+            name = part_name(record.index)
+            is_ours = part.name == name and (part.staged is None or is_staged_name(part.staged, name))
+        case Processed(part=part):
+            is_ours = part.name == PROCESSED_NAME and part.staged is None
+        case _:
+            return
+    if not is_ours:
+        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {(part.staged, part.name)!r}")
 
 
 def parse(data: bytes) -> ManifestFile:
@@ -182,17 +207,33 @@ def read(directory: Path) -> ManifestFile:
     """Read the manifest of a dataset directory; `ManifestError` if there is none that can be used."""
     path = directory / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_file(directory, MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
         found = "it has no " + MANIFEST_NAME if directory.is_dir() else "there is no such directory"
         raise ManifestError(f"{str(directory)!r} is not a dataset: {found}") from error
+    except OSError as error:
+        raise ManifestError(f"{str(path)!r} cannot be read: {error}") from error
     content = parse(data)
     header = content.manifest.header
     if header is None:
         raise ManifestError(f"{str(path)!r} has no header that can be read: it is damaged or not a manifest")
     if header.format != FORMAT:
         raise ManifestError(f"{str(path)!r} has format {header.format}, this version reads format {FORMAT}")
+    _check_layout(path, header, content.manifest)
     return content
+
+
+def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
+    """Raise `ManifestError` if a row group has other rows than its number says."""
+    layout = header.layout
+    if any(before > after for before, after in pairwise((*header.segments, header.rows))):
+        raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
+    count = layout.count
+    for index, group in manifest.groups.items():
+        if index >= count or layout.group_rows(index) != range(group.start, group.stop):
+            raise ManifestError(f"{str(path)!r} lists row group {index} with rows that are not those of that group")
+        if any(drop.row not in range(group.start, group.stop) for drop in group.drops):
+            raise ManifestError(f"{str(path)!r} lists a dropped row in row group {index} that is not one of its rows")
 
 
 def lock(file: io.FileIO, *, exclusive: bool) -> bool:
@@ -211,9 +252,9 @@ def lock(file: io.FileIO, *, exclusive: bool) -> bool:
 def is_being_written(directory: Path) -> bool:
     """Whether a process is writing the dataset in this directory now."""
     try:
-        with io.FileIO(directory / MANIFEST_NAME) as file:
+        with open_file(directory, MANIFEST_NAME) as file:
             return not lock(file, exclusive=False)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
@@ -235,6 +276,17 @@ def write(file: io.FileIO, records: Iterable[Record]) -> None:
         file.truncate(end)
         raise
     faults.reach("line synced")
+
+
+def end_last_line(file: io.FileIO, length: int) -> None:
+    """Remove a half-written line behind `length`, and give the whole one before it the newlines that it lacks.
+
+    Without them the next record would continue that line and damage both.
+    """
+    file.truncate(length)
+    start = file.seek(max(0, length - len(_END)))
+    ended = file.read(length - start)
+    file.write(_END[: len(_END) - (len(ended) - len(ended.rstrip(_END)))])
 
 
 def _checksum(body: bytes) -> bytes:

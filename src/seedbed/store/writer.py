@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import threading
@@ -15,17 +14,20 @@ import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
-from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
+from .files import create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
+from .manifest import MANIFEST_NAME, Manifest, append, end_last_line, lock, read, write
+from .parts import PROCESSED_NAME, damage, discard, part_name, place, read_table, stage
 from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending, States
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import polars as pl
 
-PROCESSED_NAME = "processed.parquet"
+
+_TEMPORARY = f".{MANIFEST_NAME}.tmp"
 
 
 def check_output(out: str | os.PathLike[str]) -> Path:
@@ -94,19 +96,16 @@ class DatasetWriter:
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
         """Make the directory, parents too, and start its manifest; `OutputDirectoryError` as in `check_output`."""
         directory = check_output(out)
-        temporary = directory / f".{MANIFEST_NAME}.tmp"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            file = io.FileIO(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            refuse_links(directory)
+            file = _claim(directory)
         except OSError as error:
             raise _unwritable(directory, error) from error
         try:
-            # Whoever holds the lock has this directory; a second one either finds it taken or finds the manifest.
-            _lock_file(file, directory)
             _refuse_used(directory)
-            file.truncate(0)
             append(file, header)
-            temporary.replace(directory / MANIFEST_NAME)
+            rename(directory, _TEMPORARY, MANIFEST_NAME)
             faults.reach("manifest renamed")
             sync_directory(directory)
             faults.reach("manifest directory synced")
@@ -132,17 +131,18 @@ class DatasetWriter:
         directory = Path(out)
         read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
         try:
-            file = io.FileIO(os.open(directory / MANIFEST_NAME, os.O_RDWR), "r+")
+            refuse_links(directory)
+            file = open_file(directory, MANIFEST_NAME, writable=True)
         except OSError as error:
             raise _unwritable(directory, error) from error
         writer = None
         try:
             _lock_file(file, directory)
-            if os.fstat(file.fileno()).st_ino != (directory / MANIFEST_NAME).stat().st_ino:
+            if not _is_named(file, directory / MANIFEST_NAME):
                 # Another process has put a new one in its place since, and has let go of both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             content = read(directory)
-            file.truncate(content.length)
+            end_last_line(file, content.length)
             manifest = content.manifest
             assert manifest.header is not None, "read() refuses a manifest without a header"
             writer = cls(directory, file, manifest.header)
@@ -185,13 +185,12 @@ class DatasetWriter:
 
     def _renew(self, manifest: Manifest) -> None:
         """Put a manifest that says what this one says in the place of the damaged one."""
-        temporary = self.path / f".{MANIFEST_NAME}.tmp"
         # The old one stays open, and with it locked: a process that has it open already must not take it for free.
         self._replaced = self._file
-        self._file = io.FileIO(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), "r+")
+        self._file = create(self.path, _TEMPORARY)
         _lock_file(self._file, self.path)
         write(self._file, manifest.records())
-        temporary.replace(self.path / MANIFEST_NAME)
+        rename(self.path, _TEMPORARY, MANIFEST_NAME)
         faults.reach("manifest renamed")
         sync_directory(self.path)
         faults.reach("manifest directory synced")
@@ -204,7 +203,7 @@ class DatasetWriter:
         with self._alone():
             self._append(header)
             self.header = header
-            (self.path / PROCESSED_NAME).unlink(missing_ok=True)
+            remove(self.path, PROCESSED_NAME)
 
     def write_group(
         self,
@@ -247,7 +246,7 @@ class DatasetWriter:
         with self._alone():
             if abandoned():
                 if part is not None:
-                    (self.path / part.name).unlink(missing_ok=True)
+                    remove(self.path, part.name)
                 return None
             self._append(group)
             self._groups[index] = group
@@ -298,7 +297,7 @@ class DatasetWriter:
             raise
         faults.reach("part listed")
         if group.part is None:
-            (self.path / part_name(group.index)).unlink(missing_ok=True)
+            remove(self.path, part_name(group.index))
         else:
             group = attrs.evolve(group, part=place(self.path, group.part))
         self._groups[group.index] = group
@@ -411,7 +410,42 @@ class DatasetWriter:
         for path in self.path.iterdir():
             ours = path.name == PROCESSED_NAME or (path.name.startswith("batch_") and path.suffix == ".parquet")
             if is_temporary(path) or (ours and path.name not in listed):
-                path.unlink(missing_ok=True)
+                remove(self.path, path.name)
+
+
+def _claim(directory: Path) -> io.FileIO:
+    """Create the file that becomes the manifest, and lock it: of several processes, one gets the directory.
+
+    Only the process that has the lock of the file of that name removes or renames it.
+    """
+    while True:
+        try:
+            file = create(directory, _TEMPORARY, replace=False)
+            is_new = True
+        except FileExistsError:
+            try:
+                file = open_file(directory, _TEMPORARY, writable=True)
+            except FileNotFoundError:
+                continue
+            is_new = False
+        try:
+            _lock_file(file, directory)
+            if _is_named(file, directory / _TEMPORARY):
+                if is_new:
+                    return file
+                remove(directory, _TEMPORARY)  # its process died
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_named(file: io.FileIO, path: Path) -> bool:
+    """Whether a name is still that of an open file: another process may have put a new one in its place."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock_file(file: io.FileIO, directory: Path) -> None:
