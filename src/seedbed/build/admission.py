@@ -17,10 +17,10 @@ from ..observe import events
 from ..runtime.offload import open_processes
 from ..runtime.throttle import ThrottleManager
 from ..runtime.timers import Timers
+from ..store.entries import Key, Purpose
 from .checkpoint import checkpoint, finish, note_spending
 from .fill import error_text
 from .past import replay_group, replay_tasks
-from .recorder import kept_key, retry_key
 from .replay import collector_paused
 from .retry import plan_retry
 from .row_group import RowGroup
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from ..observe.report import BuildReport
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.records import GroupRecord
     from .checkpoint import FinishedGroup
     from .plan import BuildPlan
@@ -160,7 +160,7 @@ async def _admit(run: Run, deliver: Callable[[FinishedGroup], None]) -> None:
                 retry, entries = found
             elif run.recorder is not None and index in run.recorded:
                 with collector_paused():
-                    entries = await run.recorder.read(index)
+                    entries = await run.recorder.read(Key(group=index))
             await places.acquire()
             if run.stopping is not None:
                 break
@@ -185,12 +185,13 @@ async def _retried(run: Run, record: GroupRecord) -> tuple[RetriedRows, Sequence
     kept: Sequence[Entry] = ()
     recorder = run.recorder
     if recorder is not None:
-        kept = await recorder.read_kept(kept_key(record.index, record.revision))
+        kept = await recorder.read(Key(group=record.index, revision=record.revision, purpose=Purpose.KEPT))
     found = plan_retry(record, kept, processed=bool(run.plan.pre_batch))
     if found is None or recorder is None:
         return found
     retry, entries = found
-    return retry, [*entries, *await recorder.read(retry_key(record.index, record.revision))]
+    key = Key(group=record.index, revision=record.revision, purpose=Purpose.RETRY)
+    return retry, [*entries, *await recorder.read(key)]
 
 
 async def _run_row_group(
@@ -234,7 +235,9 @@ async def _in_sequence(run: Run, deliver: Callable[[FinishedGroup], None]) -> No
                 async with trio.open_nursery() as nursery:
                     await replay_group(run, index, nursery)
             continue
-        entries = await run.recorder.read(index) if run.recorder is not None and index in run.recorded else ()
+        entries = (
+            await run.recorder.read(Key(group=index)) if run.recorder is not None and index in run.recorded else ()
+        )
         try:
             async with trio.open_nursery() as nursery:
                 group = SequentialGroup(run, index, nursery, entries)

@@ -11,9 +11,9 @@ import trio
 from ..errors import ProcessorFailed, StoreError
 from ..observe import events
 from ..store.dataset import Dataset
+from ..store.entries import Key, Purpose
 from ..store.schema import arrow_table, conflict_error
 from .fill import error_text
-from .recorder import calls_key, kept_key
 from .retry import merge_order
 
 if TYPE_CHECKING:
@@ -117,16 +117,17 @@ async def _write(run: Run, writer: DatasetWriter, group: RowGroup | SequentialGr
         await recorder.flush_states()
         kept = group.kept_entries(held)
         if kept:
-            await recorder.keep(kept_key(index, revision), kept)
+            await recorder.keep(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
         calls = group.call_entries() if retry is None else []
         if calls:
-            await recorder.keep(calls_key(index), calls)
-            run.calls_kept.add(calls_key(index))
+            key = Key(group=index, purpose=Purpose.CALLS)
+            await recorder.keep(key, calls)
+            run.calls_kept.add(key)
     record = await _write_part(run, writer, group, rows, order)
     if recorder is not None:
         await recorder.free(group.journal_key)
         if retry is not None:
-            await recorder.drop_kept(kept_key(index, retry.revision))
+            await recorder.free(Key(group=index, revision=retry.revision, purpose=Purpose.KEPT))
     return record
 
 
@@ -136,11 +137,17 @@ async def _write_part(
     """Write a part off the loop. Cancellation waits for it, but only so long; a writer given up does not commit."""
     given_up = False
     retry = group.retry
+    commits = run.recorder.commits if run.recorder is not None else 0
 
     def work() -> GroupRecord | None:
         if retry is not None and order is not None:
             return writer.add_rows(
-                group.index, rows, order=order, drops=(*retry.drops, *group.rows.drops), abandoned=lambda: given_up
+                group.index,
+                rows,
+                order=order,
+                drops=(*retry.drops, *group.rows.drops),
+                commits=commits,
+                abandoned=lambda: given_up,
             )
         return writer.write_group(
             group.index,
@@ -149,6 +156,7 @@ async def _write_part(
             stop=group.rows.source.stop,
             drops=group.rows.drops,
             skipped=group.rows.skipped,
+            commits=commits,
             abandoned=lambda: given_up,
         )
 
@@ -198,9 +206,9 @@ async def finish(run: Run) -> None:
         raise conflict_error(conflicts)
 
 
-def _finish_journal(journal: Journal, calls: Iterable[int]) -> None:
+def _finish_journal(journal: Journal, calls: Iterable[Key]) -> None:
     for key in calls:
-        journal.drop_kept(key)  # everything is made: nobody has to be brought back for the rest
+        journal.free(key)  # everything is made: nobody has to be brought back for the rest
     journal.finish()
 
 

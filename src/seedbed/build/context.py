@@ -12,7 +12,7 @@ from ..errors import BudgetExceeded, CellTimeout, QuotaExhausted, RateLimited, R
 from ..generators import Usage
 from ..graph import GROUP
 from ..runtime.portal import current_portal
-from .recorder import ANSWER
+from ..store.entries import Answer
 from .tasks import Status
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class Context:
         # Whoever finds the answers will not report what they cost.
         self.count_usage()
         for asks, answer in self._made[self._recorded :]:
-            cell.group.record((ANSWER, cell.step.name, cell.row, cell.attempt, asks(), answer))
+            cell.group.record(
+                Answer(column=cell.step.name, row=cell.row, attempt=cell.attempt, asked=asks(), answer=answer)
+            )
         self._recorded = len(self._made)
 
     async def call(

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..graph import GROUP
+from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
 from .cell import call_again
-from .recorder import calls_key
 from .rows import Rows
 from .tasks import Cell, TaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.records import GroupRecord
     from .plan import Step
     from .run import Run
@@ -66,8 +66,9 @@ async def replay_tasks(run: Run, group: Group, tasks: Iterable[tuple[Step, int]]
 async def replay_group(run: Run, index: int, nursery: trio.Nursery, place: int | None = None) -> None:
     """A finished row group's turn with every stateful generator; `place` where turns are kept."""
     kept: Sequence[Entry] = ()
-    if run.recorder is not None and run.store is not None and calls_key(index) in run.store.recovered.kept:
-        kept = await run.recorder.read_kept(calls_key(index))
+    key = Key(group=index, purpose=Purpose.CALLS)
+    if run.recorder is not None and run.store is not None and key in run.store.recovered.kept:
+        kept = await run.recorder.read(key)
     past: PastGroup | None = None
     for identity, instance in run.instances.items():
         if identity in run.replaying:
@@ -77,9 +78,10 @@ async def replay_group(run: Run, index: int, nursery: trio.Nursery, place: int |
                 await turn.wait()
             steps = {run.plan.steps[node].name: run.plan.steps[node] for node in instance.nodes}
             if kept:
-                for _, column, count, inputs in kept:
-                    if column in steps:
-                        await _call_kept(run, _one_call(run, index, inputs, count, nursery), steps[column])
+                for call in kept:
+                    if isinstance(call, GeneratorCall) and call.column in steps:
+                        past_call = _one_call(run, index, call.inputs, call.rows, nursery)
+                        await _call_kept(run, past_call, steps[call.column])
             else:
                 past = past or await _past_group(run, index, nursery)
                 for step in steps.values():

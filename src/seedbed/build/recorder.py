@@ -1,17 +1,4 @@
-"""Making finished cells durable while the run goes on: they are collected on the loop and committed in a thread.
-
-What an outcome was is kept as an entry, a plain tuple whose first two items are what it is and whose column it is of:
-
-- `(OK, column, row, attempt, salvage round, value, paid)`: a finished task, `row` GROUP for one of the whole group;
-- `(FAILED, column, row, attempt, salvage round, error, fate)`: a failed attempt and what that meant for the task;
-- `(ANSWER, column, row, attempt, asked, answer)`: one call of several that a cell makes was answered;
-- `(REBUILT, column, columns, identities, drops)`: the rows that pre-batch processors left;
-- `(ROWS, column, rows, columns)`: finished rows of a whole column, of rows that are tried again;
-- `(KEPT, None, order, identities)`: first of what is kept of dropped rows; `order` names the rows of the part.
-- `(CALL, column, rows, inputs)`: a call of a stateful generator, for so many rows, where the part does not show them.
-
-`replay` reads them, `past` those of calls.
-"""
+"""Making finished cells durable while the run goes on: they are collected on the loop and committed in a thread."""
 
 from __future__ import annotations
 
@@ -21,69 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from ..errors import StoreError
-from ..graph import GROUP
+from ..store.entries import cells_in
 from ..store.journal import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry, Key
     from ..store.journal import Journal
     from .config import RunConfig
 
-OK = "ok"
-ANSWER = "answer"
-FAILED = "failed"
-REBUILT = "rebuilt"
-ROWS = "rows"
-KEPT = "kept"
-CALL = "call"
-
-# What a failed attempt meant: its rows are dropped; it is tried again; it is, with the answers that it had.
-DROPPED = "dropped"
-AGAIN = "again"
-GOES_ON = "goes on"
-
 # The disk is waited for, but not for ever.
 COMMIT_DEADLINE = 60.0
-
-_REVISION_BITS = 40
-# Stands for the revision where calls are kept: a part never has so many.
-_CALLS = (1 << 22) - 1
-
-
-def kept_key(index: int, revision: int) -> int:
-    """Under which key the journal keeps the dropped rows of a row group, as its part is in that revision."""
-    return index | revision << _REVISION_BITS
-
-
-def calls_key(index: int) -> int:
-    """Under which key the journal keeps what stateful generators were called with for a row group."""
-    return kept_key(index, _CALLS)
-
-
-def is_calls_key(key: int) -> bool:
-    """Whether `calls_key` made a key."""
-    return key >= 0 and key_parts(key)[1] == _CALLS
-
-
-def retry_key(index: int, revision: int) -> int:
-    """Under which key the entries go of a row group whose dropped rows are tried again."""
-    return ~kept_key(index, revision)
-
-
-def key_parts(key: int) -> tuple[int, int]:
-    """Row group and revision of a key that `kept_key` or `retry_key` made."""
-    if key < 0:
-        key = ~key
-    return key & (1 << _REVISION_BITS) - 1, key >> _REVISION_BITS
-
-
-def cells_of(entry: Entry) -> int:
-    """How many finished cells an entry holds."""
-    if entry[0] != OK:
-        return 0
-    return len(entry[5][0]) if entry[2] == GROUP else 1
 
 
 class OpenCell(Protocol):
@@ -120,7 +56,7 @@ class Recorder:
         self._unkept_total = 0
         self._interval = config.commit_interval
         self._most = config.commit_count
-        self._pending: dict[int, list[Entry]] = {}
+        self._pending: dict[Key, list[Entry]] = {}
         self._states: dict[str, bytes] = {}
         self._has_states = False
         # Cells under way with answers that are in no entry yet. Most are over before the next commit and leave again.
@@ -132,7 +68,7 @@ class Recorder:
         # A commit failed: what came after it must not become durable without it.
         self._broken = False
 
-    def add(self, key: int, entry: Entry) -> None:
+    def add(self, key: Key, entry: Entry) -> None:
         """Take in what happened; it is durable a commit later."""
         pending = self._pending.get(key)
         if pending is None:
@@ -185,7 +121,7 @@ class Recorder:
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(_cells(batch.groups.values()) - self._count_unkept())
+            self._on_commit(sum(map(cells_in, batch.groups.values())) - self._count_unkept())
 
     def _count_unkept(self) -> int:
         """How many entries of the last commit could not be kept; their columns are told of once."""
@@ -204,35 +140,29 @@ class Recorder:
         if self._has_states:
             await self.flush()
 
-    async def read(self, key: int) -> list[Entry]:
-        """What earlier runs have recorded of a row group."""
+    async def read(self, key: Key) -> list[Entry]:
+        """Return what earlier runs have stored under a key."""
         async with self._alone():
             entries: list[Entry] = await self._in_thread(lambda: self._journal.read(key))
             return entries
 
-    async def read_kept(self, key: int) -> list[Entry]:
-        """What is kept of the dropped rows of a row group."""
-        async with self._alone():
-            entries: list[Entry] = await self._in_thread(lambda: self._journal.kept(key))
-            return entries
+    @property
+    def commits(self) -> int:
+        """The number of the last commit."""
+        return self._journal.commits
 
-    async def keep(self, key: int, entries: Sequence[Entry]) -> None:
-        """Keep what is finished of dropped rows beyond the checkpoint that is to come."""
+    async def keep(self, key: Key, entries: Sequence[Entry]) -> None:
+        """Store entries beyond the checkpoint that is to come."""
         async with self._alone():
             await self._in_thread(lambda: self._journal.keep(key, entries))
 
-    async def free(self, key: int) -> None:
-        """A row group is in the dataset: its entries are not needed any more, committed or not."""
+    async def free(self, key: Key) -> None:
+        """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""
         gone = self._pending.pop(key, [])
         self._count -= len(gone)
         async with self._alone():
             await self._in_thread(lambda: self._journal.free(key))
-        self._on_commit(_cells([gone]))
-
-    async def drop_kept(self, key: int) -> None:
-        """What was kept under this key is of no use any more."""
-        async with self._alone():
-            await self._in_thread(lambda: self._journal.drop_kept(key))
+        self._on_commit(cells_in(gone))
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -243,7 +173,3 @@ class Recorder:
         if scope.cancelled_caught:
             self._broken = True
             raise StoreError(f"the journal could not be written within {COMMIT_DEADLINE:g} s")
-
-
-def _cells(groups: Iterable[Sequence[Entry]]) -> int:
-    return sum(cells_of(entry) for entries in groups for entry in entries)

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ..graph import GROUP
+from ..store.entries import Answer, Failed, Fate, Finished, FinishedRows, Rebuilt
 from ..store.records import Drop
-from .recorder import ANSWER, DROPPED, FAILED, GOES_ON, OK, REBUILT, ROWS
 from .tasks import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from .plan import Step
     from .row_group import RowGroup
 
@@ -50,55 +49,53 @@ def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
     steps = {step.name: step for step in group.run.plan.steps}
     replayed = Replayed()
     for entry in entries:
-        if entry[0] == OK:
-            # Nearly all of them, and there may be a million: no detours.
-            _, column, row, _, _, value, cost = entry
-            step = steps.get(column)
-            if step is not None and _finished(group, step, row, value, cost):
-                replayed.cells[column] += len(value[0]) if row == GROUP else 1
-                if step.instance is not None:
-                    group.note_call(step, row, value)
-            continue
         match entry:
-            case (kind, str(column), int(row), *_) if kind == FAILED and column in steps:
+            # Nearly all of them, and there may be a million: no detours.
+            case Finished():
+                step = steps.get(entry.column)
+                if step is not None and _finished(group, step, entry):
+                    replayed.cells[entry.column] += entry.cells
+                    if step.instance is not None:
+                        group.note_call(step, entry.row, entry.value)
+            case Failed(column=column, row=row) if column in steps:
                 if steps[column].instance is not None and group.find(column, row) is not None:
                     group.note_call(steps[column], row)
                 _failed(group, entry)
-            case (kind, str(column), int(row), _, asked, answer) if kind == ANSWER:
-                cell = group.find(column, row)
+            case Answer():
+                cell = group.find(entry.column, entry.row)
                 if cell is not None:
-                    cell.answers = {**(cell.answers or {}), asked: answer}
-            case (kind, _, columns, identities, drops) if kind == REBUILT and group.frontier.barrier:
-                group.take_rebuilt(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
-            case (kind, str(column), rows, columns) if kind == ROWS and column in steps:
-                group.take_rows(steps[column], rows, columns)
-                replayed.cells[column] += len(rows)
+                    cell.answers = {**(cell.answers or {}), entry.asked: entry.answer}
+            case Rebuilt() if group.frontier.barrier:
+                group.take_rebuilt(entry.columns, list(entry.identities), [Drop(**drop) for drop in entry.drops])
+            case FinishedRows(column=column) if column in steps:
+                group.take_rows(steps[column], entry.rows, entry.columns)
+                replayed.cells[column] += len(entry.rows)
     return replayed
 
 
-def _finished(group: RowGroup, step: Step, row: int, value: object, cost: tuple[int, int, float] | None) -> bool:
+def _finished(group: RowGroup, step: Step, entry: Finished) -> bool:
+    row = entry.row
     cell = group.find(step.name, row)
     if cell is not None:
         if cell.state is State.DEFERRED:
             group.salvage.forget(cell)
-        group.take(cell, value, cost)
+        group.take(cell, entry.value, entry.cost)
         return True
     if 0 <= row < group.frontier.rows and group.frontier.dropped[row]:
-        group.write_cell(step, row, value)
+        group.write_cell(step, row, entry.value)
         return True
     return False
 
 
-def _failed(group: RowGroup, entry: Entry) -> None:
-    _, column, row, attempt, salvage_round, error, fate = entry
-    cell = group.find(column, row)
+def _failed(group: RowGroup, entry: Failed) -> None:
+    cell = group.find(entry.column, entry.row)
     if cell is None:
         return
     if cell.state is State.DEFERRED:
         group.salvage.forget(cell)
-    cell.attempt, cell.salvage_round = attempt, salvage_round
-    group.salvage.rounds = max(group.salvage.rounds, salvage_round)
-    if fate != GOES_ON:
+    cell.attempt, cell.salvage_round = entry.attempt, entry.salvage_round
+    group.salvage.rounds = max(group.salvage.rounds, entry.salvage_round)
+    if entry.fate != Fate.RETRIED_WITH_ANSWERS:
         cell.answers = None
-    if fate == DROPPED or not group.defer(cell, group.run.now()):
-        group.give_up(cell, error)
+    if entry.fate == Fate.DROPPED or not group.defer(cell, group.run.now()):
+        group.give_up(cell, entry.error)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .recorder import KEPT, OK, ROWS
+from ..store.entries import Finished, FinishedRows, KeptRows
 from .tasks import TaskKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.records import Drop, GroupRecord
     from .identity import Identity
     from .plan import BuildPlan
@@ -41,9 +41,10 @@ def plan_retry(
     """
     failed = [drop for drop in record.drops if drop.kind == "failed"]
     known: Sequence[Entry] = ()
-    if kept and kept[0][0] == KEPT:
-        _, _, order, identities = kept[0]
-        order, identities = [tuple(each) for each in order], [tuple(each) for each in identities]
+    order: list[Identity]
+    identities: list[Identity]
+    if kept and isinstance(kept[0], KeptRows):
+        order, identities = list(kept[0].order), list(kept[0].identities)
         known = kept[1:]
     else:
         gone = {drop.row for drop in record.drops}
@@ -72,16 +73,19 @@ def kept_entries(
     if not dropped:
         return []
     local = sorted(dropped, key=dropped.__getitem__)
-    entries: list[Entry] = [(KEPT, None, list(order), [dropped[row] for row in local])]
+    entries: list[Entry] = [KeptRows(order=list(order), identities=[dropped[row] for row in local])]
     for node in plan.graph.order:
         step = plan.steps[node]
         done = [(at, row) for at, row in enumerate(local) if is_done(node, row) and not rows.was_skipped(step, row)]
         columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
         if step.kind is TaskKind.CELL:
             values = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
-            entries += [(OK, step.name, at, 1, 0, value, None) for (at, _), value in zip(done, values, strict=True)]
+            entries += [
+                Finished(column=step.name, row=at, attempt=1, salvage_round=0, value=value, cost=None)
+                for (at, _), value in zip(done, values, strict=True)
+            ]
         elif done:
-            entries.append((ROWS, step.name, [at for at, _ in done], columns))
+            entries.append(FinishedRows(column=step.name, rows=[at for at, _ in done], columns=columns))
     return entries
 
 

@@ -12,8 +12,8 @@ import trio
 from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier
 from ..observe import events
+from ..store.entries import Failed, Fate, Finished, GeneratorCall, Key, Purpose
 from .fill import error_text
-from .recorder import AGAIN, CALL, DROPPED, FAILED, GOES_ON, OK, REBUILT, retry_key
 from .replay import collector_paused, replay
 from .retry import kept_entries
 from .rows import Rows
@@ -24,7 +24,7 @@ from .tasks import Cell, Outcome, State, Status, TaskKind, locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.records import Drop
     from .identity import Identity
     from .plan import Step
@@ -64,7 +64,9 @@ class RowGroup:
         barrier = bool(plan.pre_batch) and retry is None
         self.frontier = Frontier(plan.graph, self.rows.buffer.rows, barrier=barrier)
         self.recorder = run.recorder if plan.config.durability == "cell" else None
-        self.journal_key = index if retry is None else retry_key(index, retry.revision)
+        self.journal_key = (
+            Key(group=index) if retry is None else Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
+        )
         self.salvage: Salvage[RowGroup] = Salvage(plan.config, run.rng)
         self.queued = 0
         self.in_flight = 0
@@ -167,7 +169,7 @@ class RowGroup:
         if not self.run.plan.post_batch and not self._dropped_as:
             return []
         return [
-            (CALL, step.name, len(rows), inputs)
+            GeneratorCall(column=step.name, rows=len(rows), inputs=inputs)
             for step, _, rows in self._calls
             if is_called_again(step)
             for inputs in [self.rows.buffer.take(step.inputs, rows)]
@@ -335,7 +337,16 @@ class RowGroup:
         if step.instance is not None:
             self.run.keep_state(step)
             self.note_call(step, cell.row, outcome.value)
-        self.record((OK, step.name, cell.row, cell.attempt, cell.salvage_round, outcome.value, cost))
+        self.record(
+            Finished(
+                column=step.name,
+                row=cell.row,
+                attempt=cell.attempt,
+                salvage_round=cell.salvage_round,
+                value=outcome.value,
+                cost=cost,
+            )
+        )
 
     def record(self, entry: Entry) -> None:
         """Have the journal keep something of a task that is under way."""
@@ -348,8 +359,15 @@ class RowGroup:
         if cell.step.instance is not None:
             self.run.keep_state(cell.step)
             self.note_call(cell.step, cell.row)
-        self.recorder.add(
-            self.journal_key, (FAILED, cell.step.name, cell.row, cell.attempt, cell.salvage_round, error, fate)
+        self.record(
+            Failed(
+                column=cell.step.name,
+                row=cell.row,
+                attempt=cell.attempt,
+                salvage_round=cell.salvage_round,
+                error=error,
+                fate=fate,
+            )
         )
 
     def _write_group(
@@ -390,7 +408,8 @@ class RowGroup:
         assert outcome.error is not None
         error = error_text(outcome.error)
         deferred = outcome.status is Status.RETRYABLE and self.defer(cell, outcome.finished)
-        self._record_failure(cell, error, (GOES_ON if outcome.goes_on else AGAIN) if deferred else DROPPED)
+        again = Fate.RETRIED_WITH_ANSWERS if outcome.goes_on else Fate.RETRIED
+        self._record_failure(cell, error, again if deferred else Fate.DROPPED)
         if not deferred:
             self.give_up(cell, error)
 
@@ -556,8 +575,7 @@ class RowGroup:
     def _rebuild(self) -> None:
         """Start over with the rows that the pre-batch processors left."""
         before, after = self.frontier.rows, self.rows.rebuild()
-        if self.recorder is not None:
-            self.recorder.add(self.journal_key, (REBUILT, None, *self.rows.rebuilt_as()))
+        self.record(self.rows.rebuilt_as())
         self._go_on_with(before, after)
 
     def _go_on_with(self, before: int, after: int) -> None:

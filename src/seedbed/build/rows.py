@@ -8,6 +8,7 @@ import attrs
 import polars as pl
 
 from ..store.buffer import Buffer, make_frame
+from ..store.entries import Rebuilt
 from ..store.records import Drop
 from .identity import follow_rows
 from .tasks import TaskKind
@@ -145,10 +146,14 @@ class Rows:
         self.frame = None
         return self.buffer.rows
 
-    def rebuilt_as(self) -> tuple[dict[str, list[Any]], list[Identity], list[dict[str, Any]]]:
+    def rebuilt_as(self) -> Rebuilt:
         """What pre-batch processors left, for `take_over` in a later run."""
         assert self._identities is not None
-        return self.buffer.take(self._plan.seed_outputs), self._identities, [attrs.asdict(drop) for drop in self.drops]
+        return Rebuilt(
+            columns=self.buffer.take(self._plan.seed_outputs),
+            identities=self._identities,
+            drops=[attrs.asdict(drop) for drop in self.drops],
+        )
 
     def take_over(self, columns: dict[str, list[Any]], identities: list[Identity], drops: list[Drop]) -> int:
         """Go on with the rows that pre-batch processors left in an earlier run; returns how many they are."""

@@ -14,9 +14,10 @@ from ..observe import events
 from ..observe.report import Ledger
 from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.offload import Lease
+from ..store.entries import Purpose
 from .dispatch import Dispatcher
 from .fill import error_text
-from .recorder import Recorder, is_calls_key
+from .recorder import Recorder
 from .shutdown import ErrorWindow
 from .spending import Spending
 from .stateful import Instance, read_state, restore_state, state_name
@@ -93,10 +94,14 @@ class Run:
         # Stateful generators whose state was not kept, of a dataset that is gone on with: they are called again.
         self.replaying: set[int] = set()
         # What the journal keeps of calls of stateful generators, until everything is made.
-        self.calls_kept = set() if store is None else {key for key in store.recovered.kept if is_calls_key(key)}
+        self.calls_kept = (
+            set() if store is None else {key for key in store.recovered.kept if key.purpose is Purpose.CALLS}
+        )
         self.recorder: Recorder | None = None
         # Row groups that the journal has entries of.
-        self.recorded: frozenset[int] = frozenset() if store is None else frozenset(store.recovered.groups)
+        self.recorded = frozenset(
+            () if store is None else (key.group for key in store.recovered.groups if key.purpose is Purpose.BUILD)
+        )
         if store is not None:
             self.ledger.damage = store.damage
             if store.journal is not None:

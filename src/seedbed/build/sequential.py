@@ -14,11 +14,11 @@ import trio
 from ..errors import CellError
 from ..graph import GROUP
 from ..observe import events
+from ..store.entries import Answer, Failed, Fate, Finished, Key, Rebuilt
 from ..store.records import Drop
 from .cell import attempt, call_again
 from .fill import error_text
 from .identity import follow_rows
-from .recorder import AGAIN, ANSWER, DROPPED, FAILED, GOES_ON, OK, REBUILT
 from .retry import kept_entries
 from .row_group import cost_of, processor_failed
 from .rows import Rows
@@ -28,7 +28,7 @@ from .tasks import Cell, Outcome, Status, TaskKind, locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from .identity import Identity
     from .plan import Step
     from .run import Run
@@ -42,25 +42,27 @@ class SequentialGroup:
     def __init__(self, run: Run, index: int, nursery: trio.Nursery, entries: Iterable[Entry] = ()) -> None:
         """`entries` are what earlier runs have recorded of the row group."""
         self.run = run
-        self.index = self.journal_key = index
+        self.index = index
+        self.journal_key = Key(group=index)
         self.nursery = nursery  # for what threads await
         self.rows = Rows(run.plan, run.plan.group_rows(index))
         self._recorder = run.recorder if run.plan.config.durability == "cell" else None
         self._dropped: dict[int, Identity] = {}
         self._done: set[tuple[int, int]] = set()  # (node, row)
         # Of each task the last thing that was recorded. Rows are numbered anew only between columns.
-        self._recorded: dict[tuple[str, int], Entry] = {}
+        self._recorded: dict[tuple[str, int], Finished | Failed] = {}
         self._answers: dict[tuple[str, int], dict[bytes, Any]] = {}  # of calls of tasks that were under way
-        self._rebuilt: Entry | None = None
+        self._rebuilt: Rebuilt | None = None
         for entry in entries:
-            if entry[0] == REBUILT:
-                self._rebuilt = entry
-            elif entry[0] == ANSWER:
-                self._answers.setdefault((entry[1], entry[2]), {})[entry[4]] = entry[5]
-            else:
-                if entry[0] == FAILED and entry[6] != GOES_ON:
-                    self._answers.pop((entry[1], entry[2]), None)
-                self._recorded[entry[1], entry[2]] = entry
+            match entry:
+                case Rebuilt():
+                    self._rebuilt = entry
+                case Answer(column=column, row=row):
+                    self._answers.setdefault((column, row), {})[entry.asked] = entry.answer
+                case Finished(column=column, row=row) | Failed(column=column, row=row):
+                    if isinstance(entry, Failed) and entry.fate != Fate.RETRIED_WITH_ANSWERS:
+                        self._answers.pop((column, row), None)
+                    self._recorded[column, row] = entry
 
     def kept_entries(self, order: Sequence[Identity]) -> list[Entry]:
         """What is finished of the rows that were dropped; nothing where columns make other rows of them."""
@@ -83,7 +85,7 @@ class SequentialGroup:
     def record(self, entry: Entry) -> None:
         """Have the journal keep something of a task that is under way."""
         if self._recorder is not None:
-            self._recorder.add(self.index, entry)
+            self._recorder.add(self.journal_key, entry)
 
     def gave_up(self, _cell: Cell[SequentialGroup]) -> bool:
         """Nothing else runs that could drop a row meanwhile."""
@@ -108,8 +110,9 @@ class SequentialGroup:
         """Run the pre-batch processors, or take over what they left in an earlier run; False to skip the row group."""
         before = self.rows.buffer.rows
         if self._rebuilt is not None:
-            _, _, columns, identities, drops = self._rebuilt
-            after = self.rows.take_over(columns, [tuple(each) for each in identities], [Drop(**drop) for drop in drops])
+            found = self._rebuilt
+            drops = [Drop(**drop) for drop in found.drops]
+            after = self.rows.take_over(found.columns, list(found.identities), drops)
         else:
             for step in self.run.plan.pre_batch if self.live_rows() else ():
                 if not await self._process(step):
@@ -117,8 +120,7 @@ class SequentialGroup:
             if self.rows.frame is None:
                 return True
             after = self.rows.rebuild()
-            if self._recorder is not None:
-                self._recorder.add(self.index, (REBUILT, None, *self.rows.rebuilt_as()))
+            self.record(self.rows.rebuilt_as())
         self._dropped.clear()
         self._done = {(step.node, row) for step in self._seeds() for row in range(after)}
         self.run.emit_rebuilt(self.index, before, after)
@@ -189,7 +191,7 @@ class SequentialGroup:
             return
         outcome = await self._attempt(cell)
         if self._recorder is not None and outcome.status is Status.SUCCESS:
-            self._record(cell, OK, outcome.value, None if step.key is None else cost_of(outcome))
+            self._record(cell, Finished, value=outcome.value, cost=None if step.key is None else cost_of(outcome))
         run.record(outcome, salvage.window, error=outcome.status is not Status.SUCCESS)
         if outcome.status is Status.SUCCESS:
             if step.key is None:
@@ -204,25 +206,34 @@ class SequentialGroup:
     async def _take_recorded(
         self,
         cell: Cell[SequentialGroup],
-        entry: Entry,
+        entry: Finished | Failed,
         salvage: Salvage[SequentialGroup],
         resized: dict[int, list[Any]],
     ) -> None:
         """Go on from the last thing that an earlier run recorded of this task."""
-        kind, column, row, attempt, salvage_round, what, fate = entry
-        cell.attempt, cell.salvage_round = attempt, salvage_round
+        cell.attempt, cell.salvage_round = entry.attempt, entry.salvage_round
         if self.run.must_replay(cell.step):
             await call_again(self.run, cell)
-        if kind == OK:
-            self._write(cell, what, resized)
-            self.run.restored(self.index, {column: len(what[0]) if row == GROUP else 1})
-        elif fate == DROPPED or salvage.defer(cell, self.run.now(), self.run.mean_latency(cell.step)) is None:
-            self._drop_rows(cell, what)
+        if isinstance(entry, Finished):
+            self._write(cell, entry.value, resized)
+            self.run.restored(self.index, {entry.column: entry.cells})
+        elif (
+            entry.fate == Fate.DROPPED or salvage.defer(cell, self.run.now(), self.run.mean_latency(cell.step)) is None
+        ):
+            self._drop_rows(cell, entry.error)
 
-    def _record(self, cell: Cell[SequentialGroup], kind: str, what: Any, more: Any) -> None:
+    def _record(self, cell: Cell[SequentialGroup], kind: type[Finished | Failed], **fields: Any) -> None:
         if cell.step.instance is not None:
             self.run.keep_state(cell.step)
-        self.record((kind, cell.step.name, cell.row, cell.attempt, cell.salvage_round, what, more))
+        self.record(
+            kind(
+                column=cell.step.name,
+                row=cell.row,
+                attempt=cell.attempt,
+                salvage_round=cell.salvage_round,
+                **fields,
+            )
+        )
 
     def _drop_rows(self, cell: Cell[SequentialGroup], error: str) -> None:
         for row in self.live_rows() if cell.row == GROUP else [cell.row]:
@@ -237,8 +248,8 @@ class SequentialGroup:
         if outcome.status is Status.RETRYABLE:
             eligible_at = salvage.defer(cell, outcome.finished, run.mean_latency(cell.step))
         if self._recorder is not None:
-            again = GOES_ON if outcome.goes_on else AGAIN
-            self._record(cell, FAILED, error, DROPPED if eligible_at is None else again)
+            again = Fate.RETRIED_WITH_ANSWERS if outcome.goes_on else Fate.RETRIED
+            self._record(cell, Failed, error=error, fate=Fate.DROPPED if eligible_at is None else again)
         if eligible_at is None:
             self._drop_rows(cell, error)
         elif run.events.active:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..generators import Usage
     from ..runtime.throttle import Permit
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from .plan import Step
     from .rows import Rows
 

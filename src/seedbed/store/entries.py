@@ -1,0 +1,191 @@
+"""What the journal stores of a row group: one frozen class for each kind of entry, and each as a tuple and back."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Sized
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from .records import Drop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+class Purpose(enum.IntEnum):
+    """Why entries are stored under a key. The numbers are those on disk."""
+
+    BUILD = 0  # a row group that is not finished
+    RETRY = 1  # dropped rows of a finished row group, in a revision of its part, that are tried again
+    KEPT = 2  # what is finished of the dropped rows of a finished row group, in a revision of its part
+    CALLS = 3  # what stateful generators were called with for a finished row group
+
+
+@attrs.frozen(kw_only=True, cache_hash=True)
+class Key:
+    """What entries of the journal belong to."""
+
+    group: int
+    revision: int = 0
+    purpose: Purpose = Purpose.BUILD
+
+    @property
+    def is_long_lived(self) -> bool:
+        """True if the entries outlive the checkpoint of their row group; new ones replace them."""
+        return self.purpose in {Purpose.KEPT, Purpose.CALLS}
+
+
+class Fate(enum.StrEnum):
+    """What a failed attempt meant for its task."""
+
+    DROPPED = "dropped"
+    RETRIED = "retried"
+    RETRIED_WITH_ANSWERS = "retried with answers"
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """A finished task; `row` is `GROUP` for one of the whole row group, whose value is a list for each output."""
+
+    column: str
+    row: int
+    attempt: int
+    salvage_round: int
+    value: Any
+    cost: tuple[int, int, float] | None
+
+    @property
+    def cells(self) -> int:
+        """How many cells it finishes."""
+        return len(self.value[0]) if self.row < 0 else 1
+
+
+@attrs.frozen(kw_only=True)
+class Failed:
+    """A failed attempt of a task."""
+
+    column: str
+    row: int
+    attempt: int
+    salvage_round: int
+    error: str
+    fate: str
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """One call of several that a cell makes was answered; `asked` identifies the call."""
+
+    column: str
+    row: int
+    attempt: int
+    asked: Any
+    answer: Any
+
+
+@attrs.frozen(kw_only=True)
+class Rebuilt:
+    """The rows that pre-batch processors left."""
+
+    columns: dict[str, list[Any]]
+    identities: Sequence[tuple[int, int]]
+    drops: Sequence[Mapping[str, Any]]
+
+
+@attrs.frozen(kw_only=True)
+class FinishedRows:
+    """Finished rows of a whole column, of rows that are tried again."""
+
+    column: str
+    rows: Sequence[int]
+    columns: Sequence[Sequence[Any]]
+
+
+@attrs.frozen(kw_only=True)
+class KeptRows:
+    """First of what is kept of dropped rows: `order` identifies the rows of the part, `identities` the dropped ones."""
+
+    order: Sequence[tuple[int, int]]
+    identities: Sequence[tuple[int, int]]
+
+
+@attrs.frozen(kw_only=True)
+class GeneratorCall:
+    """A call of a stateful generator for so many rows, where the part does not show them."""
+
+    column: str
+    rows: int
+    inputs: dict[str, list[Any]]
+
+
+Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRows | GeneratorCall
+
+# The number of each kind on disk, and what its fields must be: a journal may be a stranger's.
+_KINDS: dict[int, tuple[type[Any], tuple[type | tuple[type, ...], ...]]] = {
+    1: (Finished, (str, int, int, int, object, (tuple, NoneType))),
+    2: (Failed, (str, int, int, int, str, str)),
+    3: (Answer, (str, int, int, object, object)),
+    4: (Rebuilt, (dict, list, list)),
+    5: (FinishedRows, (str, list, list)),
+    6: (KeptRows, (list, list)),
+    7: (GeneratorCall, (str, int, dict)),
+}
+_NAMES = {kind: [field.name for field in attrs.fields(kind)] for kind, _ in _KINDS.values()}
+_FIELDS: dict[type[Any], tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
+    kind: (number, operator.attrgetter(*_NAMES[kind])) for number, (kind, _) in _KINDS.items()
+}
+
+
+def to_tuple(entry: Entry) -> tuple[Any, ...]:
+    """Return an entry as plain values."""
+    number, fields = _FIELDS[type(entry)]
+    return number, *fields(entry)
+
+
+def from_tuples(found: Iterable[tuple[Any, ...]]) -> list[Entry]:
+    """Return the entries that `to_tuple` made; whatever else there is is left out."""
+    entries: list[Entry] = []
+    for number, *values in filter(None, found):
+        kind, types = _KINDS.get(number, (None, ())) if isinstance(number, int) else (None, ())
+        if kind is not None and len(values) == len(types) and all(map(isinstance, values, types)):
+            entry = kind(**dict(zip(_NAMES[kind], values, strict=True)))
+            if _is_sound(entry):
+                entries.append(entry)
+    return entries
+
+
+def _is_sound(entry: Entry) -> bool:
+    match entry:
+        case Finished(row=row, value=value) if row < 0:
+            return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, Sized) for each in value)
+        case Rebuilt(identities=identities, drops=drops):
+            return _are_identities(identities) and all(map(_is_drop, drops))
+        case KeptRows(order=order, identities=identities):
+            return _are_identities(order) and _are_identities(identities)
+    return True
+
+
+def _are_identities(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, tuple) and [*map(type, each)] == [int, int] for each in values)
+
+
+def _is_drop(fields: Any) -> bool:
+    try:
+        Drop(**fields)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def column_of(entry: Entry) -> str:
+    """Return the column that an entry is about, or an empty text."""
+    return getattr(entry, "column", "")
+
+
+def cells_in(entries: Iterable[Entry]) -> int:
+    """Return how many finished cells entries hold."""
+    return sum(entry.cells for entry in entries if type(entry) is Finished)
