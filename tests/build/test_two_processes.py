@@ -43,7 +43,7 @@ def owner(out: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int
 
 def files(out: Path) -> dict[str, bytes]:
     """What the directory holds; the journal is its owner's and moves on by itself."""
-    return {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith("journal")}
+    return {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "journal" not in path.name}
 
 
 def test_the_second_is_refused(tmp_path: Path) -> None:

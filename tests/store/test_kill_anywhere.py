@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
-from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.files import PRIVATE
 from seedbed.store.parts import part_name
 from seedbed.store.records import Drop, Header
 from seedbed.store.writer import PROCESSED_NAME, DatasetWriter
@@ -47,7 +47,8 @@ class Write:
         """Do it on disk."""
         if self.index not in rows:
             start = 2 * self.index
-            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[DROP])
+            drop = attrs.evolve(DROP, row=start)
+            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[drop])
 
 
 @attrs.frozen
@@ -161,4 +162,4 @@ def test_stopped_anywhere(first: list[Any], second: list[Any], todo: list[tuple[
             writer.close()
         assert rows_of(directory) == with_rows(rows)
         listed = {part_name(index) for index in with_rows(rows)}
-        assert {path.name for path in directory.iterdir()} - {PROCESSED_NAME} == {MANIFEST_NAME, *listed}
+        assert {path.name for path in directory.iterdir()} - {PROCESSED_NAME} == {PRIVATE, *listed}

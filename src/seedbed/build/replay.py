@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ..graph import GROUP
 from ..store.entries import Answer, Failed, Fate, Finished, FinishedRows, Rebuilt
 from ..store.records import Drop
 from .tasks import State
@@ -65,9 +66,11 @@ def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
                 cell = group.find(entry.column, entry.row)
                 if cell is not None:
                     cell.answers = {**(cell.answers or {}), entry.asked: entry.answer}
-            case Rebuilt() if group.frontier.barrier:
+            case Rebuilt(columns=columns) if group.frontier.barrier and set(columns) == set(
+                group.run.plan.seed_outputs
+            ):
                 group.take_rebuilt(entry.columns, list(entry.identities), [Drop(**drop) for drop in entry.drops])
-            case FinishedRows(column=column) if column in steps:
+            case FinishedRows(column=column) if column in steps and len(entry.columns) == len(steps[column].outputs):
                 group.take_rows(steps[column], entry.rows, entry.columns)
                 replayed.cells[column] += len(entry.rows)
     return replayed
@@ -75,6 +78,8 @@ def replay(group: RowGroup, entries: Iterable[Entry]) -> Replayed:
 
 def _finished(group: RowGroup, step: Step, entry: Finished) -> bool:
     row = entry.row
+    if not _fits(group, step, entry):
+        return False
     cell = group.find(step.name, row)
     if cell is not None:
         if cell.state is State.DEFERRED:
@@ -85,6 +90,14 @@ def _finished(group: RowGroup, step: Step, entry: Finished) -> bool:
         group.write_cell(step, row, entry.value)
         return True
     return False
+
+
+def _fits(group: RowGroup, step: Step, entry: Finished) -> bool:
+    """True if a value is one that this column can have given: a journal may be a stranger's."""
+    if entry.row == GROUP:
+        rows, columns = entry.value
+        return len(columns) == len(step.outputs) and max(rows, default=0) < max(1, group.frontier.rows)
+    return len(step.outputs) == 1 or (isinstance(entry.value, tuple | list) and len(entry.value) == len(step.outputs))
 
 
 def _failed(group: RowGroup, entry: Failed) -> None:

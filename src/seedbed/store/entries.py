@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Sized
+from contextlib import suppress
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,7 +49,7 @@ class Fate(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Finished:
-    """A finished task; `row` is `GROUP` for one of the whole row group, whose value is a list for each output."""
+    """A finished task; `row` is `GROUP` (-1) for one of the whole row group, whose value is (rows, columns)."""
 
     column: str
     row: int
@@ -83,7 +83,7 @@ class Answer:
     column: str
     row: int
     attempt: int
-    asked: Any
+    asked: bytes
     answer: Any
 
 
@@ -128,7 +128,7 @@ Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRow
 _KINDS: dict[int, tuple[type[Any], tuple[type | tuple[type, ...], ...]]] = {
     1: (Finished, (str, int, int, int, object, (tuple, NoneType))),
     2: (Failed, (str, int, int, int, str, str)),
-    3: (Answer, (str, int, int, object, object)),
+    3: (Answer, (str, int, int, bytes, object)),
     4: (Rebuilt, (dict, list, list)),
     5: (FinishedRows, (str, list, list)),
     6: (KeptRows, (list, list)),
@@ -153,20 +153,32 @@ def from_tuples(found: Iterable[tuple[Any, ...]]) -> list[Entry]:
         kind, types = _KINDS.get(number, (None, ())) if isinstance(number, int) else (None, ())
         if kind is not None and len(values) == len(types) and all(map(isinstance, values, types)):
             entry = kind(**dict(zip(_NAMES[kind], values, strict=True)))
-            if _is_sound(entry):
-                entries.append(entry)
+            with suppress(TypeError):  # what has no length or cannot be iterated
+                if _is_sound(entry):
+                    entries.append(entry)
     return entries
 
 
 def _is_sound(entry: Entry) -> bool:
     match entry:
-        case Finished(row=row, value=value) if row < 0:
-            return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, Sized) for each in value)
-        case Rebuilt(identities=identities, drops=drops):
-            return _are_identities(identities) and all(map(_is_drop, drops))
+        case Finished(row=row, value=value, cost=cost):
+            return (row >= 0 or _are_columns(*value)) and (cost is None or _is_cost(cost))
+        case FinishedRows(rows=rows, columns=columns):
+            return _are_columns(rows, columns)
+        case Rebuilt(columns=columns, identities=identities, drops=drops):
+            rows = range(len(identities))
+            return _are_columns(rows, [*columns.values()]) and _are_identities(identities) and all(map(_is_drop, drops))
         case KeptRows(order=order, identities=identities):
             return _are_identities(order) and _are_identities(identities)
     return True
+
+
+def _is_cost(cost: tuple[Any, ...]) -> bool:
+    return len(cost) == 3 and all(isinstance(each, int | float) for each in cost)
+
+
+def _are_columns(rows: Any, columns: Any) -> bool:
+    return all(type(row) is int and row >= 0 for row in rows) and all(len(column) == len(rows) for column in columns)
 
 
 def _are_identities(values: Sequence[Any]) -> bool:

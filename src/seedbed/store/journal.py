@@ -15,6 +15,7 @@ import os
 import re
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import attrs
@@ -63,15 +64,15 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
 class _Commit(msgspec.Struct, array_like=True, frozen=True):
     """The payload of a record.
 
-    A state that is None does not count any more, nor do the entries before it of the `freed` keys (group, revision,
-    purpose). `lengths` says how long other segments were when this one was started.
+    A state that is None does not count any more, nor do entries of `freed` keys: group, revision, purpose, and the
+    number of the first commit that still counts. `lengths` says how long other segments were when this one was started.
     """
 
     number: _Number
     stored: list[_Stored] = []
     states: dict[str, bytes | None] = {}
     usage: list[tuple[str, str, _Number, _Number, _Number, float]] | None = None
-    freed: list[tuple[_Number, _Number, Purpose]] = []
+    freed: list[tuple[_Number, _Number, Purpose, _Number]] = []
     lengths: list[tuple[_Number, _Number]] = []
 
 
@@ -117,6 +118,7 @@ class _Place:
 class _Segment:
     size: int = 0
     needed: int = 0  # bytes of entries that still count
+    keys: set[Key] = attrs.field(factory=set)  # of all its entries
 
 
 @attrs.define(eq=False)
@@ -130,14 +132,17 @@ class _Index:
     states: dict[str, tuple[bytes | None, int]] = attrs.field(factory=dict)
     usage: tuple[Usage, int] = ((), 0)
     number: int = 0
+    # Keys that were freed, and before which commit, as long as a segment holds such entries.
+    freed: dict[Key, int] = attrs.field(factory=dict)
 
     def take(self, segment: int, start: int, end: int, commit: _Commit) -> None:
         self.number = max(self.number, commit.number)
         self.segments[segment].size = end
-        for group, revision, purpose in commit.freed:
-            self.free(Key(group=group, revision=revision, purpose=purpose), before=commit.number)
+        for group, revision, purpose, before in commit.freed:
+            self.free(Key(group=group, revision=revision, purpose=purpose), before=before)
         for position, stored in enumerate(commit.stored):
             key, size = stored.key, len(stored.data)
+            self.segments[segment].keys.add(key)
             if key.is_long_lived:
                 self.free(key, before=stored.number)
             places = self.entries.setdefault(key, {})
@@ -151,6 +156,7 @@ class _Index:
             self.usage = tuple(commit.usage), segment
 
     def free(self, key: Key, *, before: int) -> None:
+        self.freed[key] = before
         places = self.entries.get(key, {})
         for number in [number for number in places if number < before]:
             self._release(places.pop(number))
@@ -204,7 +210,7 @@ class Journal:
         self._trusted = trusted
         self._lock = threading.Lock()  # guards all that follows
         self._index = index
-        self._freed: list[Key] = []  # not on disk yet: the manifest says the same
+        self._freed: set[Key] = set()  # not on disk yet: the manifest says the same
         self._file: io.FileIO | None = None
         self._active = max(index.segments, default=0)
         self._closed = False
@@ -213,8 +219,9 @@ class Journal:
     def create(cls, directory: Path, *, commits: int = 0) -> Journal:
         """Start an empty journal in a dataset directory; its first commit comes after `commits`."""
         journal = cls(directory, _Index(number=commits), trusted=True)
-        journal._append([])
-        faults.reach("journal made")
+        with journal._closed_on_error():
+            journal._append([])
+            faults.reach("journal made")
         return journal
 
     @classmethod
@@ -234,8 +241,9 @@ class Journal:
         journal = cls(directory, index, trusted=trusted)
         if damaged:
             index.number = max(index.number, commits)
-            journal._copy([number for number in damaged if number in index.segments])
-            faults.reach("journal recovered")
+            with journal._closed_on_error():
+                journal._copy([number for number in damaged if number in index.segments])
+                faults.reach("journal recovered")
         return journal, index.recovered(damaged.values())
 
     @property
@@ -331,7 +339,7 @@ class Journal:
         if key not in self._index.entries:
             return False
         self._index.free(key, before=self._index.number + 1)
-        self._freed.append(key)
+        self._freed.add(key)
         return True
 
     def _stored(self, key: Key) -> Iterator[tuple[_Place, _Stored]]:
@@ -358,7 +366,7 @@ class Journal:
                 [msgspec.structs.replace(each, number=each.number or number) for each in stored],
                 dict(states or {}),
                 None if usage is None else list(usage),
-                [(key.group, key.revision, key.purpose) for key in self._freed],
+                [(key.group, key.revision, key.purpose, index.freed[key]) for key in self._freed],
                 lengths,
             )
             start = file.seek(0, os.SEEK_END)
@@ -413,6 +421,9 @@ class Journal:
             ]
         except (OSError, msgspec.MsgspecError) as error:
             raise _failed(self.directory, error) from error
+        left = set[Key]().union(*(each.keys for number, each in index.segments.items() if number not in numbers))
+        index.freed = {key: before for key, before in index.freed.items() if key in left}
+        self._freed = set(index.freed)
         states = {name: state for name, (state, segment) in index.states.items() if segment in (0, *numbers)}
         self._append(stored, states=states, usage=index.usage[0] or None)
         self._remove(numbers)
@@ -427,6 +438,14 @@ class Journal:
             sync_directory(self.directory / PRIVATE)
         except OSError as error:
             raise _failed(self.directory, error) from error
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._end_segment()
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
