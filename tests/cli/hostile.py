@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-import struct
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
+from hostile_pickles import OBJECT_POINTER
 
 import seedbed as sb
+from seedbed.store.entries import Finished, Key
+from seedbed.store.files import PRIVATE
 from seedbed.store.journal import Batch, Journal
-from seedbed.store.manifest import _SUM_KEY, MANIFEST_NAME, _checksum
+from seedbed.store.log import frame, scan
+from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,23 +60,19 @@ def sound(place: Path) -> Hostile:
     sb.build(sb.load_recipe(recipe), rows=4, out=directory, config=sb.RunConfig(buffer_size=2))
     found = Hostile(directory, home)
     change_records(found, lambda record: None if record["kind"] == "finished" or record.get("index") == 1 else record)
-    (directory / "recipe.yaml").unlink()
+    (directory / PRIVATE / "recipe.yaml").unlink()
     return found
 
 
 def change_records(found: Hostile, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
     """Change or remove records of the manifest; their checksums are right again afterwards."""
     path = found.directory / MANIFEST_NAME
-    lines = []
-    for line in path.read_bytes().splitlines():
-        if line:
-            plain = json.loads(line)
-            del plain["sum"]
-            changed = change(plain)
-            if changed is not None:
-                body = json.dumps(changed, separators=(",", ":")).encode()
-                lines.append(body[:-1] + _SUM_KEY + _checksum(body) + b'"}\n\n')
-    path.write_bytes(b"".join(lines))
+    records = []
+    for record in scan(path.read_bytes()).records:
+        changed = change(json.loads(record.payload))
+        if changed is not None:
+            records.append(frame(record.kind, json.dumps(changed).encode()))
+    path.write_bytes(b"".join(records))
 
 
 def change_group(found: Hostile, **changes: Any) -> None:
@@ -98,7 +96,8 @@ def change_header(found: Hostile, **changes: Any) -> None:
 def make_journal(found: Hostile) -> None:
     """Give it a journal, as a build that was killed has."""
     journal = Journal.create(found.directory)
-    journal.commit(Batch(groups={1: [("value", "topic", 2, 0, "a")]}))
+    entry = Finished(column="topic", row=-1, attempt=1, salvage_round=0, value=([0, 1], [["a", "b"]]), cost=None)
+    journal.commit(Batch(groups={Key(group=1): [entry]}))
     journal.close()
 
 
@@ -120,27 +119,23 @@ def _link_folder(name: str) -> Callable[[Hostile], None]:
 LINKS: dict[str, Callable[[Hostile], None]] = {
     name: _link(name)
     for name in (
-        ".recipe.yaml.tmp",
-        "recipe.yaml",
-        ".manifest.jsonl.tmp",
-        "journal.mark",
-        "journal.sqlite",
-        "journal.sqlite-wal",
-        "journal.sqlite-journal",
-        "journal.salvaged",
-        ".journal.sqlite.tmp",
+        ".seedbed/.recipe.yaml.tmp",
+        ".seedbed/recipe.yaml",
+        ".seedbed/.manifest.log.tmp",
+        ".seedbed/journal-0000001.log",
+        ".seedbed/journal-0000002.log",
         "batch_0000000.parquet",
         "batch_0000001.parquet",
         "processed.parquet",
-        "traces/run_0001.arrow",
+        ".seedbed/traces/run_0001.arrow",
         "images/x.png",
     )
-} | {name: _link_folder(name) for name in ("traces", "images")}
+} | {name: _link_folder(name) for name in (".seedbed/traces", "images")}
 
 
 def _linked_manifest(found: Hostile) -> None:
     path = found.directory / MANIFEST_NAME
-    path.rename(found.directory / "other")
+    path.rename(found.directory / PRIVATE / "other")
     path.symlink_to("other")
 
 
@@ -157,10 +152,10 @@ MANIFESTS: dict[str, Callable[[Hostile], None]] = {
     "name above": lambda found: _copy_out(found, "../home/.profile"),
     "absolute name": lambda found: _copy_out(found, str(found.secret)),
     "name of another part": lambda found: _copy_out(found, "batch_0000001.parquet"),
-    "name of the recipe": lambda found: _copy_out(found, "recipe.yaml"),
+    "name of the recipe": lambda found: _copy_out(found, ".seedbed/recipe.yaml"),
     "staged above": lambda found: change_group(found, part_staged="../home/.profile"),
     "staged with a newline": lambda found: change_group(found, part_staged=".batch_0000000.parquet.0123456789ab.tmp\n"),
-    "staged elsewhere": lambda found: change_group(found, part_staged="recipe.yaml"),
+    "staged elsewhere": lambda found: change_group(found, part_staged=".seedbed/recipe.yaml"),
     "rows of another group": lambda found: change_group(found, start=2, stop=4),
     "a group beyond the end": lambda found: change_group(found, index=7, part_name="batch_0000007.parquet"),
     "groups of no rows": lambda found: change_header(found, buffer_size=0),
@@ -177,21 +172,40 @@ def _pipe(found: Hostile, name: str) -> None:
     os.mkfifo(path)
 
 
-def _foreign_journal(found: Hostile) -> None:
-    make_journal(found)
-    with closing(sqlite3.connect(found.directory / "journal.sqlite", isolation_level=None)) as database:
-        database.execute("ALTER TABLE log RENAME TO other")
-        database.execute(
-            "CREATE VIEW log AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) "
-            "SELECT id, 'entries' AS kind, 0 AS grp, 0 AS count, x'' AS sum, x'' AS data FROM n"
-        )
+def _journal_of(data: bytes) -> Callable[[Hostile], None]:
+    """A journal that holds these bytes as a record, and as the entries of one."""
+
+    def attack(found: Hostile) -> None:
+        make_journal(found)
+        commit = msgspec.msgpack.encode([9, [[1, 0, 0, 9, 1, data]], {"topic": data}])
+        segment = found.directory / PRIVATE / "journal-0000002.log"
+        segment.write_bytes(frame(1, data) + frame(1, commit) + frame(7, b"") + data)
+
+    return attack
+
+
+def _entry(*fields: Any) -> Callable[[Hostile], None]:
+    return _journal_of(msgspec.msgpack.encode(([fields], [])))
 
 
 # What is odd but not refused: read as damaged, or not read at all.
 ODD: dict[str, Callable[[Hostile], object]] = {
     "a part that is a pipe": lambda found: _pipe(found, "batch_0000000.parquet"),
     "a part that is not parquet": lambda found: change_group(found, part_checksum="0"),
-    "a journal with SQL of its own": _foreign_journal,
+    "a journal of nothing": _journal_of(b""),
+    "a journal that is nested": _journal_of(b"\x91" * 100_000),
+    "a journal of a pickle": _journal_of(OBJECT_POINTER),
+    "a journal of a marked pickle": _journal_of(msgspec.msgpack.encode(([], [[0, OBJECT_POINTER]]))),
+    "a journal of an unknown entry": _entry(99, "topic"),
+    "a journal with a value that is none": _entry(1, "topic", -1, 1, 0, 5, None),
+    "a journal with too many values": _entry(1, "topic", -1, 1, 0, [[0, 1], [["a"] * 9]], None),
+    "a journal with other columns": _entry(1, "topic", -1, 1, 0, [[0, 1], [["a", "b"]] * 2], None),
+    "a journal with rows beyond the end": _entry(1, "topic", -1, 1, 0, [[7, 8], [["a", "b"]]], None),
+    "a journal with a row beyond the end": _entry(1, "topic", 9, 1, 0, "a", None),
+    "a journal with columns of no length": _entry(1, "topic", -1, 1, 0, [5, 6], None),
+    "a journal of failures": _entry(2, "topic", -1, 1 << 60, 1 << 60, "no", "dropped"),
+    "a journal with other rows": _entry(4, {"topic": ["a"]}, [[5, 5]], [{"row": "x"}]),
+    "a journal whose segment is a pipe": lambda found: _pipe(found, ".seedbed/journal-0000001.log"),
     "a trace that is none": lambda found: _trace(found, b"not arrow"),
     "a drop that is no drop": lambda found: change_group(found, drops=[{"row": "x"}]),
     "a schema that is none": lambda found: change_group(found, part_schema={"ipc": "AAAA"}),
@@ -215,13 +229,5 @@ def _nested() -> Any:
 
 
 def _trace(found: Hostile, data: bytes) -> None:
-    (found.directory / "traces").mkdir()
-    (found.directory / "traces" / "run_0001.arrow").write_bytes(data)
-
-
-def rollback_journal(found: Hostile) -> None:
-    """Put a rollback journal beside the database that names the user's file as the super-journal."""
-    name = str(found.secret).encode()
-    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">5I", 0, 0, 1, 4096, 4096)
-    end = struct.pack(">I", 0) + name + struct.pack(">2I", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
-    (found.directory / "journal.sqlite-journal").write_bytes(header.ljust(4096, b"\0") + end)
+    (found.directory / PRIVATE / "traces").mkdir()
+    (found.directory / PRIVATE / "traces" / "run_0001.arrow").write_bytes(data)

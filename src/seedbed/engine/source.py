@@ -18,7 +18,7 @@ from ..recipe.dump import recipe_text
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
-from ..store.files import read_file, write_file
+from ..store.files import PRIVATE, read_file, write_file
 from ..store.manifest import read as read_manifest
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
 
-RECIPE_NAME = "recipe.yaml"
+RECIPE_NAME = f"{PRIVATE}/recipe.yaml"
 DOMAINS = ("chat", "embedding", "image")
 
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from ..errors import StoreError
 from ..graph import Kind
 from ..store.codec import decode, encode
-from .entries import CALL
+from ..store.entries import GeneratorCall
 from .identity import identities_by_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..store.codec import Entry
     from .rows import Rows
     from .tasks import Step
 
@@ -56,10 +55,10 @@ def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[s
     return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
 
 
-def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[Entry]:
+def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[GeneratorCall]:
     """What stateful generators were called with, for those that may have to be called again."""
     return [
-        (CALL, step.name, identities, rows.buffer.take(step.inputs, of))
+        GeneratorCall(column=step.name, identities=identities, inputs=rows.buffer.take(step.inputs, of))
         for step, of in calls
         if is_called_again(step)
         # Columns from scratch were made for the source rows, whatever pre-batch processors made of them.

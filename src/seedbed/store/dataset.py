@@ -93,8 +93,8 @@ class Dataset:
         return self._conflicts
 
     @property
-    def damaged_lines(self) -> tuple[int, ...]:
-        """The numbers of manifest lines that cannot be trusted; what they said is not in the dataset."""
+    def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of bytes of the manifest that cannot be read; what they said is not in the dataset."""
         return self._content.damaged
 
     @property
@@ -158,7 +158,7 @@ class Dataset:
         wrong = self._wrong(manifest.processed.part if manifest.processed else None)
         if wrong is not None:
             found.append(f"{wrong}; the rows as generated are still there")
-        journal = inspect_journal(self.path)
+        journal = inspect_journal(self.path, commits=manifest.commits)
         return (*found, *journal.damage) if journal is not None else tuple(found)
 
     def _wrong(self, part: PartRecord | None) -> str | None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# The folder of a dataset directory that holds everything but its rows.
+PRIVATE = ".seedbed"
+
 _SUFFIX = ".tmp"
 # A directory with more links is named by the first of them.
 _NAMED_LINKS = 5

@@ -1,16 +1,13 @@
 """The manifest: an append-only log that says what the dataset directory holds.
 
-A line is one JSON record with a checksum as its last key, followed by two newlines. A checkpoint appends one record
-whatever came before it, so it costs the same for the first row group and the millionth. Damage costs only the line it
-hits: even a lost newline joins no two lines, because the other one still parts them. Every line is written twice, so
-that damage in one place costs nothing.
+A record of the log holds one record of the manifest as JSON. A checkpoint appends one whatever came before it, so it
+costs the same for the first row group and the millionth. Damage costs only the records it hits. The header, without
+which a directory is no dataset, is written twice.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,7 +17,8 @@ import pyarrow as pa
 
 from ..errors import ManifestError
 from ..runtime import faults
-from .files import open_file, read_file
+from . import log
+from .files import PRIVATE, exists, open_file, read_file
 from .parts import PROCESSED_NAME, is_staged_name, part_name
 from .records import (
     FORMAT,
@@ -38,15 +36,13 @@ from .records import (
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-MANIFEST_NAME = "manifest.jsonl"
+MANIFEST_NAME = f"{PRIVATE}/manifest.log"
+_VERSION_0_1 = "manifest.jsonl"
 
-_END = b"\n\n"
-_SUM_KEY = b',"sum":"'
-_SUM_BYTES = 16
-_SUM_LENGTH = len(_SUM_KEY) + 2 * _SUM_BYTES + len(b'"}')
+_RECORD = 1
 
 
 @attrs.define(eq=False)
@@ -86,6 +82,11 @@ class Manifest:
         yield from (record for record in found if record is not None)
 
     @property
+    def commits(self) -> int:
+        """The number of the last commit to the journal that must be there; 0 if none must."""
+        return 0 if self.finished is not None else max((group.commits for group in self.groups.values()), default=0)
+
+    @property
     def expected_groups(self) -> int:
         """How many row groups the whole dataset has."""
         return self.header.layout.count if self.header else 0
@@ -100,50 +101,36 @@ class Manifest:
 class ManifestFile:
     """A manifest as it was read.
 
-    `damaged` are the numbers of lines that cannot be trusted, `lost` those among them of which no other copy is left;
-    `length` is how many bytes count: what follows is a line that was being written when the process died.
+    `damaged` are the ranges of bytes that cannot be read; `length` is how many bytes count: what follows is a record
+    that was being written when the process died.
     """
 
     manifest: Manifest
-    damaged: tuple[int, ...]
-    lost: tuple[int, ...]
+    damaged: tuple[tuple[int, int], ...]
     length: int
 
     @property
     def damage(self) -> tuple[str, ...]:
         """One sentence for what is damaged and what that costs."""
-        sentences = []
-        if spared := [number for number in self.damaged if number not in self.lost]:
-            sentences.append(f"{_lines(spared)} damaged; nothing is lost, there is a copy of what it said")
-        if self.lost:
-            sentences.append(
-                f"{_lines(self.lost)} damaged and without a copy; a row group that was listed there is lost"
-            )
-        return tuple(sentences)
-
-
-def _lines(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"line {numbers[0]} of {MANIFEST_NAME!r} is"
-    return f"lines {', '.join(map(str, numbers))} of {MANIFEST_NAME!r} are"
+        return tuple(
+            f"{MANIFEST_NAME!r} is damaged (bytes {start:,} to {end - 1:,}); a row group that was listed there is lost"
+            for start, end in self.damaged
+        )
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as a line with its checksum, newlines included."""
-    body = json.dumps(record_to_dict(record), separators=(",", ":")).encode()
-    return body[:-1] + _SUM_KEY + _checksum(body) + b'"}' + _END
+    """Return the record as it is appended to the log."""
+    data = log.frame(_RECORD, json.dumps(record_to_dict(record), separators=(",", ":")).encode())
+    return data * 2 if isinstance(record, Header) else data
 
 
-def decode(line: bytes) -> Record | None:
-    """Return the record of a line without its newlines, or None if the line is not what was written.
+def decode(payload: bytes) -> Record | None:
+    """Return the record that the log holds, or None if it is not one of this version.
 
     `ManifestError` if it names a file that no writer generates.
     """
-    body = line[:-_SUM_LENGTH] + b"}"
-    if line[-_SUM_LENGTH:] != _SUM_KEY + _checksum(body) + b'"}':
-        return None
     try:
-        record = record_from_dict(json.loads(body))
+        record = record_from_dict(json.loads(payload))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException):
         # Whole but unknown: written by a later version of the format, which the header is asked about.
         return None
@@ -168,34 +155,15 @@ def _check_names(record: Record) -> None:
 def parse(data: bytes) -> ManifestFile:
     """Read the bytes of a manifest, whatever happened to them."""
     manifest = Manifest()
-    *lines, tail = data.split(b"\n")
-    found = [(number, line, decode(line)) for number, line in enumerate(lines, start=1) if line]
-    last = decode(tail)
-    if last is not None:
-        found.append((len(lines) + 1, tail, last))
-    damaged = [number for number, _, record in found if record is None]
-    lost: list[int] = []
-    # A run of damaged lines cost nothing if it is no longer than the copies that the records beside it lack.
-    run: list[int] = []
-    lacking = position = 0
-    while position < len(found):
-        number, line, record = found[position]
-        position += 1
+    found = log.scan(data)
+    damaged = list(found.damaged)
+    for each in found.records:
+        record = decode(each.payload)
         if record is None:
-            run.append(number)
-            continue
-        manifest.apply(record)
-        copies = 1
-        while position < len(found) and found[position][1] == line:
-            position += 1
-            copies += 1
-        if len(run) > lacking + copies % 2:
-            lost += run
-        run, lacking = [], copies % 2
-    if len(run) > lacking:
-        lost += run
-    length = len(data) - (len(tail) if last is None else 0)
-    return ManifestFile(manifest=manifest, damaged=tuple(damaged), lost=tuple(lost), length=length)
+            damaged.append((each.start, each.end))
+        else:
+            manifest.apply(record)
+    return ManifestFile(manifest=manifest, damaged=tuple(sorted(damaged)), length=found.end)
 
 
 def is_dataset(directory: Path) -> bool:
@@ -209,6 +177,11 @@ def read(directory: Path) -> ManifestFile:
     try:
         data = read_file(directory, MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if exists(directory, _VERSION_0_1):
+            raise ManifestError(
+                f"{str(directory)!r} was written by seedbed 0.1 (format 1), which this version does not read: "
+                "use seedbed 0.1, or build the dataset again"
+            ) from error
         found = "it has no " + MANIFEST_NAME if directory.is_dir() else "there is no such directory"
         raise ManifestError(f"{str(directory)!r} is not a dataset: {found}") from error
     except OSError as error:
@@ -259,35 +232,11 @@ def is_being_written(directory: Path) -> bool:
 
 
 def append(file: io.FileIO, record: Record) -> None:
-    """Append a record, twice, and wait until it is on disk; after an error the file ends where it ended before."""
+    """Append a record and wait until it is on disk; after an error the file ends where it ended before."""
     write(file, [record])
 
 
 def write(file: io.FileIO, records: Iterable[Record]) -> None:
     """Append several records as one."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        rest = memoryview(b"".join(encode(record) * 2 for record in records))
-        while rest:
-            rest = rest[file.write(rest) :]
-        faults.reach("line written")
-        os.fsync(file.fileno())
-    except OSError:
-        file.truncate(end)
-        raise
-    faults.reach("line synced")
-
-
-def end_last_line(file: io.FileIO, length: int) -> None:
-    """Remove a half-written line behind `length`, and give the whole one before it the newlines that it lacks.
-
-    Without them the next record would continue that line and damage both.
-    """
-    file.truncate(length)
-    start = file.seek(max(0, length - len(_END)))
-    ended = file.read(length - start)
-    file.write(_END[: len(_END) - (len(ended) - len(ended.rstrip(_END)))])
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_SUM_BYTES).hexdigest().encode()
+    log.append(file, b"".join(map(encode, records)), written="record written")
+    faults.reach("record synced")

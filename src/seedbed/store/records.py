@@ -1,4 +1,4 @@
-"""What the manifest says, one frozen record a line, and each as JSON and back."""
+"""What the manifest says, one frozen class for each kind of record, and each as JSON and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .schema import Conflict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = 1
+FORMAT = 2
 
 # Records are read from files of strangers: a field of another type must not get further than this.
 _TEXT = instance_of(str)
@@ -130,6 +130,8 @@ class GroupRecord:
     conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
     skipped: str | None = attrs.field(default=None, validator=_NAME)
     revision: int = attrs.field(default=0, validator=_COUNT)
+    # The number of the last commit to the journal before this: a journal that ends earlier has lost something.
+    commits: int = attrs.field(default=0, validator=and_(_COUNT, lt(2**62)))
 
     @property
     def rows(self) -> int:

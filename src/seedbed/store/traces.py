@@ -10,7 +10,7 @@ import polars as pl
 
 from ..errors import StoreError
 from ..observe.profile import ColumnProfile, profile_frame, traces_frame
-from .files import read_file, write_file
+from .files import PRIVATE, read_file, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..observe.trace import TaskTrace
 
 # Not parquet, so that nobody who reads the directory's parquet files by a pattern takes them for rows.
-DIRECTORY = "traces"
+DIRECTORY = f"{PRIVATE}/traces"
 _NAME = re.compile(r"run_([0-9]{4,9})\.arrow", re.ASCII)
 
 

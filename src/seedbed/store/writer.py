@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .files import create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
-from .manifest import MANIFEST_NAME, Manifest, append, end_last_line, lock, read, write
+from .files import PRIVATE, create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
+from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
 from .parts import PROCESSED_NAME, damage, discard, part_name, place, read_table, stage
 from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending, States
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-_TEMPORARY = f".{MANIFEST_NAME}.tmp"
+_TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
 
 
 def check_output(out: str | os.PathLike[str]) -> Path:
@@ -51,14 +51,19 @@ def check_output(out: str | os.PathLike[str]) -> Path:
 
 
 def _refuse_used(directory: Path) -> None:
-    # What a process that died before its first line left behind is no reason to refuse.
-    found = sorted(path.name for path in directory.iterdir() if not is_temporary(path))
+    # What a process that died before its first record left behind is no reason to refuse.
+    found = sorted(path.name for path in directory.iterdir() if not is_temporary(path) and not _is_leftover(path))
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise OutputDirectoryError(
             f"the output directory {str(directory)!r} is not empty, it holds {found[0]!r}{more}: "
             "pass a new directory or an empty one"
         )
+
+
+def _is_leftover(path: Path) -> bool:
+    """True for a private folder in which nothing was ever finished."""
+    return path.name == PRIVATE and path.is_dir() and not path.is_symlink() and all(map(is_temporary, path.iterdir()))
 
 
 def _probe(existing: Path, directory: Path) -> None:
@@ -74,7 +79,7 @@ def _unwritable(directory: Path, error: OSError) -> OutputDirectoryError:
 
 
 class DatasetWriter:
-    """Writes row groups into a directory, each as a part and then a line of the manifest: without it no part exists.
+    """Writes row groups into a directory, each as a part and then a record of the manifest: without it no part exists.
 
     Row groups may come in any order and from several threads at once: parts are written side by side, only the manifest
     is written under a lock. No other process may write the directory as long as this one does (`close`, or the end of
@@ -107,6 +112,7 @@ class DatasetWriter:
             append(file, header)
             rename(directory, _TEMPORARY, MANIFEST_NAME)
             faults.reach("manifest renamed")
+            sync_directory(directory / PRIVATE)
             sync_directory(directory)
             faults.reach("manifest directory synced")
         except OSError as error:
@@ -123,8 +129,8 @@ class DatasetWriter:
     ) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
         """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
 
-        Temporary files, parts that the manifest does not list and a half-written last line are removed. Every part is
-        read: a row group whose part is damaged is not there any more, and damaged lines are cleared away, so that a
+        Temporary files, parts that the manifest does not list and a half-written last record are removed. Every part is
+        read: a row group whose part is damaged is not there any more, and damaged records are cleared away, so that a
         second time nothing is found damaged; `on_damage` is called before that. `ManifestError` if there is no
         manifest, `OutputDirectoryError` if another process writes it.
         """
@@ -142,7 +148,7 @@ class DatasetWriter:
                 # Another process has put a new one in its place since, and has let go of both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             content = read(directory)
-            end_last_line(file, content.length)
+            file.truncate(content.length)
             manifest = content.manifest
             assert manifest.header is not None, "read() refuses a manifest without a header"
             writer = cls(directory, file, manifest.header)
@@ -192,7 +198,7 @@ class DatasetWriter:
         write(self._file, manifest.records())
         rename(self.path, _TEMPORARY, MANIFEST_NAME)
         faults.reach("manifest renamed")
-        sync_directory(self.path)
+        sync_directory(self.path / PRIVATE)
         faults.reach("manifest directory synced")
 
     def grow(self, header: Header) -> None:
@@ -216,9 +222,10 @@ class DatasetWriter:
         removed: int = 0,
         added: int = 0,
         skipped: str | None = None,
+        commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
-        """Write a finished row group: its part, if it has rows, then its line.
+        """Write a finished row group: its part, if it has rows, then its record.
 
         None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
@@ -242,6 +249,7 @@ class DatasetWriter:
             added=added,
             conflicts=conflicts,
             skipped=skipped,
+            commits=commits,
         )
         with self._alone():
             if abandoned():
@@ -262,9 +270,10 @@ class DatasetWriter:
         removed: int | None = None,
         added: int | None = None,
         skipped: str | None = None,
+        commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
-        """Add rows to a row group that is written: its part is replaced as a whole, and its line by a newer one.
+        """Add rows to a row group that is written: its part is replaced as a whole, and its record by a newer one.
 
         `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
         `removed` and `added` stay as they are unless given.
@@ -288,6 +297,7 @@ class DatasetWriter:
             conflicts=conflicts,
             skipped=skipped,
             revision=before.revision + 1,
+            commits=commits,
         )
         staged = stage(self.path / part_name(index), table) if table.num_rows else None
         with self._alone():
@@ -420,6 +430,9 @@ class DatasetWriter:
         listed = {group.part.name for group in self._groups.values() if group.part is not None}
         if processed:
             listed.add(PROCESSED_NAME)
+        for path in (self.path / PRIVATE).iterdir():
+            if is_temporary(path):
+                remove(self.path, f"{PRIVATE}/{path.name}")
         for path in self.path.iterdir():
             ours = path.name == PROCESSED_NAME or (path.name.startswith("batch_") and path.suffix == ".parquet")
             if is_temporary(path) or (ours and path.name not in listed):
