@@ -12,7 +12,7 @@ from seedbed import RunConfig
 from seedbed.engine.recorder import COMMIT_DEADLINE, Recorder
 from seedbed.errors import StoreError
 from seedbed.graph import GROUP
-from seedbed.store.entries import Failed, Fate, Finished, Key
+from seedbed.store.entries import Failed, Finished, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ async def test_a_task_for_a_whole_group_counts_its_rows() -> None:
     """Durable cells are counted as cells, whoever made them."""
     scene = Scene()
     scene.recorder.add(ONE, entry(GROUP, ([0, 1, 2], [["a", "b", "c"]])))
-    scene.recorder.add(ONE, Failed(column="v", row=0, attempt=1, salvage_round=0, error="no", fate=Fate.DROPPED))
+    scene.recorder.add(ONE, Failed(column="v", row=0, attempt=1, salvage_round=0, error="no", consequence="dropped"))
     await scene.recorder.flush()
     assert scene.durable == 3
 

@@ -16,7 +16,7 @@ from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
 from seedbed.store.parts import part_name
-from seedbed.store.records import Header
+from seedbed.store.records import Drop, Header
 from seedbed.store.writer import PROCESSED_NAME, DatasetWriter
 
 if TYPE_CHECKING:
