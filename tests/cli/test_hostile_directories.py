@@ -59,7 +59,7 @@ def test_a_sound_directory_is_resumed(found: Hostile) -> None:
 def test_a_directory_that_holds_a_link_is_refused_for_writing(
     found: Hostile, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is written where there are links, the message names them, and none is followed by what reads."""
+    """Nothing is written where there are links, the message names them, and no command changes what they point to."""
     LINKS[name](found)
     before = sorted(path.name for path in found.directory.iterdir())
     assert main(["resume", str(found.directory)]) in {ExitCode.BAD_DATASET, ExitCode.BAD_INPUT}
@@ -81,7 +81,7 @@ def test_a_manifest_that_no_writer_writes_is_refused(found: Hostile, name: str) 
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_files_end_in_order(found: Hostile, name: str) -> None:
-    """Whatever else a file holds, every command ends in order, and a resume brings the dataset to its end."""
+    """Whatever else a file holds, every command ends in order and nothing outside is changed."""
     ODD[name](found)
     read_every_way(found)
     assert main(["resume", str(found.directory)]) in ORDERLY
