@@ -21,6 +21,7 @@ import struct
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -62,6 +63,10 @@ def encode(entries: Sequence[Entry]) -> tuple[bytes, list[int]]:
     plain: list[Any] = []
     pickled: list[tuple[int, bytes]] = []
     lost: list[int] = []
+    # Nearly all entries are plain, and msgspec encodes them as they are: `benchmarks/durability` pays for the rest.
+    if all(_FLAT.issuperset(map(type, entry)) for entry in entries):
+        with suppress(UnicodeEncodeError, OverflowError):  # lone surrogates, large numbers
+            return msgspec.msgpack.encode((entries, pickled)), lost
     for position, entry in enumerate(entries):
         try:
             plain.append(_pack_all(entry, 0))
@@ -178,18 +183,7 @@ _AS_IT_IS = frozenset({type(None), bool, float, bytes})
 
 def _pack_all(values: Iterable[Any], depth: int) -> list[Any]:
     depth += 1
-    # Nearly all values are plain: `benchmarks/durability` pays for a call of `_pack` for each of them.
-    return [
-        value
-        if (kind := type(value)) in _AS_IT_IS
-        or (kind is str and value.isascii())
-        or (kind is int and -_SMALL < value < _SMALL)
-        else _pack(value, depth)
-        for value in values
-    ]
-
-
-_SMALL = 1 << 62
+    return [_pack(value, depth) for value in values]
 
 
 def _pack_floats(tag: int, values: Sequence[Any]) -> msgspec.msgpack.Ext | None:
