@@ -11,8 +11,8 @@ import seedbed as sb
 from seedbed import Column, RunConfig
 from seedbed.errors import Permanent, Retryable
 from seedbed.models.base import ChatAnswer, Tokens
-from seedbed.testing import Reply, serve_openai
 from seedbed.store.entries import Answer, Key
+from seedbed.testing import Reply, serve_openai
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,8 +166,8 @@ async def test_an_answer_is_durable_a_commit_later_though_its_cell_goes_on(
         build.stop()
         with pytest.raises(sb.Interrupted):
             await build.wait()
-    answers = [entry for entry in entries if isinstance(entry, Answer)]
-    assert [(entry.column, entry.row, entry.attempt) for entry in answers] == [("talk", 0, 1)]
+    (entry,) = (entry for entry in entries if isinstance(entry, Answer))
+    assert (entry.column, entry.row, entry.attempt) == ("talk", 0, 1)
 
 
 async def test_calls_that_fail_for_good_drop_their_row(autojump_clock: MockClock) -> None:

@@ -311,7 +311,7 @@ async def test_a_checkpoint_that_fails_names_group_and_directory(
     dataset = sb.Dataset.open(out)
     dataset.verify()
     assert dataset.to_polars()["n"].to_list() == [0, 1]
-    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    assert not [path for path in out.rglob("*") if path.name.endswith(".tmp")]
     check_run(build._run)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import operator
 from contextlib import suppress
-from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -125,7 +124,6 @@ Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRow
 
 # The number of each kind on disk, and what its fields must be: a journal may be a stranger's.
 _KINDS: dict[int, tuple[type[Any], tuple[type | tuple[type, ...], ...]]] = {
-    1: (Finished, (str, int, int, int, object, (tuple, NoneType))),
     2: (Failed, (str, int, int, int, str, str)),
     3: (Answer, (str, int, int, bytes, object)),
     4: (Rebuilt, (dict, tuple, list)),
@@ -139,8 +137,16 @@ _FIELDS: dict[type[Any], tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
 }
 
 
+_FINISHED = 1
+_NO_COST = (None, None, None)
+
+
 def to_tuple(entry: Entry) -> tuple[Any, ...]:
     """Return an entry as plain values."""
+    if type(entry) is Finished:
+        # Nearly all are: flat, since `benchmarks/durability` pays for each.
+        cost = entry.cost or _NO_COST
+        return _FINISHED, entry.column, entry.row, entry.attempt, entry.salvage_round, entry.value, *cost
     number, fields = _FIELDS[type(entry)]
     return number, *fields(entry)
 
@@ -148,11 +154,31 @@ def to_tuple(entry: Entry) -> tuple[Any, ...]:
 def from_tuples(found: Iterable[tuple[Any, ...]]) -> list[Entry]:
     """Return the entries that `to_tuple` made; whatever else there is is left out."""
     entries: list[Entry] = []
-    for number, *values in filter(None, found):
-        kind, types = _KINDS.get(number, (None, ())) if isinstance(number, int) else (None, ())
-        if kind is not None and len(values) == len(types) and all(map(isinstance, values, types)):
-            entry = kind(**dict(zip(_NAMES[kind], values, strict=True)))
-            with suppress(TypeError):  # what has no length or cannot be iterated
+    for values in found:
+        with suppress(TypeError, ValueError):  # too few values, or what has no length or cannot be iterated
+            if values[:1] == (_FINISHED,):
+                _, column, row, attempt, salvage_round, value, used, made, cost = values
+                if (
+                    type(column) is str
+                    and type(row) is type(attempt) is type(salvage_round) is int
+                    and (cost is None or (type(used) is type(made) is int and type(cost) in {int, float}))
+                    and (row >= 0 or _are_columns(*value))
+                ):
+                    entries.append(
+                        Finished(
+                            column=column,
+                            row=row,
+                            attempt=attempt,
+                            salvage_round=salvage_round,
+                            value=value,
+                            cost=None if cost is None else (used, made, cost),
+                        )
+                    )
+                continue
+            number, *fields = values
+            kind, types = _KINDS.get(number, (None, ()))
+            if kind is not None and len(fields) == len(types) and all(map(isinstance, fields, types)):
+                entry = kind(**dict(zip(_NAMES[kind], fields, strict=True)))
                 if _is_sound(entry):
                     entries.append(entry)
     return entries
@@ -160,8 +186,6 @@ def from_tuples(found: Iterable[tuple[Any, ...]]) -> list[Entry]:
 
 def _is_sound(entry: Entry) -> bool:
     match entry:
-        case Finished(row=row, value=value, cost=cost):
-            return (row >= 0 or _are_columns(*value)) and (cost is None or _is_cost(cost))
         case FinishedRows(rows=rows, columns=columns):
             return _are_columns(rows, columns)
         case Rebuilt(columns=columns, resized=resized, drops=drops):
@@ -177,10 +201,6 @@ def _is_sound(entry: Entry) -> bool:
         case GeneratorCall(identities=identities, inputs=inputs):
             return _are_identities(identities) and _are_columns(range(len(identities)), [*inputs.values()])
     return True
-
-
-def _is_cost(cost: tuple[Any, ...]) -> bool:
-    return len(cost) == 3 and all(isinstance(each, int | float) for each in cost)
 
 
 def _are_columns(rows: Any, columns: Any) -> bool:
