@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 from contextlib import suppress
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
