@@ -54,11 +54,11 @@ def check():
     assert build is seedbed.build is api.build, seedbed.build
 
 check()
-for first in ("seedbed.build", "seedbed.engine.api", "seedbed.engine.guard", "seedbed.cli.run", "seedbed.simulation.api"):
+for first in ("seedbed.engine.api", "seedbed.engine.guard", "seedbed.cli.run", "seedbed.simulation.api"):
     fresh()
     importlib.import_module(first)
     check()
-    importlib.import_module("seedbed.engine.sequential")
+    importlib.import_module("seedbed.engine.signals")
     check()
 """
     )

@@ -1,4 +1,4 @@
-"""Plans: what the engine costs, how fast it answers beside others, what fusion is worth, how it bears overload.
+"""Plans: what the engine costs, how fast it answers beside others, what fusion is worth, how it bears load.
 
 All with a real server in a process of its own. In a full run the peers are installed by name from the package index
 into an environment of their own inside the one that this runs in; what cannot be installed is named below the tables.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from ..common import Findings, main
-from . import fusion, overhead, overload, throughput
+from . import fusion, holds, overhead, overload, throughput
 from .server import serve
 
 
@@ -19,6 +19,7 @@ def measure(short: bool) -> Findings:
     with serve() as port:
         found.append(throughput.measure(port, short=short))
         found.append(overload.measure(port, short=short))
+        found.append(holds.measure(port, short=short))
     return Findings(
         tables=[table for tables, _ in found for table in tables], bars=[bar for _, bars in found for bar in bars]
     )

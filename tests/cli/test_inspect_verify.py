@@ -8,6 +8,7 @@ import polars as pl
 from command import TEXT, recipe, seedbed
 
 from seedbed.store.dataset import Dataset
+from seedbed.store.entries import Finished, Key
 from seedbed.store.journal import Batch, Journal
 from seedbed.store.manifest import MANIFEST_NAME
 from seedbed.store.writer import DatasetWriter
@@ -36,11 +37,11 @@ def test_damage_is_named_and_resume_repairs_it(tmp_path: Path) -> None:
     part = out / "batch_0000001.parquet"
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     manifest = out / MANIFEST_NAME
-    manifest.write_bytes(b"?" + manifest.read_bytes()[1:])
+    manifest.write_bytes(b"?" + manifest.read_bytes()[1:])  # the header, which is there twice
     ended = seedbed("inspect", out, "--verify")
     assert ended.code == 3
     told = " ".join(ended.out.split())
-    assert "line 1 of 'manifest.jsonl' is damaged; nothing is lost" in told
+    assert "'.seedbed/manifest.log' is damaged (bytes 0 to " in told
     assert "part 'batch_0000001.parquet' is damaged: its checksum differs; rows 2 to 3 are lost" in told
     assert "to make again what is lost: seedbed resume" in told
     found = seedbed("inspect", out, "--verify", "--json")
@@ -59,16 +60,17 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     journal, _ = Journal.open(out, trusted=False)
-    journal.commit(Batch(groups={7: [("ok", "review", 0, "x")]}))
+    entry = Finished(column="review", row=0, attempt=1, salvage_round=0, value="x", cost=None)
+    journal.commit(Batch(groups={Key(group=7): [entry]}))
     journal.close()
     assert seedbed("inspect", out, "--verify").code == 0
-    file = out / "journal.sqlite"
+    (file,) = out.glob(".seedbed/journal-*.log")
     file.write_bytes(b"?" + file.read_bytes()[1:])
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     ended = seedbed("inspect", out, "--verify")
     assert ended.code == 3
-    assert "'journal.sqlite' is damaged: nothing is lost" in " ".join(ended.out.split())
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert "'.seedbed/journal-0000001.log' is damaged (bytes 0 to " in " ".join(ended.out.split())
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_a_directory_that_is_being_written(tmp_path: Path) -> None:

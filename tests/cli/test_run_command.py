@@ -114,11 +114,12 @@ def test_a_script_notices_that_nothing_came_out(tmp_path: Path) -> None:
     assert "× mine: nothing works" in ended.out
     assert ended.err.splitlines()[-2:] == [
         "seedbed: nothing came out: of 3 rows every one was dropped",
-        f"to try them again: seedbed resume {out} --allow-code --retry-dropped",
+        f"to try them again: seedbed resume {out} --allow-code --allow-path {tmp_path} --retry-dropped",
     ]
-    ended = seedbed("resume", out, "--allow-code", "--retry-dropped", "--json")
+    ended = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path, "--retry-dropped", "--json")
     assert (ended.code, ended.json["written"], ended.json["dropped"]) == (4, 0, 3)
-    assert ended.err.splitlines()[-1] == f"to try them again: seedbed resume {out} --retry-dropped --allow-code"
+    again = f"seedbed resume {out} --retry-dropped --allow-code --allow-path {tmp_path}"
+    assert ended.err.splitlines()[-1] == f"to try them again: {again}"
     ended = seedbed("preview", path, "-n", "2", "--allow-code")
     assert (ended.code, ended.err.splitlines()[-1]) == (4, "seedbed: nothing came out: of 2 rows every one was dropped")
     assert seedbed("run", path, "-n", "0", "-o", tmp_path / "none", "--allow-code").code == 0
@@ -265,14 +266,14 @@ def test_ctrl_c_says_how_to_resume_and_resume_goes_on(tmp_path: Path) -> None:
         seen += process.communicate(timeout=60)[1].splitlines(keepends=True)
     text = "".join(seen)
     assert process.returncode == 130, text
-    assert f"to go on: seedbed resume {out} --allow-code" in text
+    assert f"to go on: seedbed resume {out} --allow-code --allow-path {tmp_path}" in text
     assert "Traceback" not in text
     before = library.Dataset.open(out)
     assert not before.complete
     assert 0 < before.rows < 12
     assert "to go on: seedbed resume" in seedbed("inspect", out).out
     (tmp_path / "go").touch()
-    ended = seedbed("resume", out, "--allow-code")
+    ended = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path)
     assert ended.code == 0, ended.err
     assert f"rows {12}/12 written" in ended.err
     assert library.Dataset.open(out).complete
@@ -351,11 +352,12 @@ def test_changes_are_told_and_accepted(tmp_path: Path) -> None:
     run = ("run", path, "-n", "4", "-o", out, "--resume", "--allow-code")
     assert seedbed(*run, "--buffer-size", "2").code == 0
     (tmp_path / "mine.py").write_text("def f(thing: str) -> str:\n    return 'new'\n", encoding="utf-8")
-    ended = seedbed("resume", out, "--allow-code", "--rows", "6")
+    resume = ("resume", out, "--allow-code", "--allow-path", tmp_path, "--rows", "6")
+    ended = seedbed(*resume)
     assert ended.code == 3
     assert "columns.mine.function: its code was edited: mine:f" in ended.err
     assert "--accept-changes" in ended.err
-    ended = seedbed("resume", out, "--allow-code", "--rows", "6", "--accept-changes")
+    ended = seedbed(*resume, "--accept-changes")
     assert ended.code == 0, ended.err
     assert library.Dataset.open(out).to_polars()["mine"].to_list() == ["old"] * 4 + ["new"] * 2
     path.write_text(path.read_text(encoding="utf-8").replace("lamp", "torch"), encoding="utf-8")
@@ -402,7 +404,7 @@ def test_retried_rows_have_what_a_processor_made_of_them(tmp_path: Path) -> None
     out = tmp_path / "out"
     dropping = seedbed(*arguments, "-o", out, PICKY="1")
     assert dropping.json["dropped"] > 0
-    again = seedbed("resume", out, "--allow-code", "--retry-dropped", "--json")
+    again = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path, "--retry-dropped", "--json")
     assert (again.code, again.json["dropped"]) == (0, 0), again.err
     whole = library.Dataset.open(tmp_path / "whole").to_polars()
     assert library.Dataset.open(out).to_polars().equals(whole)

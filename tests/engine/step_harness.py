@@ -12,8 +12,7 @@ from trio.testing import MockClock
 
 import seedbed as sb
 from seedbed.runtime import offload
-from seedbed.store.journal_file import JOURNAL_FILES
-from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.files import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +140,7 @@ class Trial:
         dataset.verify()
         names = {part.name for part in dataset.parts}
         assert {group.path.name for group in groups if group.path is not None} <= names
-        assert {path.name for path in out.iterdir()} - {*JOURNAL_FILES} == {*names, MANIFEST_NAME}
+        assert {path.name for path in out.iterdir()} == {*names, PRIVATE}
 
 
 def check_run(run: Run) -> None:

@@ -11,6 +11,7 @@ import seedbed as sb
 from seedbed import Column, RunConfig
 from seedbed.errors import Permanent, Retryable
 from seedbed.models.base import ChatAnswer, Tokens
+from seedbed.store.entries import Answer, Key
 from seedbed.testing import Reply, serve_openai
 
 if TYPE_CHECKING:
@@ -160,12 +161,13 @@ async def test_an_answer_is_durable_a_commit_later_though_its_cell_goes_on(
         await trio.sleep(0.1)
         assert build._store is not None
         assert build._store.journal is not None
-        entries = build._store.journal.read(0)
+        entries = build._store.journal.read(Key(group=0))
         build.stop()
         build.stop()
         with pytest.raises(sb.Interrupted):
             await build.wait()
-    assert [entry[:4] for entry in entries if entry[0] == "answer"] == [("answer", "talk", 0, 1)]
+    (entry,) = (entry for entry in entries if isinstance(entry, Answer))
+    assert (entry.column, entry.row, entry.attempt) == ("talk", 0, 1)
 
 
 async def test_calls_that_fail_for_good_drop_their_row(autojump_clock: MockClock) -> None:

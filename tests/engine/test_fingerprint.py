@@ -135,7 +135,7 @@ def test_the_recipe_that_is_kept(directory: Path, monkeypatch: pytest.MonkeyPatc
     module(monkeypatch)
     frame = sb.resume(directory / "named", rows=5, allow_code=True).to_polars()
     assert frame.height == 5
-    assert "function: made:NAMED" in (directory / "named" / "recipe.yaml").read_text(encoding="utf-8")
+    assert "function: made:NAMED" in (directory / "named" / ".seedbed" / "recipe.yaml").read_text(encoding="utf-8")
 
 
 def test_objects_without_a_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,8 @@ def test_groups_keep_their_rows(tmp_path: Path) -> None:
     out = tmp_path / "d"
     sb.build(given, rows=12, out=out)
     before = sb.Dataset.open(out).parts
-    assert parts(sb.resume(out, rows=25)) == [10, 2, 10, 3]
-    dataset = sb.resume(out, rows=40)
+    assert parts(sb.resume(out, rows=25, allow_paths=[tmp_path])) == [10, 2, 10, 3]
+    dataset = sb.resume(out, rows=40, allow_paths=[tmp_path])
     assert parts(dataset) == [10, 2, 10, 3, 10, 5]
     assert dataset.parts[:2] == before
     header = read(out).manifest.header
@@ -113,7 +113,7 @@ def test_processors_after_generation_run_again(tmp_path: Path) -> None:
     given = recipe(tmp_path, processors=[sb.Deduplicate(subset=["product"])])
     out = tmp_path / "d"
     assert sb.build(given, rows=2, out=out).to_polars()["product"].to_list() == ["kettle", "toaster"]
-    dataset = sb.resume(out, rows=20)
+    dataset = sb.resume(out, rows=20, allow_paths=[tmp_path])
     assert dataset.to_polars()["product"].to_list() == ["kettle", "toaster", "lamp"]
     assert dataset.complete
 
@@ -197,6 +197,6 @@ def test_a_seed_file_that_grew(tmp_path: Path) -> None:
     with pytest.raises(
         sb.ManifestError, match=r"columns\.s\.path: '1 file, 6 bytes, hash \w+' there, '1 file, 8 bytes"
     ):
-        sb.resume(tmp_path / "d", rows=3)
-    dataset = sb.resume(tmp_path / "d", rows=3, accept_changes=True)
+        sb.resume(tmp_path / "d", rows=3, allow_paths=[tmp_path])
+    dataset = sb.resume(tmp_path / "d", rows=3, allow_paths=[tmp_path], accept_changes=True)
     assert dataset.to_polars()["x"].to_list() == [1, 2, 3]

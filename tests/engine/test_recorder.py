@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from seedbed import RunConfig
-from seedbed.engine.entries import OK, kept_key, key_parts, retry_key
 from seedbed.engine.recorder import COMMIT_DEADLINE, Recorder
 from seedbed.errors import StoreError
 from seedbed.graph import GROUP
+from seedbed.store.entries import Failed, Finished, Key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,25 +22,20 @@ if TYPE_CHECKING:
     from seedbed.store.journal import Batch
 
 
-@given(index=st.integers(0, 2**40 - 1), revision=st.integers(0, 2**20))
-def test_keys_tell_what_they_are_for(index: int, revision: int) -> None:
-    """Group and revision come back from a key, and no key of one kind is one of the other."""
-    assert key_parts(kept_key(index, revision)) == (index, revision)
-    assert key_parts(retry_key(index, revision)) == (index, revision)
-    assert kept_key(index, revision) >= 0 > retry_key(index, revision) >= -(2**63)
+ONE, OTHER = Key(group=0), Key(group=1)
 
 
-def entry(row: int) -> tuple[Any, ...]:
+def entry(row: int, value: Any = "value", column: str = "v") -> Finished:
     """A finished cell."""
-    return (OK, "v", row, 1, 0, f"value {row}", None)
+    return Finished(column=column, row=row, attempt=1, salvage_round=0, value=value, cost=None)
 
 
 class FakeJournal:
     """Keeps what is committed, and when."""
 
     def __init__(self) -> None:
-        self.commits: list[tuple[float, dict[int, list[Any]]]] = []
-        self.freed: list[int] = []
+        self.commits: list[tuple[float, dict[Key, list[Any]]]] = []
+        self.freed: list[Key] = []
         self.fail = False
         self.unkept: Counter[str] = Counter()
 
@@ -50,11 +43,11 @@ class FakeJournal:
         if self.fail:
             raise StoreError("no space left")
         for entries in batch.groups.values():
-            self.unkept.update(each[1] for each in entries if each[5] == "unkept")
+            self.unkept.update(each.column for each in entries if isinstance(each, Finished) and each.value == "unkept")
         self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
         return sum(map(len, batch.groups.values()))
 
-    def free(self, key: int) -> None:
+    def free(self, key: Key) -> None:
         self.freed.append(key)
 
 
@@ -91,17 +84,17 @@ async def test_entries_are_committed_after_the_interval(autojump_clock: MockCloc
     start = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.recorder.run)
-        scene.recorder.add(0, entry(1))
+        scene.recorder.add(ONE, entry(1))
         await trio.sleep(0.04)
-        scene.recorder.add(1, entry(2))
-        scene.recorder.add(0, entry(3))
+        scene.recorder.add(OTHER, entry(2))
+        scene.recorder.add(ONE, entry(3))
         assert scene.durable == 0
         await trio.sleep(1)
         assert scene.durable == 3
         nursery.cancel_scope.cancel()
     [(when, groups)] = scene.journal.commits
     assert when - start == pytest.approx(0.05)
-    assert groups == {0: [entry(1), entry(3)], 1: [entry(2)]}
+    assert groups == {ONE: [entry(1), entry(3)], OTHER: [entry(2)]}
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -111,7 +104,7 @@ async def test_so_many_entries_are_not_kept_waiting(count: int, autojump_clock: 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scene.recorder.run)
         for row in range(count):
-            scene.recorder.add(0, entry(row))
+            scene.recorder.add(ONE, entry(row))
         await trio.testing.wait_all_tasks_blocked()
         assert scene.durable == count
         nursery.cancel_scope.cancel()
@@ -120,8 +113,8 @@ async def test_so_many_entries_are_not_kept_waiting(count: int, autojump_clock: 
 async def test_a_task_for_a_whole_group_counts_its_rows() -> None:
     """Durable cells are counted as cells, whoever made them."""
     scene = Scene()
-    scene.recorder.add(0, (OK, "v", GROUP, 1, 0, ([0, 1, 2], [["a", "b", "c"]]), None))
-    scene.recorder.add(0, ("failed", "v", 0, 1, 0, "no", False))
+    scene.recorder.add(ONE, entry(GROUP, ([0, 1, 2], [["a", "b", "c"]])))
+    scene.recorder.add(ONE, Failed(column="v", row=0, attempt=1, salvage_round=0, error="no", consequence="dropped"))
     await scene.recorder.flush()
     assert scene.durable == 3
 
@@ -130,8 +123,8 @@ async def test_what_cannot_be_kept_is_not_durable_and_is_told_once() -> None:
     """A value that the journal had to leave out does not count, and its column is named."""
     scene = Scene()
     for row in range(2):
-        scene.recorder.add(0, entry(row))
-        scene.recorder.add(0, (OK, "odd", row, 1, 0, "unkept", None))
+        scene.recorder.add(ONE, entry(row))
+        scene.recorder.add(ONE, entry(row, "unkept", "odd"))
         await scene.recorder.flush()
     assert scene.durable == 2
     assert scene.unkept == ["odd"]
@@ -142,7 +135,7 @@ async def test_a_flush_is_not_interrupted() -> None:
     scene = Scene()
     with trio.CancelScope() as scope:
         scope.cancel()
-        scene.recorder.add(0, entry(1))
+        scene.recorder.add(ONE, entry(1))
         await scene.recorder.flush()
     assert scene.durable == 1
 
@@ -150,12 +143,12 @@ async def test_a_flush_is_not_interrupted() -> None:
 async def test_nothing_is_committed_after_a_commit_that_failed() -> None:
     """What is durable is always a beginning of what happened, so after a gap nothing may follow."""
     scene = Scene()
-    scene.recorder.add(0, entry(1))
+    scene.recorder.add(ONE, entry(1))
     scene.journal.fail = True
     with pytest.raises(StoreError, match="no space left"):
         await scene.recorder.flush()
     scene.journal.fail = False
-    scene.recorder.add(0, entry(2))
+    scene.recorder.add(ONE, entry(2))
     await scene.recorder.flush()
     assert scene.journal.commits == []
     assert scene.durable == 0
@@ -165,7 +158,7 @@ async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
     """A commit that does not come back is given up after its deadline."""
     scene = Scene()
     scene.hang = True
-    scene.recorder.add(0, entry(1))
+    scene.recorder.add(ONE, entry(1))
     start = trio.current_time()
     with pytest.raises(StoreError, match="could not be written within 60 s"):
         await scene.recorder.flush()
@@ -175,11 +168,11 @@ async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
 async def test_a_finished_group_is_not_committed_any_more() -> None:
     """Entries of a group that is in the dataset are dropped, and its cells count as durable."""
     scene = Scene()
-    scene.recorder.add(0, entry(1))
-    scene.recorder.add(1, entry(2))
-    await scene.recorder.free(0)
-    assert scene.journal.freed == [0]
+    scene.recorder.add(ONE, entry(1))
+    scene.recorder.add(OTHER, entry(2))
+    await scene.recorder.free(ONE)
+    assert scene.journal.freed == [ONE]
     assert scene.durable == 1
     await scene.recorder.flush()
-    assert [groups for _, groups in scene.journal.commits] == [{1: [entry(2)]}]
+    assert [groups for _, groups in scene.journal.commits] == [{OTHER: [entry(2)]}]
     assert scene.durable == 2

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 import seedbed as sb
 from seedbed import Column, RunConfig
 from seedbed.errors import Permanent, Retryable
-from seedbed.store.journal_file import JOURNAL_FILES
+from seedbed.store.journal import has_journal
 
 ROWS = 14
 
@@ -208,10 +208,10 @@ def test_a_build_that_is_stopped_anywhere_becomes_what_it_would_have_become(
         ]
         assert max(answers.values(), default=1) == 1
         assert sum(spent.calls for spent in last.usage.values()) == answers.total()
-        names = {path.name for path in (folder / "parts").iterdir()}
-        assert not any(name.startswith(".") for name in names)
+        names = {path.name for path in (folder / "parts").rglob("*")}
+        assert not any(name.endswith(".tmp") for name in names)
         if not last.dropped:
-            assert not names & {*JOURNAL_FILES}
+            assert not has_journal(folder / "parts")
 
     with tempfile.TemporaryDirectory() as folder:
         trio.run(main, Path(folder), clock=MockClock(autojump_threshold=0))
@@ -296,7 +296,7 @@ async def test_a_generator_that_is_called_again_sees_what_it_saw(
     whole, parts = (sb.Dataset.open(tmp_path / name).to_polars() for name in ("whole", "parts"))
     assert parts.equals(whole)
     if how == "processor":
-        assert not {path.name for path in (tmp_path / "parts").iterdir()} & {*JOURNAL_FILES}
+        assert not has_journal(tmp_path / "parts")
 
 
 class Asking(KeptChain):
@@ -325,7 +325,7 @@ async def test_a_dataset_that_grows_goes_on_with_the_state_of_its_end(
     assert Asking.calls == 15
     whole = await sb.build_async(columns(), rows=15, out=tmp_path / "whole", config=config)
     assert sb.Dataset.open(tmp_path / "grown").to_polars().equals(whole.to_polars())
-    assert not {path.name for path in (tmp_path / "grown").iterdir()} & {*JOURNAL_FILES}
+    assert not has_journal(tmp_path / "grown")
 
 
 async def test_more_attempts_are_not_made_than_one_run_would(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ async def test_row_group_durability_writes_no_journal_but_reads_one(tmp_path: Pa
     config = RunConfig(buffer_size=4, grace=0.0, shutdown_error_rate=1, salvage_error_threshold=1)
     with pytest.raises(sb.Interrupted):
         await run(out, recipe(server, stateful=False, keeps=False), config, [], server, resume=False)
-    assert (out / "journal.sqlite").exists()
+    assert has_journal(out)
     groups = RunConfig(
         buffer_size=4, grace=0.0, shutdown_error_rate=1, salvage_error_threshold=1, durability="row_group"
     )
@@ -376,4 +376,4 @@ async def test_row_group_durability_writes_no_journal_but_reads_one(tmp_path: Pa
     server.stop_at = 9
     with pytest.raises(sb.Interrupted):
         await run(other, recipe(server, stateful=False, keeps=False), groups, [], server, resume=False)
-    assert not {path.name for path in other.iterdir()} & {*JOURNAL_FILES}
+    assert not has_journal(other)

@@ -103,7 +103,7 @@ async def test_out_of_order_groups_have_right_names_and_order(autojump_clock: Mo
 
 def hidden_files(directory: Path) -> list[Path]:
     """Temporary files that a checkpoint left behind."""
-    return list(directory.glob(".*"))
+    return list(directory.rglob("*.tmp"))
 
 
 async def test_checkpoints_are_valid_and_complete(autojump_clock: MockClock, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from seedbed.engine.row_group import RowGroup
 from seedbed.engine.scheduler import Scheduler
 from seedbed.observe import events
 from seedbed.store import parts, writer
-from seedbed.store.journal_file import JOURNAL_FILES
+from seedbed.store.files import PRIVATE
 from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def open_build(columns: list[sb.Column], *, rows: int = 6, **options: Any) -> An
 
 def left_in(directory: Path) -> set[str]:
     """What is in an output directory beside its manifest and its journal."""
-    return {path.name for path in directory.iterdir()} - {MANIFEST_NAME, *JOURNAL_FILES}
+    return {path.name for path in directory.iterdir()} - {PRIVATE}
 
 
 async def test_the_first_stop_gives_grace(autojump_clock: trio.testing.MockClock) -> None:
@@ -311,7 +311,7 @@ async def test_a_checkpoint_that_fails_names_group_and_directory(
     dataset = sb.Dataset.open(out)
     dataset.verify()
     assert dataset.to_polars()["n"].to_list() == [0, 1]
-    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    assert not [path for path in out.rglob("*") if path.name.endswith(".tmp")]
     check_run(build._run)
 
 

@@ -16,8 +16,7 @@ import attrs
 import pytest
 
 import seedbed as sb
-from seedbed.store.journal_file import JOURNAL_FILES
-from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.files import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +90,7 @@ def rows_in(directory: Path) -> list[int]:
     dataset.verify()
     parts = {part.name for part in dataset.parts}
     names = {path.name for path in directory.iterdir()}
-    assert names <= {*parts, MANIFEST_NAME, "processed.parquet", *JOURNAL_FILES}
+    assert names <= {*parts, PRIVATE, "processed.parquet"}
     return dataset.to_polars()["n"].to_list()
 
 

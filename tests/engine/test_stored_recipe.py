@@ -17,7 +17,7 @@ def test_a_lost_recipe_file_is_written_again(tmp_path: Path) -> None:
     """A process may die before the file is there: the manifest has the recipe too."""
     recipe = sb.Recipe(columns=[sb.Category("a", values=["x", "y"])], name="kept", run={"buffer_size": 2})
     before = sb.build(recipe, rows=3, out=tmp_path / "d").to_polars()
-    kept = tmp_path / "d" / "recipe.yaml"
+    kept = tmp_path / "d" / ".seedbed" / "recipe.yaml"
     text = kept.read_text(encoding="utf-8")
     kept.unlink()
     assert sb.resume(tmp_path / "d").to_polars().equals(before)

@@ -17,6 +17,7 @@ import seedbed as sb
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
 from seedbed.engine.storage import open_store
+from seedbed.store.manifest import MANIFEST_NAME, encode, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ def owner(out: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int
 
 def files(out: Path) -> dict[str, bytes]:
     """What the directory holds; the journal is its owner's and moves on by itself."""
-    return {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith("journal")}
+    return {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "journal" not in path.name}
 
 
 def test_the_second_is_refused(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_the_command_line_says_so(tmp_path: Path) -> None:
     command = [*seedbed, "run", str(recipe), "-n", "1", "-o", str(out), "--progress", "none"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as first:
         try:
-            while not (out / "recipe.yaml").exists():  # it is written once the lock is held
+            while not (out / ".seedbed" / "recipe.yaml").exists():  # it is written once the lock is held
                 assert first.poll() is None
             second = subprocess.run([*seedbed, "resume", str(out)], check=False, capture_output=True, text=True)
             assert second.returncode == 2
@@ -89,9 +90,10 @@ def test_a_directory_that_another_wrote_meanwhile(rows: int, tmp_path: Path) -> 
     numbers = columns(process=False)[:1]
     sb.build(numbers, rows=3, out=out, config=config)
     if rows == 3:  # as a run leaves it that ended before its last row group
-        lines = (out / "manifest.jsonl").read_bytes().split(b"\n\n")
-        kept = [line for line in lines if b'"kind":"header"' in line or b'"index":0' in line]
-        (out / "manifest.jsonl").write_bytes(b"\n\n".join([*kept, b""]))
+        manifest = out / MANIFEST_NAME
+        header, first = read(out).manifest.header, read(out).manifest.groups[0]
+        assert header is not None
+        manifest.write_bytes(encode(header) + encode(first))
     plan = plan_build(make_source(numbers), rows=rows, out=out, resume=True)
     sb.resume(out, numbers, rows=rows)
     with pytest.raises(sb.OutputDirectoryError, match="while this build was getting ready: start it again"):

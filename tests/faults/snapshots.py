@@ -17,7 +17,7 @@ from shapes import RETRIES, Shape, Trouble, answer_to, make_processors, make_rec
 from trio.testing import MockClock
 
 import seedbed as sb
-from seedbed.engine import run as run_module
+from seedbed.engine import services as services_module
 from seedbed.runtime import faults
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class World:
 @contextmanager
 def hooked(hook: Callable[[str], None] | None) -> Iterator[None]:
     """Have something done at every fault point, with the store's threads one after the other."""
-    threads, run_module.STORE_THREADS = run_module.STORE_THREADS, 1
+    threads, services_module.STORE_THREADS = services_module.STORE_THREADS, 1
     faults.hook = hook
     try:
         yield
     finally:
         faults.hook = None
-        run_module.STORE_THREADS = threads
+        services_module.STORE_THREADS = threads
 
 
 def grow(

@@ -76,33 +76,33 @@ def test_a_run_killed_at_its_points_can_go_on(shape: Shape, tmp_path: Path) -> N
 
 
 def test_every_named_point_is_reached(tmp_path: Path) -> None:
-    """There is no fault point that these tests pass by: those of a run, of a resume, of another try and of salvage."""
+    """There is no fault point that these tests pass by: those of a run, of a resume, of another try and of recovery."""
     world = World(SMALL)
     _, first = grow(world, tmp_path / "run", into=tmp_path / "first")
-    _, salvaged = salvage(world, first[len(first) // 2], tmp_path / "salvaged")
+    _, recovered = recover(world, first[len(first) // 2], tmp_path / "recovered")
     grow(World(LOSING), tmp_path / "losing")
     _, retried = grow(World(LOSING), tmp_path / "losing", into=tmp_path / "retried", retry_dropped=True)
     _, regained = grow(World(SAVED), tmp_path / "losing", into=tmp_path / "regained", retry_dropped=True)
-    assert {snapshot.point for snapshot in (*first, *salvaged, *retried, *regained)} == set(POINTS)
+    assert {snapshot.point for snapshot in (*first, *recovered, *retried, *regained)} == set(POINTS)
 
 
-def salvage(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:
-    """Go on with a journal that has lost almost everything, and keep what there is at every point of that."""
-    journal = snapshot.directory / "journal.sqlite"
-    content = journal.read_bytes()
-    journal.write_bytes(content[:50])
+def recover(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:
+    """Go on with a journal that has lost its first record, and keep what there is at every point of that."""
+    for journal in snapshot.directory.glob(".seedbed/journal-*.log"):
+        content = journal.read_bytes()
+        journal.write_bytes(content[:10] + b"?" + content[11:])
     after = world.since(snapshot)
     _, found = grow(after, snapshot.directory, into=into)
     return after, found
 
 
 def test_killed_while_a_damaged_journal_is_put_in_order(tmp_path: Path) -> None:
-    """A resume that salvages what is left of a journal may be killed as any other."""
+    """A resume that recovers what is left of a journal may be killed as any other."""
     world, expected = World(SMALL), whole(SMALL, tmp_path / "whole")
     _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed")
-    after, salvaged = salvage(world, snapshots[len(snapshots) // 2], tmp_path / "salvaged")
-    assert {"journal salvaged", "journal replaced"} <= {snapshot.point for snapshot in salvaged}
-    for snapshot in salvaged[: len(salvaged) // 4]:
+    after, recovered = recover(world, snapshots[len(snapshots) // 2], tmp_path / "recovered")
+    assert {"journal recovered"} <= {snapshot.point for snapshot in recovered}
+    for snapshot in recovered[: len(recovered) // 4]:
         go_on(after, snapshot, expected)
 
 

@@ -160,9 +160,9 @@ def test_processes_of_a_killed_run_end_too(builds: Builds, tmp_path: Path) -> No
 def test_a_finished_dataset_leaves_no_journal(builds: Builds, tmp_path: Path) -> None:
     """Without drops nothing but the dataset and its recipe stays behind, also after a kill."""
     with open_trial(builds, tmp_path, CLEAN, commit_interval=0.005) as trial:
-        trial.run(kill={"point": "line synced", "nth": 6})
+        trial.run(kill={"point": "record synced", "nth": 6})
         trial.run().through  # noqa: B018
         made = Made.read(trial.out)
     parts = {part.name for part in sb.Dataset.open(trial.out).parts}
-    assert made.files == {*parts, "manifest.jsonl", "recipe.yaml"}
+    assert made.files == {*parts, ".seedbed", ".seedbed/manifest.log", ".seedbed/recipe.yaml"}
     assert made.lost == set()

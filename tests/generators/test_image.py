@@ -71,7 +71,7 @@ async def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path: Path, m
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("seedbed.generators.image.os.fsync", full)
+    monkeypatch.setattr("seedbed.store.files.os.fsync", full)
     async with environment({"painter": Scripted()}, artifacts=tmp_path) as here:
         with pytest.raises(OSError, match="No space left"):
             await fill_in(SPEC, here, n=1)

@@ -51,7 +51,7 @@ async def test_a_resume_goes_on_with_the_same_rows(order: str, tmp_path: Path) -
             seen += 1
             if seen == 3:
                 break
-    resumed = resume(tmp_path / "left").to_polars()
+    resumed = resume(tmp_path / "left", allow_paths=[tmp_path]).to_polars()
     whole = seedbed.build(
         recipe, rows=100, out=tmp_path / "whole", config=seedbed.RunConfig(buffer_size=33)
     ).to_polars()

@@ -181,3 +181,64 @@ def test_what_all_specs_refuse(fields: dict[str, object], message: str) -> None:
     """The fields that all columns have are checked when a spec is made."""
     with pytest.raises(ConfigError, match=message):
         Plain(**{"name": "a", **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in [[1, 2]] * 60 recursive %}{{ loop([a] * 60) }}{% endfor %}",
+        "{% block b %}{{ self.b() }}{{ self.b() }}{% endblock %}",
+        "{% set s = namespace(x='xx') %}{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
+        "{% set s = namespace(x='xx') %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
+        "{% set s = namespace(x=9) %}{% for i in range(60) %}{% set s.x = s.x * s.x %}{% endfor %}",
+        "{% set s = namespace(x=1) %}{% for i in range(60) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x }}",
+        "{% set s = namespace(x=1) %}{% for i in range(60) %}{% set s.x = [s.x, s.x] %}{% endfor %}{{ s.x | tojson }}",
+        "{% set s = namespace(x=1) %}{% for i in range(9999) %}{% set s.x = (s.x,) %}{% endfor %}{{ {s.x: 1} }}",
+        "{% set s = namespace(x=1) %}{% for i in range(9999) %}{% set s.x = (s.x,) %}{% endfor %}{{ {}[s.x] }}",
+        "{% for i in range(99999) %}" + "long text " * 1000 + "{% endfor %}",
+        "{% set x = 'x' * 999999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+        "{% set x = [1] * 999999 %}{% for i in range(99999) %}{{ 'y' in x }}{% endfor %}",
+        "{{ [1] | slice(999999999) | list }}",
+        "{{ [1] | batch(999999999, 1) | list }}",
+        "{{ 'x' | center(99999999999) }}",
+        "{{ 'x'.ljust(99999999999) }}",
+        "{{ ('\n' * 9999) | indent(99999999) }}",
+        "{{ 2.5 | round(999999999, 'ceil') }}",
+        "{{ '%999999999999d' | format(1) }}",
+        "{{ '%999999999999d' % 1 }}",
+        "{{ '%*d' % (999999999999, 1) }}",
+        "{{ '{:999999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 999999999999) }}",
+        "{{ range(99999) | join('x' * 999999) }}",
+        "{{ ('x' * 999999).join(['a'] * 999999) }}",
+        "{{ ('x' * 999999) | replace('x', 'y' * 999999) }}",
+        "{{ ('x' * 999999).replace('x', 'y' * 999999) }}",
+        "{{ ('x' * 999999).translate({120: 'y' * 999999}) }}",
+        "{{ range(99999) | map('center', 99999) | list }}",
+        "{{ [[1] * 999] * 9999 | sum(start=[]) }}",
+        "{{ {'a': [1]} | tojson(indent=99999999999) }}",
+    ],
+)
+def test_a_rendering_that_does_not_end(text: str) -> None:
+    """A template that would loop or grow without end fails its row, and the error names the column."""
+    with pytest.raises(
+        Permanent, match=r"^column 'answer', prompt(, line \d+)?: (OverflowError|RecursionError|TypeError)"
+    ):
+        compile_template(text, where=WHERE).render({})
+
+
+def test_an_expression_that_does_not_end() -> None:
+    """An expression is bounded too, and a null among its values does not hide that."""
+    with pytest.raises(Permanent, match="more than 1000000 steps"):
+        compile_condition("range(99999) | map('center', a or 99999) | list", where="x").evaluate({"a": None})
+
+
+def test_ordinary_work_is_within_bounds() -> None:
+    """Long texts, long lists and loops of many thousand rounds are rendered."""
+    values = {"doc": "word " * 1_000_000, "items": [{"n": n} for n in range(20_000)]}
+    text = "{{ doc | upper | replace('WORD', 'w') | length }} {% for i in items %}{{ i.n ~ ', ' }}{% endfor %}"
+    assert compile_template(text, where=WHERE).render(values).startswith("2000000 0, 1, 2, ")

@@ -9,7 +9,7 @@ import pytest
 import trio
 from model_helpers import ask, open_pair
 
-from seedbed.errors import ConfigError, Permanent, RateLimited, Retryable
+from seedbed.errors import CellError, ConfigError, Permanent, RateLimited, Retryable
 from seedbed.models import ChatRequest, Image, Message, OpenAICompatible, open_models
 from seedbed.models.answers import small_png
 from seedbed.testing import Reply, serve_openai
@@ -254,6 +254,14 @@ async def test_content_in_parts_is_put_together() -> None:
         assert (await client.chat(ask("hello"))).text == "one two"
 
 
+async def test_a_content_part_without_text_adds_nothing() -> None:
+    """A part whose text is null is no text, and not the word None."""
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "one"}]
+    body = {"choices": [{"message": {"content": parts}}]}
+    async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
+        assert (await client.chat(ask("hello"))).text == "one"
+
+
 @pytest.mark.parametrize(
     ("headers", "retry_after", "reset"),
     [
@@ -273,15 +281,38 @@ async def test_content_in_parts_is_put_together() -> None:
             None,
             "2026-11-16T05:00:00Z",
         ),
+        ({"x-ratelimit-reset-requests": "120ms"}, None, "120ms"),
+        ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "7"}, None, "7"),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "never"}, None, None),
+        (
+            {
+                "x-ratelimit-remaining-requests": "0",
+                "x-ratelimit-reset-requests": "1s",
+                "x-ratelimit-remaining-tokens": "0",
+                "x-ratelimit-reset-tokens": "6m0s",
+                "retry-after-ms": "120",
+            },
+            0.12,
+            "6m0s",
+        ),
     ],
 )
-async def test_what_a_refusal_asks_for(headers: dict[str, str], retry_after: Any, reset: Any) -> None:
-    """A 429 carries how long to wait, and for the whole key only where the provider says it has nothing left."""
-    reply = Reply(status=429, body={"error": {"message": "no", "code": "insufficient_quota"}}, headers=headers)
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_what_a_refusal_asks_for(headers: dict[str, str], retry_after: Any, reset: Any, status: int) -> None:
+    """A refusal carries how long to wait, and for the whole key only where the provider says it has nothing left.
+
+    A server that is overloaded (503, 529) and does not say how long has failed.
+    """
+    reply = Reply(status=status, body={"error": {"message": "no", "code": "insufficient_quota"}}, headers=headers)
+    is_refusal = status == 429 or retry_after is not None or reset is not None
     async with open_pair(script=lambda _: reply) as (_, client):
-        with pytest.raises(RateLimited, match=r"answered 429: no \(insufficient_quota\)") as caught:
+        with pytest.raises(CellError, match=rf"answered {status}: no \(insufficient_quota\)") as caught:
             await client.chat(ask("hello"))
-    assert (caught.value.retry_after, caught.value.reset) == (retry_after, reset)
+    if is_refusal:
+        assert isinstance(caught.value, RateLimited)
+        assert (caught.value.retry_after, caught.value.reset) == (retry_after, reset)
+    else:
+        assert isinstance(caught.value, Retryable)
 
 
 async def test_a_place_that_has_moved_is_permanent() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_helpers import ask
 
+import seedbed as sb
 from seedbed.errors import ConfigError, Permanent, RateLimited, Retryable
 from seedbed.models import ChatAnswer, Scripted, open_models
 from seedbed.models.answers import fitting_value, plausible_text
@@ -261,3 +262,17 @@ async def test_equal_scripts_share_their_state() -> None:
         with pytest.raises(Retryable):
             await clients["a"].chat(ask("x"))
         await clients["b"].chat(ask("x"))
+
+
+async def test_an_overloaded_server_that_asks_to_wait_costs_no_attempt(autojump_clock: Any) -> None:
+    """A cell whose calls get 503 or 529 with Retry-After waits that long, and its row is not dropped."""
+    fates = ["503 retry-after=7", "529 retry-after=7", "503 retry-after=7", "answer"]
+    recipe = sb.Recipe(
+        columns=[sb.Category("topic", values=["tea"]), sb.LLMText("answer", prompt="{{ topic }}", model="small")],
+        models={"small": sb.Scripted(fates=fates)},
+    )
+    started = trio.current_time()
+    async with sb.open_build(recipe, rows=1, config=sb.RunConfig(salvage_max_rounds=0)) as build:
+        report = await build.wait()
+    assert (report.written, report.dropped, report.attempts["answer"]) == (1, (), 1)
+    assert trio.current_time() - started >= 21

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.observe.chrome import chrome_events, write_chrome_trace
-from seedbed.observe.profile import DIRECTORY, load_profile, profile, save_traces
+from seedbed.observe.profile import profile
 from seedbed.observe.trace import TaskTrace
+from seedbed.store.traces import DIRECTORY, load_profile, save_traces
 
 if TYPE_CHECKING:
     from pathlib import Path

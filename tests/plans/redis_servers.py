@@ -75,14 +75,20 @@ class Wire:
         self.room = 1 << 30  # bytes that are taken at a time
         self.broken = False  # whether nothing can be sent any more
         self.closed = False
+        self._unread = 0  # replies that `receive` has not given; the channel gives them a round before
         self._to_server, self.requests = trio.open_memory_channel[bytes](1_000)
         self._to_client, self._replies = trio.open_memory_channel[bytes](100_000)
 
     async def receive(self) -> bytes:
         try:
-            return await self._replies.receive()
+            data = await self._replies.receive()
         except trio.EndOfChannel:
             return b""
+        self._unread -= 1
+        return data
+
+    def has_unread(self) -> bool:
+        return self._unread > 0
 
     def send_some(self, data: bytes | memoryview) -> int:
         if self.broken:
@@ -109,6 +115,7 @@ class Wire:
         """Let bytes come from the server, unless one of the two is gone."""
         try:
             self._to_client.send_nowait(data)
+            self._unread += 1
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
 

@@ -1,8 +1,9 @@
-"""A loop that answers requests, in simulated time and without trio: what `Places` decides can be tried on it at will.
+"""A loop that answers requests, in simulated time: what `Admission` decides can be tried on it at will.
 
 A request is five turns on the loop, with a wait for a server after each but the last. One pass of the loop does all
 turns that are ready; a pass, a refusal and ending a request that is late cost time as well. The figures are those of
-the ten-node plan of the benchmark.
+the ten-node plan of the benchmark. Several plans can be asked at once, each with its own costs, deadline and server; a
+server can be down for a while, and the first request of a plan can cost more than the others.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ import heapq
 import math
 import random
 from collections import deque
-from typing import TYPE_CHECKING
 
 import attrs
 
 from seedbed.errors import Overloaded
-
-if TYPE_CHECKING:
-    from seedbed.plans.forecast import Forecast
-    from seedbed.plans.places import Claim, Places
+from seedbed.plans.admission import Admission, Claim, Forecast, LoopMeter
+from seedbed.plans.pool import ThreadPool
 
 TURNS = 5
 SPELL = 0.15
@@ -54,16 +52,6 @@ class Costs:
         )
 
 
-@attrs.define(eq=False)
-class Visit:
-    """A request on its way."""
-
-    arrival: float
-    deadline: float
-    claim: Claim | None = None
-    turns: int = 0  # done
-
-
 @attrs.define
 class Tally:
     """What became of the requests."""
@@ -79,97 +67,147 @@ class Tally:
         return self.answered / self.seconds
 
 
-class SimulatedLoop:
-    """Requests arrive evenly, so many a second, each with so much time, for as long as `run` is told."""
+@attrs.define(eq=False, kw_only=True)
+class Stream:
+    """Requests of one plan: so many a second, evenly, each with so much time."""
 
-    def __init__(self, places: Places, forecast: Forecast, costs: Costs, *, seed: int = 0) -> None:
-        self._places = places
-        self._forecast = forecast
-        self._costs = costs
-        self._other_costs = costs.in_bad_times()
-        self._change_at = math.inf if costs.slow == 1 else SPELL
+    rate: float
+    deadline: float
+    costs: Costs = Costs()
+    cold: float = 0.0  # seconds on the loop that the first request takes more than the others
+    down: tuple[float, float] = (math.inf, math.inf)  # since when and until when the server answers nothing
+    forecast: Forecast = attrs.field(factory=Forecast)
+    made: int = 0  # in this run
+
+
+@attrs.define(eq=False)
+class Visit:
+    """A request on its way."""
+
+    stream: Stream
+    deadline: float
+    claim: Claim
+    turns: int = 0  # done
+
+
+class SimulatedLoop:
+    """An engine on a loop of its own."""
+
+    def __init__(self, *, limit: int = 64, max_queue: int = 64, seed: int = 0) -> None:
+        self._now = 0.0  # when the pass began
+        self._instant = 0.0  # within the pass
+        self._meter = LoopMeter(self._clock)
+        self._admission = Admission(
+            limit, max_queue, meter=self._meter, pool=ThreadPool(1, self._clock), clock=self._clock
+        )
         self._rng = random.Random(seed)
-        self._now = 0.0
+        self._spells = random.Random(0)  # the same in every run, so that runs can be compared
+        self._slow = False  # in bad times
+        self._change_at = SPELL
         self._ready: deque[Visit] = deque()
         self._away: list[tuple[float, int, Visit]] = []  # with the server, by when they are back
         self._waiting: deque[Visit] = deque()
         self._sent = 0
 
-    def run(self, *, rate: float, deadline: float, seconds: float) -> Tally:
+    def _clock(self) -> float:
+        return self._instant
+
+    def run(self, *streams: Stream, seconds: float) -> list[Tally]:
         """Go on from where the last run ended."""
-        began, made = self._now, 0
-        tally = Tally(seconds)
+        began = self._now
+        tallies = {stream: Tally(seconds) for stream in streams}
+        for stream in streams:
+            stream.made = 0
         while self._now < began + seconds:
             if self._now >= self._change_at:
-                self._costs, self._other_costs = self._other_costs, self._costs
-                self._change_at = self._now + self._rng.expovariate(1 / SPELL)
-            cost = 0.0
-            due = int((self._now - began) * rate)
-            for _ in range(made, due):
-                cost += self._arrive(deadline, tally)
-            made = due
+                self._slow = not self._slow
+                self._change_at += self._spells.expovariate(1 / SPELL)
+            self._instant = self._now
+            self._meter.step(self._instant, None)
+            arrived = []
+            for stream in streams:
+                due = int((self._now - began) * stream.rate)
+                arrived += [stream] * (due - stream.made)
+                stream.made = due
+            self._rng.shuffle(arrived)
+            for stream in arrived:
+                self._arrive(stream, tallies[stream])
             while self._away and self._away[0][0] <= self._now:
                 self._ready.append(heapq.heappop(self._away)[2])
-            cost += self._refuse_hopeless(tally)
+            self._refuse_hopeless(tallies)
             turns = list(self._ready)
             self._ready.clear()
             self._rng.shuffle(turns)  # as trio does
             for visit in turns:
-                cost += self._turn(visit, self._now + cost, tally)
-            if cost:
-                self._now += cost + self._costs.loop_pass
+                self._turn(visit, tallies[visit.stream])
+            if self._instant > self._now:
+                self._meter.step(self._instant, None)
+                self._instant += max(self._costs(stream).loop_pass for stream in streams)
+                self._meter.pause(self._instant)
+                self._now = self._instant
             else:
-                self._now = max(self._now + 1e-7, min(began + (made + 1) / rate, self._back_at()))
-        return tally
+                self._meter.pause(self._instant)
+                due_at = min(began + (stream.made + 1) / stream.rate for stream in streams)
+                self._now = max(self._now + 1e-7, min(due_at, self._back_at()))
+        return list(tallies.values())
+
+    def _costs(self, stream: Stream) -> Costs:
+        return stream.costs.in_bad_times() if self._slow and stream.costs.slow != 1 else stream.costs
 
     def _back_at(self) -> float:
         return self._away[0][0] if self._away else math.inf
 
-    def _arrive(self, deadline: float, tally: Tally) -> float:
-        visit = Visit(self._now, self._now + deadline)
+    def _arrive(self, stream: Stream, tally: Tally) -> None:
+        deadline = self._now + stream.deadline
         try:
-            visit.claim = self._places.ask(self._now, visit.deadline, self._forecast)
+            claim = self._admission.ask(deadline, stream.forecast)
         except Overloaded:
             tally.refused += 1
-            return self._costs.refusal
-        if visit.claim.began is not None:
+            self._instant += self._costs(stream).refusal
+            return
+        visit = Visit(stream, deadline, claim)
+        if claim.has_slot():
             self._ready.append(visit)
         else:
             self._waiting.append(visit)
-            visit.claim.wake = lambda: self._called(visit)
-        return 0.0
+            claim.wake = lambda: self._called(visit)
 
     def _called(self, visit: Visit) -> None:
         self._waiting.remove(visit)
         self._ready.append(visit)
 
-    def _refuse_hopeless(self, tally: Tally) -> float:
-        gone = [visit for visit in self._waiting if visit.deadline - self._forecast.alone <= self._now]
-        for visit in gone:
-            assert visit.claim is not None
-            self._places.withdraw(visit.claim)
+    def _refuse_hopeless(self, tallies: dict[Stream, Tally]) -> None:
+        for visit in [each for each in self._waiting if each.deadline - each.stream.forecast.alone <= self._now]:
+            self._admission.withdraw(visit.claim)
             self._waiting.remove(visit)
-        tally.refused += len(gone)
-        return len(gone) * 2 * self._costs.refusal
+            tallies[visit.stream].refused += 1
+            self._instant += 2 * self._costs(visit.stream).refusal
 
-    def _turn(self, visit: Visit, now: float, tally: Tally) -> float:
-        costs, rng = self._costs, self._rng
-        assert visit.claim is not None
-        if visit.deadline <= now:
+    def _turn(self, visit: Visit, tally: Tally) -> None:
+        stream, costs, rng = visit.stream, self._costs(visit.stream), self._rng
+        self._meter.step(self._instant, visit.claim)
+        if visit.deadline <= self._instant:
             tally.late += 1
-            self._places.leave(visit.claim, now, in_time=False)
-            return costs.late
-        cost = costs.work / TURNS * rng.lognormvariate(-0.03, 0.25)
+            self._admission.leave(visit.claim, in_time=False)
+            self._instant += costs.late
+            return
+        self._instant += costs.work / TURNS * rng.lognormvariate(-0.03, 0.25) + stream.cold
+        stream.cold = 0.0
         if rng.random() < costs.stall:
-            cost += rng.random() * 0.003
+            self._instant += rng.random() * 0.003
         visit.turns += 1
         if visit.turns < TURNS:
             self._sent += 1
-            back = now + cost + costs.wait * rng.lognormvariate(-0.03, 0.25)
-            heapq.heappush(self._away, (back, self._sent, visit))
-            return cost
-        in_time = now + cost < visit.deadline
+            back = self._instant + costs.wait * rng.lognormvariate(-0.03, 0.25)
+            since, until = stream.down
+            if since <= back < until:
+                back = until
+            # The deadline ends a request wherever it is.
+            heapq.heappush(self._away, (min(back, max(visit.deadline, self._instant)), self._sent, visit))
+            return
+        in_time = self._instant < visit.deadline
         tally.answered += in_time
         tally.late += not in_time
-        self._places.leave(visit.claim, now + cost, in_time=in_time)
-        return cost
+        # What it used in this turn must be counted before it leaves.
+        self._meter.step(self._instant, None)
+        self._admission.leave(visit.claim, in_time=in_time)

@@ -333,3 +333,20 @@ async def test_partial_results_at_the_deadline(autojump_clock: MockClock) -> Non
         assert ids(whole) == [1, 2, 1]
         assert whole.coverage is not None
         assert whole.coverage.complete
+
+
+async def test_a_request_waits_for_an_op_that_shields_itself(autojump_clock: MockClock) -> None:
+    """A shield keeps an op from being cancelled: the error is raised when it ends, and what it gave is dropped."""
+
+    async def shielded(inputs: Any, params: Any, ctx: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.05)
+        return ctx.new_rows([1])
+
+    ops = with_ops(OpSpec(name="t::x", inputs=(0, 0), gives=Rows.NEW, run_async=shielded))
+    async with open_engine(ops=ops) as engine:
+        with pytest.raises(RequestDeadlineExceeded) as caught:
+            await engine.execute(plan_of(node("x", "t::x"), ops=ops), {"user_id": 1}, deadline=0.01)
+        assert caught.value.node == "x"
+        assert trio.current_time() == pytest.approx(0.05)
+        assert engine.statistics().late_completions == 1

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from plan_helpers import FakeEndpoint, ids, jump_at, node, open_engine, plan_of, with_ops
+from trio.testing import MockClock
 
 from seedbed.errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, RequestDeadlineExceeded
 from seedbed.plans.context import RequestContext
@@ -15,9 +18,6 @@ from seedbed.plans.opspec import OpSpec, Rows, boolean
 from seedbed.plans.request import Request
 from seedbed.plans.rowset import new_rows
 from seedbed.plans.segments import SegmentRun
-
-if TYPE_CHECKING:
-    from trio.testing import MockClock
 
 EP = "ep_0001"
 SCORE = {"e": {"op": "add", "a": {"op": "param_ref", "param_id": 1}, "b": {"op": "key_ref", "key_id": 1}}}
@@ -146,6 +146,58 @@ async def test_a_branch_whose_endpoint_is_down_may_be_left_out(autojump_clock: M
             ("v", "ENDPOINT_UNAVAILABLE"),
             ("f", "ENDPOINT_UNAVAILABLE"),
         ]
+
+
+@st.composite
+def policied_nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Nodes of all ops, each of which may degrade."""
+    nodes: list[dict[str, Any]] = []
+    kinds: dict[str, dict[str, Any]] = {
+        "viewer": {"endpoint": EP},
+        "fixed_source": {"row_count": 2},
+        "follow": {"endpoint": EP, "fanout": 2},
+        "media": {"endpoint": EP, "fanout": 2},
+        "vm": {"out_key": 2001, "expr_id": "e"},
+        "filter": {"pred_id": "p"},
+        "sort": {"by": 1},
+        "take": {"count": 1},
+        "sleep": {"duration_ms": 0},
+        "concat": {},
+    }
+    for number in range(draw(st.integers(1, 8))):
+        op = draw(st.sampled_from([*kinds] if nodes else ["viewer", "fixed_source"]))
+        names = [one["node_id"] for one in nodes]
+        inputs = [] if op in ("viewer", "fixed_source") else [draw(st.sampled_from(names))]
+        params = {"rhs": draw(st.sampled_from(names))} if op == "concat" else kinds[op]
+        policy = draw(st.sampled_from(["empty", "default"]))
+        nodes.append(node(f"n{number}", op, *inputs, on_error=policy, **params))
+    return nodes
+
+
+@given(policied_nodes(), st.data())
+def test_a_response_has_the_same_fields_when_nodes_degrade(nodes: list[dict[str, Any]], data: st.DataObject) -> None:
+    """Whatever degrades, and whatever its policy, candidates have the fields that they have if nothing fails."""
+    outputs = data.draw(st.lists(st.sampled_from([one["node_id"] for one in nodes]), min_size=1, max_size=3))
+    plan = plan_of(
+        *nodes,
+        outputs=outputs,
+        expressions={"e": {"op": "const_number", "value": 1}},
+        predicates={"p": {"op": "const_bool", "value": True}},
+    )
+    endpoint = FakeEndpoint({}, {f"{name}:{n}": ["1", "2"] for name in ("follow", "media") for n in (1, 2)})
+
+    async def main() -> None:
+        async with open_engine(endpoints=endpoint) as engine:
+            whole = await engine.execute(plan, {"user_id": 1})
+            late = await engine.execute(plan, {"user_id": 1}, node_timeout=0)
+            assert late.coverage is not None
+            assert len(late.coverage.degraded) == len(nodes)
+            endpoint.error = EndpointUnavailable("down")
+            away = await engine.execute(plan, {"user_id": 1})
+            for degraded in (late, away):
+                assert list(degraded.rows.columns) == list(whole.rows.columns)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 async def test_a_node_that_takes_too_long_may_degrade(autojump_clock: MockClock) -> None:

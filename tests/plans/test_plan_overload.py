@@ -10,9 +10,8 @@ import trio.testing
 from plan_helpers import ids, jump_at, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import ConfigError, InvalidRequest, NodeTimeout, Overloaded, PlanError
-from seedbed.plans.admission import Admission
+from seedbed.plans.admission import Admission, Forecast, LoopMeter
 from seedbed.plans.engine import DrainReport, PlanEngine
-from seedbed.plans.forecast import Forecast
 from seedbed.plans.opspec import OpSpec, Rows
 from seedbed.plans.pool import ThreadPool
 
@@ -127,15 +126,19 @@ def gate() -> Iterator[Gate]:
 
 
 async def test_late_threads_that_hold_the_whole_pool_give_a_refusal(gate: Gate, mock_clock: MockClock) -> None:
-    """Who needs a thread is refused and not kept waiting, who needs none is answered; later all is as before."""
+    """What needs a thread is refused after a second, what needs none is answered; later all is as before."""
     async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 1)
         with pytest.raises(NodeTimeout):
             await engine.execute(gate.plan, {"user_id": 1}, node_timeout=1)
-        with pytest.raises(Overloaded, match="still work"):
+        nursery.start_soon(pass_time, mock_clock, 1)
+        with pytest.raises(
+            Overloaded, match=r"none of 1 threads .* became free in time; 1 work on nodes whose requests"
+        ):
             await engine.execute(gate.plan, {"user_id": 1})
         light = plan_of(node("s", "fixed_source"), node("t", "take", "s", count=1))
         assert ids(await engine.execute(light, {"user_id": 1})) == [1]
+        nursery.start_soon(pass_time, mock_clock, 1)
         with pytest.raises(Overloaded):
             await engine.execute(light, {"user_id": 1}, fusion="off")
         gate.open.set()
@@ -143,20 +146,95 @@ async def test_late_threads_that_hold_the_whole_pool_give_a_refusal(gate: Gate, 
         assert ids(await engine.execute(gate.plan, {"user_id": 1})) == [1]
 
 
-async def test_who_waits_for_a_thread_is_refused_when_all_become_late(gate: Gate, mock_clock: MockClock) -> None:
-    """A node in the pool's queue does not wait for threads of which nobody knows when they end."""
+async def test_a_request_that_waits_for_abandoned_threads_is_answered_if_one_becomes_free(
+    gate: Gate, mock_clock: MockClock
+) -> None:
+    """Threads that their requests abandoned are no reason to refuse as long as the next request can still finish."""
     async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
         client = Client(engine)
         nursery.start_soon(lambda: client.send("a", gate.plan, node_timeout=1))
         await gate.entered.wait()
-        nursery.start_soon(client.send, "b", gate.plan)
-        await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(1)
-        while len(client.seen) < 2:
+        while "a" not in client.seen:
             await trio.lowlevel.checkpoint()
-        assert client.seen == {"a": ("NODE_TIMEOUT", 1000), "b": ("OVERLOADED", 1000)}
+        nursery.start_soon(client.send, "patient", gate.plan)
+        nursery.start_soon(lambda: client.send("b", gate.plan, deadline=10))
+        nursery.start_soon(lambda: client.send("c", gate.plan, deadline=0.5))
+        await trio.testing.wait_all_tasks_blocked()
+        assert engine.statistics().threads_late == 1
+        mock_clock.jump(0.9)
+        while "c" not in client.seen:
+            await trio.lowlevel.checkpoint()
+        gate.open.set()
+        while len(client.seen) < 4:
+            await trio.lowlevel.checkpoint()
+        assert client.seen == {
+            "a": ("NODE_TIMEOUT", 1000),
+            "c": ("DEADLINE_EXCEEDED", 1900),
+            "patient": ("OK", 1900),
+            "b": ("OK", 1900),
+        }
+
+
+async def test_a_request_is_refused_when_no_thread_became_free_while_it_could_finish(
+    gate: Gate, mock_clock: MockClock
+) -> None:
+    """What its plan needs of a thread is left of its time when it is refused."""
+    async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
+        client = Client(engine)
+        nursery.start_soon(jump_at, gate.entered, mock_clock, 2)
+        nursery.start_soon(client.send, "slow", gate.plan)
+        await gate.entered.wait()
         gate.open.set()
         await engine._pool.wait_idle()
+        gate.open.clear()
+        gate.entered = trio.Event()
+        nursery.start_soon(client.send, "stuck", gate.plan)
+        await gate.entered.wait()
+        nursery.start_soon(lambda: client.send("hurried", gate.plan, deadline=5))
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(3)
+        while "hurried" not in client.seen:
+            await trio.lowlevel.checkpoint()
+        assert client.seen == {"slow": ("OK", 2000), "hurried": ("OVERLOADED", 5000)}
+        gate.open.set()
+
+
+async def test_a_caller_that_is_refused_and_tries_again_lets_others_run(autojump_clock: MockClock) -> None:
+    """Each refusal passes a checkpoint, so a retry loop without any wait does not keep the loop for itself."""
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            await trio.lowlevel.checkpoint()
+            others += 1
+
+    async with open_engine(max_concurrent_requests=1, max_queue=0) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.execute, plan_of(node("w", "sleep", duration_ms=60_000)), {"user_id": 1})
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(count)
+        for _ in range(100):
+            with pytest.raises(Overloaded):
+                await engine.execute(TWENTY, {"user_id": 1})
+        assert others >= 90
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_plan_that_is_loaded_again_keeps_its_forecast(autojump_clock: MockClock) -> None:
+    """What an engine has learnt of a plan holds for the plan of that name that replaces it."""
+
+    async def work(inputs: Any, params: Any, ctx: Any) -> Any:
+        autojump_clock.jump(0.01)
+        return inputs[0]
+
+    ops = with_ops(OpSpec(name="t::work", gives=Rows.SAME, run_async=work))
+    async with open_engine(ops=ops) as engine:
+        for _ in range(2):
+            plan = plan_of(node("s", "fixed_source"), node("w", "t::work", "s"), ops=ops)
+            await engine.execute(plan, {"user_id": 1})
+        (forecast,) = engine._forecasts.values()
+        assert forecast.loop == pytest.approx(0.01)
 
 
 async def test_a_free_thread_goes_to_who_waited_longest(gate: Gate) -> None:
@@ -252,9 +330,22 @@ def _nothing() -> Any:
     return {}
 
 
+def new_admission(limit: int, max_queue: int) -> tuple[Admission, ThreadPool]:
+    """What an engine with one thread decides with."""
+    clock = trio.current_time
+    pool = ThreadPool(1, clock)
+    return Admission(limit, max_queue, meter=LoopMeter(clock), pool=pool, clock=clock), pool
+
+
+async def pass_time(clock: MockClock, seconds: float) -> None:
+    """Let the time pass as soon as every task waits."""
+    await trio.testing.wait_all_tasks_blocked()
+    clock.jump(seconds)
+
+
 async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: MockClock) -> None:
     """Whoever is cancelled in the very instant of its turn gives the place back, in the queue and in the pool."""
-    admission, pool = Admission(1, 1), ThreadPool(1)
+    admission, pool = new_admission(1, 1)
     first = admission.ask(math.inf, Forecast())
     await pool._acquire()
     async with trio.open_nursery() as nursery:
@@ -292,13 +383,12 @@ async def test_a_request_that_makes_no_sense_holds_no_place(autojump_clock: Mock
 
 
 async def test_requests_that_would_make_each_other_late_are_refused(autojump_clock: MockClock) -> None:
-    """Once it is known that requests hold each other up, only as many are begun as can be in time."""
-    turn = trio.CapacityLimiter(1)
+    """Once it is known that requests hold each other up, only as many are started as can be in time."""
 
     async def work(inputs: Any, params: Any, ctx: Any) -> Any:
         for _ in range(10):
-            async with turn:
-                await trio.sleep(0.001)
+            autojump_clock.jump(0.001)  # while the loop works
+            await trio.lowlevel.checkpoint()
         return inputs[0]
 
     ops = with_ops(OpSpec(name="t::work", gives=Rows.SAME, run_async=work))
@@ -315,10 +405,9 @@ async def test_requests_that_would_make_each_other_late_are_refused(autojump_clo
         async with trio.open_nursery() as nursery:
             for number in range(20):
                 nursery.start_soon(lambda number=number: client.send(f"hurried {number}", plan, deadline=0.035))
-                await trio.testing.wait_all_tasks_blocked()
-        refused = [name for name, seen in client.seen.items() if seen == ("OVERLOADED", 0)]
-        assert len(refused) >= 15
-        assert "hurried 0" not in refused
+        outcomes = [outcome for outcome, _ in client.seen.values()]
+        assert outcomes.count("OVERLOADED") >= 15
+        assert outcomes.count("OK") >= 2
 
 
 @pytest.mark.parametrize("limit", ["deadline", "node_timeout"])
@@ -333,7 +422,7 @@ async def test_a_limit_that_is_no_time_holds_no_place(limit: str, value: Any) ->
 
 async def test_who_waits_when_the_engine_closes_gets_no_place_any_more() -> None:
     """Not even one that becomes free in the same instant; nor is it missed if the one who waits is cancelled too."""
-    admission = Admission(1, 2)
+    admission, _ = new_admission(1, 2)
     first = admission.ask(math.inf, Forecast())
     waiting = [admission.ask(math.inf, Forecast()) for _ in range(2)]
     with pytest.RaisesGroup(pytest.RaisesExc(Overloaded, match="closing")):

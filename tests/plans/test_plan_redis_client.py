@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from redis_servers import ScriptedServer, echo, redis_at
+from redis_servers import ScriptedServer, bulk, echo, redis_at
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
@@ -309,6 +310,53 @@ def test_a_late_reply_is_noticed_at_any_instant(start: float, timeout_ms: int) -
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+async def test_a_reply_that_came_while_the_loop_was_held_up_is_not_late(mock_clock: MockClock) -> None:
+    """However many reads it takes, what the server has sent is read before it is called late."""
+
+    def pieces(data: bytes) -> list[bytes]:
+        return [data[at : at + 2] for at in range(0, len(data), 2)]
+
+    async with scripted(cut=pieces) as (client, server):
+        await client.ping()
+        async with trio.open_nursery() as nursery:
+            answers: list[dict[str, str]] = []
+
+            async def ask() -> None:
+                answers.append(await client.hgetall("a long name for a key"))
+
+            nursery.start_soon(ask)
+            while not server.wires[0].has_unread():
+                await trio.lowlevel.checkpoint()
+            mock_clock.jump(1)
+        assert answers == [{"asked": "a long name for a key"}]
+        assert (client.statistics().errors, len(server.wires)) == (0, 1)
+
+
+async def test_a_large_reply_in_the_socket_is_not_late(mock_clock: MockClock) -> None:
+    """The same on a real socket: a reply that many reads take is there when the time is over, and is an answer."""
+    elements = [str(number) for number in range(20_000)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            client = RedisClient(redis_at(port, DEFAULT))
+            nursery.start_soon(client.run)
+            found: list[list[str]] = []
+
+            async def ask() -> None:
+                found.append(await client.lrange("k", 0, -1))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(ask)
+            await trio.lowlevel.wait_readable(listener)
+            accepted, _ = listener.accept()
+            with accepted:
+                await trio.lowlevel.wait_readable(accepted)
+                accepted.sendall(bulk(elements))
+                mock_clock.jump(1)
+                await trio.sleep_forever()
+    assert found == [elements]
+
+
 async def test_the_request_timeout_does_not_count_the_wait_for_a_place(autojump_clock: MockClock) -> None:
     """Calls that wait longer for a place than a request may take are answered."""
     async with scripted(EndpointPolicy(max_inflight=1), delay=lambda: 0.015) as (client, _):
@@ -398,6 +446,11 @@ async def test_a_reply_without_end_ends_the_connection(
         (b"-WRONGTYPE Operation\r\n", NodeFailed, "'ep_0001', key 'k': HGETALL failed: WRONGTYPE Operation"),
         (b"-LOADING the dataset\r\n", EndpointUnavailable, "HGETALL was refused: LOADING the dataset"),
         (b"-NOAUTH Authentication required.\r\n", EndpointUnavailable, "refused: NOAUTH"),
+        (b"-WRONGPASS invalid username-password pair\r\n", EndpointUnavailable, "refused: WRONGPASS"),
+        (b"-NOPERM this user has no permissions\r\n", EndpointUnavailable, "refused: NOPERM"),
+        (b"-OOM command not allowed\r\n", EndpointUnavailable, "refused: OOM"),
+        (b"-MOVED 3999 127.0.0.1:6381\r\n", EndpointUnavailable, "refused: MOVED 3999"),
+        (b"-ASK 3999 127.0.0.1:6381\r\n", EndpointUnavailable, "refused: ASK 3999"),
         (b"-ERR max number of clients reached\r\n", EndpointUnavailable, "refused: ERR max number"),
         (b":5\r\n", NodeFailed, "HGETALL was answered with int 5, which does not fit"),
         (b"$-1\r\n", NodeFailed, "HGETALL was answered with NoneType None"),

@@ -25,6 +25,6 @@ def test_nothing_happens_without_a_hook(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_point_is_listed() -> None:
     """The list names each point that the source has, and no other."""
     source = "".join(path.read_text() for path in Path(seedbed.__file__).parent.rglob("*.py"))
-    named = set(re.findall(r'(?:faults\.reach|_transaction)\(\s*"([^"]+)"', source))
+    named = set(re.findall(r'(?:faults\.reach\(\s*|written=)"([^"]+)"', source))
     assert named == set(faults.POINTS)
     assert len(faults.POINTS) == len(named)

@@ -9,8 +9,8 @@ import pytest
 
 import seedbed as sb
 from seedbed.observe.chrome import write_chrome_trace
-from seedbed.observe.profile import save_traces
 from seedbed.simulation.measure import measure_path, measure_report
+from seedbed.store.traces import save_traces
 from seedbed.testing import serve_openai_sync, virtual_time
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,23 +14,23 @@ import pytest
 import seedbed
 from seedbed.errors import ManifestError
 from seedbed.store.dataset import Dataset
-from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.files import PRIVATE
 from seedbed.store.parts import part_name
 from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 FILE = ["part written", "part synced", "part renamed", "part directory synced"]
-LINE = ["line written", "line synced"]
-CREATE = [*LINE, "manifest renamed", "manifest directory synced"]
-GROUP = [*FILE, *LINE]
-REPLACE = [*FILE[:2], *LINE, "part listed", *FILE[2:]]
-STEPS = [*CREATE, *GROUP, *GROUP, *REPLACE, *REPLACE, *LINE, *FILE, *LINE]
+RECORD = ["record written", "record synced"]
+CREATE = [*RECORD, "manifest renamed", "manifest directory synced"]
+GROUP = [*FILE, *RECORD]
+REPLACE = [*FILE[:2], *RECORD, "part listed", *FILE[2:]]
+STEPS = [*CREATE, *GROUP, *GROUP, *REPLACE, *REPLACE, *RECORD, *FILE, *RECORD]
 
 # How many steps there are until the named thing counts: a line counts as soon as it is written, not only once synced.
 CREATED = CREATE.index("manifest renamed") + 1
-LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("line written") + 1 for number in (0, 1)]
-ADDED = len(CREATE) + 2 * len(GROUP) + REPLACE.index("line written") + 1
+LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("record written") + 1 for number in (0, 1)]
+ADDED = len(CREATE) + 2 * len(GROUP) + REPLACE.index("record written") + 1
 FINISHED = len(CREATE) + 2 * len(GROUP) + 2 * len(REPLACE) + 1
 PROCESSED = FINISHED + 1 + len(FILE) + 1
 
@@ -89,9 +90,7 @@ def test_every_complete_group_is_there(killed: Path, step: int) -> None:
 def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
     """Whenever the process died, another can write what is missing, and the end is the same."""
     directory = tmp_path / "copy"
-    directory.mkdir()
-    for file in (killed / str(step)).iterdir():
-        (directory / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(killed / str(step), directory)
     writer, manifest, damage = DatasetWriter.open(directory)
     with writer:
         assert damage == ()
@@ -109,4 +108,4 @@ def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
     assert dataset.complete
     assert rows_of(dataset) == [*FIRST_GROWN, *SECOND]
     left = {path.name for path in directory.iterdir()} - {PROCESSED_NAME}
-    assert left == {MANIFEST_NAME, part_name(0), part_name(1)}
+    assert left == {PRIVATE, part_name(0), part_name(1)}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
-from seedbed.store.manifest import MANIFEST_NAME
+from seedbed.store.files import PRIVATE
 from seedbed.store.parts import part_name
 from seedbed.store.records import Drop, Header
 from seedbed.store.writer import PROCESSED_NAME, DatasetWriter
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HEADER = Header(rows=8, buffer_size=2, columns=("a",), created=0.0, version="0")
+
 DROP = Drop(row=0, column="a", attempts=1, error="no", kind="failed")
 
 Rows = dict[int, list[Any]]
@@ -47,7 +48,8 @@ class Write:
         """Do it on disk."""
         if self.index not in rows:
             start = 2 * self.index
-            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[DROP])
+            drop = attrs.evolve(DROP, row=start)
+            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[drop])
 
 
 @attrs.frozen
@@ -161,4 +163,4 @@ def test_stopped_anywhere(first: list[Any], second: list[Any], todo: list[tuple[
             writer.close()
         assert rows_of(directory) == with_rows(rows)
         listed = {part_name(index) for index in with_rows(rows)}
-        assert {path.name for path in directory.iterdir()} - {PROCESSED_NAME} == {MANIFEST_NAME, *listed}
+        assert {path.name for path in directory.iterdir()} - {PROCESSED_NAME} == {PRIVATE, *listed}

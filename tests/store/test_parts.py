@@ -10,7 +10,8 @@ import pytest
 
 from seedbed.errors import PartError
 from seedbed.runtime import faults
-from seedbed.store.parts import checksum, damage, discard, is_temporary, locate, part_name, place, read_table, stage
+from seedbed.store.files import is_temporary, open_file
+from seedbed.store.parts import checksum, damage, discard, locate, part_name, place, read_table, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +45,8 @@ def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "batch_0000003.parquet"
     assert names(tmp_path) == [path.name]
     assert (record.name, record.rows, record.size) == (path.name, 3, path.stat().st_size)
-    assert record.checksum == checksum(path)
+    with open_file(tmp_path, path.name) as file:
+        assert record.checksum == checksum(file)
     assert record.schema == TABLE.schema
     assert record.staged is None
     assert damage(tmp_path, record) is None

@@ -14,10 +14,11 @@ import pytest
 from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
+from seedbed.store.files import PRIVATE
 from seedbed.store.manifest import MANIFEST_NAME, encode, read
-from seedbed.store.parts import part_name, read_table
+from seedbed.store.parts import PROCESSED_NAME, part_name, read_table
 from seedbed.store.records import Drop, Header
-from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
+from seedbed.store.writer import DatasetWriter, check_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), created=0.0, version=
 
 def names(directory: Path) -> list[str]:
     """What is in the directory."""
-    return sorted(path.name for path in directory.iterdir())
+    return sorted((path.name for path in directory.iterdir()), key=lambda name: (name == PRIVATE, name))
 
 
 def two_groups(writer: DatasetWriter, first: dict[str, list[Any]], second: dict[str, list[Any]]) -> None:
@@ -43,15 +44,16 @@ class TestOutput:
         check_output(out)
         assert names(tmp_path) == []
         with DatasetWriter.create(out, HEADER):
-            assert names(out) == [MANIFEST_NAME]
+            assert names(out) == [PRIVATE]
 
     def test_an_empty_directory_will_do(self, tmp_path: Path) -> None:
         """An empty directory, or one with what a dead process left before its first line, is as good as new."""
-        (tmp_path / f".{MANIFEST_NAME}.tmp").write_bytes(b"half a hea")
+        (tmp_path / PRIVATE).mkdir()
+        (tmp_path / PRIVATE / ".manifest.log.tmp").write_bytes(b"half a hea")
         check_output(tmp_path)
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.finish()
-        assert names(tmp_path) == [MANIFEST_NAME]
+        assert names(tmp_path) == [PRIVATE]
 
     def test_a_used_directory_is_refused(self, tmp_path: Path) -> None:
         """What is there is named and the way out is said, and nothing is written."""
@@ -93,7 +95,7 @@ def test_groups_are_parts_and_lines(tmp_path: Path) -> None:
         writer.write_group(2, None, start=4, stop=6, skipped="the processor failed")
         writer.write_group(1, {"a": [], "b": []}, start=2, stop=4, removed=2)
         group = writer.write_group(0, pl.DataFrame({"a": [1], "b": ["x"]}), start=0, stop=2, drops=[drop], added=1)
-        assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+        assert names(tmp_path) == [part_name(0), PRIVATE]
         assert writer.finish() == ()
     manifest = read(tmp_path).manifest
     assert manifest.complete
@@ -120,7 +122,7 @@ def test_an_abandoned_group_does_not_exist(tmp_path: Path, at: str, monkeypatch:
     with DatasetWriter.create(tmp_path, HEADER) as writer:
         monkeypatch.setattr(faults, "hook", steps.append)
         assert writer.write_group(0, {"a": [1]}, start=0, stop=2, abandoned=lambda: at in steps) is None
-        assert names(tmp_path) == [MANIFEST_NAME]
+        assert names(tmp_path) == [PRIVATE]
         assert read(tmp_path).manifest.groups == {}
         assert writer.write_group(0, {"a": [2]}, start=0, stop=2) is not None
     assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [2]
@@ -162,27 +164,27 @@ class TestAddRows:
     def test_rows_go_where_they_belong(self, tmp_path: Path) -> None:
         """New rows are put between those that were there, and drops, revision and the content of the part follow."""
         drops = [Drop(row=row, column="b", attempts=3, error="no", kind="failed") for row in (0, 2)]
-        with DatasetWriter.create(tmp_path, HEADER) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, buffer_size=4)) as writer:
             writer.write_group(0, {"a": [1, 3], "b": ["x", "y"]}, start=0, stop=4, drops=drops, removed=5, added=6)
             group = writer.add_rows(0, {"a": [2.5], "b": [None]}, order=[0, 2, 1], drops=drops[:1])
             assert group is not None
             assert (group.revision, group.rows, group.drops) == (1, 3, tuple(drops[:1]))
             assert (group.start, group.stop, group.removed, group.added) == (0, 4, 5, 6)
-            assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+            assert names(tmp_path) == [part_name(0), PRIVATE]
         dataset = Dataset.open(tmp_path)
         dataset.verify()
         assert dataset.to_polars().rows() == [(1.0, "x"), (2.5, None), (3.0, "y")]
 
     def test_groups_that_had_no_rows_or_get_none(self, tmp_path: Path) -> None:
         """A group without a part gets one, and one that gets no rows keeps what it had."""
-        with DatasetWriter.create(tmp_path, HEADER) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=6)) as writer:
             two_groups(writer, {"a": []}, {"a": [1, 2]})
             writer.add_rows(0, {"a": [5]}, order=[0], drops=[])
             assert writer.add_rows(1, None, order=[0, 1], drops=[]) is not None
             writer.write_group(2, None, start=4, stop=6, skipped="the processor failed")
             writer.write_group(2, {"a": [6]}, start=4, stop=6)
             assert writer.add_rows(2, None, order=[], drops=[]) is not None
-            assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME]
+            assert names(tmp_path) == [part_name(0), part_name(1), PRIVATE]
         assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [5, 1, 2]
 
     def test_values_of_another_type(self, tmp_path: Path) -> None:
@@ -199,14 +201,14 @@ class TestAddRows:
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(0, {"a": [1]}, start=0, stop=2)
             assert writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[], abandoned=lambda: True) is None
-            assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+            assert names(tmp_path) == [part_name(0), PRIVATE]
         assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
 
     def test_a_disk_that_refuses_the_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """If the new line cannot be written the old content counts and nothing is left behind."""
 
         def hook(name: str) -> None:
-            if name == "line written":
+            if name == "record written":
                 raise OSError(28, "no space left on device")
 
         with DatasetWriter.create(tmp_path, HEADER) as writer:
@@ -214,7 +216,7 @@ class TestAddRows:
             with monkeypatch.context() as patch, pytest.raises(StoreError, match="no space"):
                 patch.setattr(faults, "hook", hook)
                 writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[])
-            assert names(tmp_path) == [part_name(0), MANIFEST_NAME]
+            assert names(tmp_path) == [part_name(0), PRIVATE]
             assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
             writer.add_rows(0, {"a": [2]}, order=[0, 1], drops=[])
         assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1, 2]
@@ -274,7 +276,7 @@ class TestFinish:
             for name in (".batch_0000009.parquet.abc.tmp", part_name(9), "readme.txt"):
                 (tmp_path / name).write_bytes(b"x")
             writer.finish()
-        assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME, "readme.txt"]
+        assert names(tmp_path) == [part_name(0), part_name(1), "readme.txt", PRIVATE]
 
 
 class TestOpen:
@@ -290,11 +292,11 @@ class TestOpen:
         with writer:
             assert damage == ()
             assert set(manifest.groups) == {1}
-            assert names(tmp_path) == [part_name(1), MANIFEST_NAME]
+            assert names(tmp_path) == [part_name(1), PRIVATE]
             writer.write_group(0, {"a": [1, None]}, start=0, stop=2)
             assert writer.finish() == ()
         dataset = Dataset.open(tmp_path)
-        assert (dataset.complete, dataset.damaged_lines) == (True, ())
+        assert (dataset.complete, dataset.damaged_ranges) == (True, ())
         assert dataset.to_polars()["a"].to_list() == [1, None, 3, 4]
 
     def test_damaged_parts_are_not_there(self, tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ class TestOpen:
             with pytest.raises(OutputDirectoryError, match="another process is writing"):
                 DatasetWriter.open(tmp_path)
             assert Dataset.open(tmp_path).damage() == ()
-            assert names(tmp_path) == [part_name(3), MANIFEST_NAME]
+            assert names(tmp_path) == [part_name(3), PRIVATE]
             for index in range(3):
                 writer.write_group(index, {"a": [index, index]}, start=2 * index, stop=2 * index + 2)
             writer.finish()
@@ -330,28 +332,43 @@ class TestOpen:
         assert dataset.complete
         assert dataset.to_polars()["a"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3]
 
-    def test_damaged_lines_are_cleared_away(self, tmp_path: Path) -> None:
-        """A manifest with damaged lines is replaced by one that says the same, and a second time nothing is damaged."""
+    def test_damaged_records_are_cleared_away(self, tmp_path: Path) -> None:
+        """A damaged manifest is replaced by one that says what is left, and a second time nothing is damaged."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
             writer.write_spending([("a", "small", 1, 2, 3, 0.5)])
             writer.finish()
         path = tmp_path / MANIFEST_NAME
-        data = path.read_bytes()
         before = read(tmp_path).manifest
-        path.write_bytes(data.replace(b'"start":2', b'"start":3', 1).replace(b'"small"', b'"smell"'))
+        path.write_bytes(path.read_bytes().replace(b'"small"', b'"smell"'))
         writer, manifest, damage = DatasetWriter.open(tmp_path)
         with writer:
-            spared, lost = damage
-            assert spared == "line 9 of 'manifest.jsonl' is damaged; nothing is lost, there is a copy of what it said"
-            assert lost.startswith("lines 13, 15 of 'manifest.jsonl' are damaged and without a copy; ")
-            assert (manifest.groups, manifest.finished) == (before.groups, before.finished)
+            (sentence,) = damage
+            assert sentence.startswith("'.seedbed/manifest.log' is damaged (bytes ")
+            assert (manifest.groups, manifest.finished, manifest.spending) == (before.groups, before.finished, None)
         content = read(tmp_path)
         assert (content.damaged, content.manifest.groups, content.manifest.complete) == ((), before.groups, True)
         writer, _, damage = DatasetWriter.open(tmp_path)
         writer.close()
         assert damage == ()
-        assert names(tmp_path) == [part_name(0), part_name(1), MANIFEST_NAME]
+        assert names(tmp_path) == [part_name(0), part_name(1), PRIVATE]
+
+    @pytest.mark.parametrize("cut", range(1, 8))
+    def test_a_manifest_cut_near_its_end_is_whole_after_a_resume(self, tmp_path: Path, cut: int) -> None:
+        """However few bytes of the last record are lost, nothing is damaged once the build has resumed."""
+        with DatasetWriter.create(tmp_path, HEADER) as writer:
+            writer.write_group(0, {"a": [1, 2], "b": ["x", "y"]}, start=0, stop=2)
+        path = tmp_path / MANIFEST_NAME
+        path.write_bytes(path.read_bytes()[:-cut])
+        writer, _, damage = DatasetWriter.open(tmp_path)
+        assert damage == ()
+        with writer:
+            writer.write_group(0, {"a": [1, 2], "b": ["x", "y"]}, start=0, stop=2)
+            writer.write_group(1, {"a": [3, 4], "b": ["z", "w"]}, start=2, stop=4)
+            writer.finish()
+        dataset = Dataset.open(tmp_path)
+        assert dataset.damage() == ()
+        assert dataset.to_polars()["a"].to_list() == [1, 2, 3, 4]
 
     def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
         """A conflict that was found before the process died is reported at the end."""

@@ -38,9 +38,9 @@ def inspect(
         Read every file, the journal too, and tell what is damaged and what that costs; nothing is changed.
 
     """
-    from ..observe.profile import load_profile
     from ..store.dataset import Dataset
     from ..store.manifest import is_being_written, read
+    from ..store.traces import load_profile
     from . import output
     from .exit_codes import ExitCode
 
@@ -77,7 +77,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from ..store.journal import inspect_journal
 
     header = manifest.header
-    journal = inspect_journal(dataset.path)
+    journal = inspect_journal(dataset.path, commits=manifest.commits)
     reasons = Counter(drop.reason for drop in dataset.drops)
     heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
     # What was spent since the last checkpoint is in the journal only.
@@ -103,7 +103,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "cost": sum(entry["cost"] for entry in entries),
         "schema": {name: str(dtype) for name, dtype in dataset.schema.items()},
         "conflicts": [str(conflict) for conflict in dataset.conflicts],
-        "damaged_manifest_lines": list(dataset.damaged_lines),
+        "damaged_manifest_bytes": list(map(list, dataset.damaged_ranges)),
     }
 
 
@@ -136,8 +136,8 @@ def _tell(found: dict[str, Any]) -> None:
         print(f"processors removed {found['removed']:,} rows and added {found['added']:,}")
     for conflict in found["conflicts"]:
         print(f"conflict: {conflict}", markup=False, style="yellow")
-    if found["damaged_manifest_lines"] and "damage" not in found:
-        print(f"lines of the manifest that cannot be read: {found['damaged_manifest_lines']}", style="red")
+    if found["damaged_manifest_bytes"] and "damage" not in found:
+        print(f"bytes of the manifest that cannot be read: {found['damaged_manifest_bytes']}", style="red")
     if found["spending"]:
         heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
         rows = [[entry[head] for head in heads] for entry in found["spending"]]

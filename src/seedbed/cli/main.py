@@ -47,7 +47,10 @@ def _run(given: list[str]) -> int:
         return _run_command(given)
     except BrokenPipeError:
         raise
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  whatever it is, it is told in a sentence
+    except BaseException as error:  # whatever it is, it is told in a sentence
+        # A panic of Rust code, polars for example, is neither.
+        if not isinstance(error, Exception | KeyboardInterrupt) and type(error).__name__ != "PanicException":
+            raise
         if "--debug" in given:
             traceback.print_exc()
         return _fail(_message(error), exit_code(error), type(error).__name__, given, _details(error))

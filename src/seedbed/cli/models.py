@@ -42,14 +42,17 @@ def check_models(
     """
     import trio
 
-    from ..errors import ConfigError
+    from ..errors import ConfigError, DatasetGenerationError
     from . import output
-    from .recipes import planned_columns, read_recipe
+    from .recipes import announce_contacts, planned_columns, read_recipe
 
     changes = changes or RecipeChanges()
     given = read_recipe(recipe, changes)
     if not given.models:
         raise ConfigError(f"{recipe} has no models")
+    if problems := given.access_problems():
+        raise DatasetGenerationError(problems)
+    announce_contacts(given)
     specs: Any = given.models
     used = _domains(specs, planned_columns(given, allow_code=changes.allow_code))
     results = trio.run(_call_all, specs, used, timeout)

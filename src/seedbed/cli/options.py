@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  cyclopts reads the annotations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from ..recipe.access import Grants
 
 
 @Parameter(name="*", group=Group("For machines and for debugging", sort_key=4))
@@ -20,17 +23,41 @@ class Machine:
     """Show the traceback of an error."""
 
 
+_ALLOWED = Group("What the recipe may do", sort_key=2)
+
+
+@Parameter(name="*", group=_ALLOWED)
+@attrs.frozen(kw_only=True)
+class Permissions:
+    """What a recipe file may do beyond reading below its own folder; docs/explanation/security.md has the whole."""
+
+    allow_code: Annotated[bool, Parameter(negative="", show_default=False, group=_ALLOWED)] = False
+    """Let the recipe import the code that it names as module:name."""
+    allow_path: Annotated[
+        tuple[Path, ...], Parameter(negative="", show_default=False, consume_multiple=False, group=_ALLOWED)
+    ] = ()
+    """Let the recipe read files below this folder too. May be given several times."""
+    allow_env: Annotated[
+        tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False, group=_ALLOWED)
+    ] = ()
+    """Let headers of the recipe's models send this environment variable. May be given several times."""
+
+    def grants(self) -> Grants:
+        """The same as the library has it."""
+        from ..recipe.access import Grants
+
+        return Grants(code=self.allow_code, paths=self.allow_path, env=self.allow_env)
+
+
 @Parameter(name="*", group=Group("Changes to the recipe", sort_key=1))
 @attrs.frozen(kw_only=True)
-class RecipeChanges:
+class RecipeChanges(Permissions):
     """What of a recipe is changed for this command."""
 
     model_override: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)] = ()
     """ALIAS=MODEL, or MODEL for all: `scripted` or `local` instead of the recipe's own. May be given several times."""
     seed: int | None = None
     """The seed of everything that is drawn, instead of the recipe's."""
-    allow_code: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """Let the recipe import the code that it names as module:name."""
 
 
 @Parameter(name="*", group=Group("Knobs of the run", sort_key=3))

@@ -32,9 +32,10 @@ def preview(
     from ..engine import api
     from . import output
     from .exit_codes import ExitCode, report_code
-    from .recipes import make_config, read_recipe
+    from .recipes import announce_contacts, make_config, read_recipe
 
     given = read_recipe(recipe, changes or RecipeChanges())
+    announce_contacts(given)
     shown = api.preview(given, rows=rows, config=make_config(given, knobs or Knobs()))
     records = list(shown.to_polars().iter_rows(named=True))
     if machine is not None and machine.json:

@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..engine.config import RunConfig
-from ..engine.source import load_recipe, make_source
+from ..engine.source import load_granted, make_source
 from ..errors import ConfigError, DatasetGenerationError
 from ..generators.registry import make_column, planning_environment
 from ..graph import nearest
 from ..models import Local, Scripted
 from ..recipe.document import read_document
+from . import output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ..engine.source import Source
     from ..generators import Column
     from ..recipe.recipe import Recipe
-    from .options import Knobs, RecipeChanges, Watching
+    from .options import Knobs, Permissions, RecipeChanges, Watching
 
 _OVERRIDES = {"scripted": Scripted, "local": Local}
 
 
 def read_recipe(path: Path, changes: RecipeChanges) -> Recipe:
     """Load a recipe file and make the changes that were asked for."""
-    recipe = load_recipe(path, allow_code=changes.allow_code)
+    recipe = load_granted(path, changes.grants())
     if changes.seed is not None:
         recipe = attrs.evolve(recipe, seed=changes.seed)
     if changes.model_override:
@@ -64,6 +65,21 @@ def _stand_in(model: Any, kind: type) -> Any:
     return kind(model=model.model, parameters=model.parameters, max_parallel_requests=model.max_parallel_requests)
 
 
+def announce_contacts(recipe: Recipe) -> None:
+    """List the servers that a recipe contacts, on standard error, before any of them is contacted."""
+    for contact in recipe.contacts():
+        output.console(error=True).print(f"contacts {contact}", markup=False, soft_wrap=True)
+
+
+def needed_options(recipe: Recipe, changes: Permissions) -> list[str]:
+    """The options that `resume` needs for a recipe that was run with these."""
+    grants = changes.grants()
+    if recipe.access is not None and recipe.reads_files():
+        # Beside the recipe nothing had to be granted; the copy in the dataset is beside something else.
+        grants = recipe.access.granting([recipe.access.folder]).grants
+    return grants.options()
+
+
 def compile_recipe(recipe: Recipe, *, allow_code: bool) -> Source:
     """What the engine runs. Raises one error that lists every problem of the recipe, its models included."""
     return make_source(recipe, allow_code=allow_code)
@@ -75,17 +91,25 @@ def make_config(recipe: Recipe, knobs: Knobs, watching: Watching | None = None) 
     return RunConfig.from_mapping({**recipe.run, **knobs.given(), **({"trace": True} if traced else {})})
 
 
-def find_problems(path: Path, changes: RecipeChanges) -> tuple[Source | None, list[str]]:
-    """What a recipe is compiled to, if it can be, and everything that is wrong with it, a sentence each."""
+def find_problems(
+    path: Path, changes: RecipeChanges, on_recipe: Callable[[Recipe], None]
+) -> tuple[Source | None, list[str]]:
+    """What a recipe is compiled to, if it can be, and everything that is wrong with it, a sentence each.
+
+    `on_recipe` is called with the recipe before it is compiled, which reads its seeds.
+    """
     try:
         recipe = read_recipe(path, changes)
-        try:
-            return compile_recipe(recipe, allow_code=changes.allow_code), []
-        except DatasetGenerationError as error:
-            # A recipe does not know where it was read from; the file still does.
-            return None, [read_document(path).placed(problem) for problem in error.problems]
     except DatasetGenerationError as error:
         return None, list(error.problems)
+    except ConfigError as error:
+        return None, str(error).splitlines()
+    on_recipe(recipe)
+    try:
+        return compile_recipe(recipe, allow_code=changes.allow_code), []
+    except DatasetGenerationError as error:
+        # A recipe does not know where it was read from; the file still does.
+        return None, [read_document(path).placed(problem) for problem in error.problems]
     except ConfigError as error:
         return None, str(error).splitlines()
 

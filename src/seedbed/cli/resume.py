@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from .options import Knobs, Machine, Watching
+from .options import Knobs, Machine, Permissions, Watching
 
 
 def resume(
@@ -17,7 +17,7 @@ def resume(
     rows: Annotated[int | None, Parameter(name=["--rows", "-n"])] = None,
     retry_dropped: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     accept_changes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    allow_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    permissions: Permissions | None = None,
     knobs: Knobs | None = None,
     watching: Watching | None = None,
     machine: Machine | None = None,
@@ -36,18 +36,17 @@ def resume(
         Try the rows again that were dropped because a cell failed; only cells that are missing are made.
     accept_changes
         Go on although the code of functions or the rows of seed files changed; what is there stays.
-    allow_code
-        Let the recipe import the code that it names as module:name.
 
     """
     from ..engine import api
     from ..engine.source import stored_recipe
-    from .recipes import compile_recipe, make_config
+    from .recipes import announce_contacts, compile_recipe, make_config
     from .running import RETRY_DROPPED, resume_command, rows_settled, run_watched
 
-    watching = watching or Watching()
-    recipe = stored_recipe(directory, allow_code=allow_code)
+    watching, permissions = watching or Watching(), permissions or Permissions()
+    recipe = stored_recipe(directory, permissions.grants())
     config = make_config(recipe, knobs or Knobs(), watching)
+    announce_contacts(recipe)
     return run_watched(
         lambda readers: api.resume(
             directory,
@@ -62,12 +61,12 @@ def resume(
         title=recipe.name or directory.name,
         watching=watching,
         machine=machine or Machine(),
-        source=compile_recipe(recipe, allow_code=allow_code),
+        source=compile_recipe(recipe, allow_code=permissions.allow_code),
         rows_before=rows_settled(directory, retry_dropped=retry_dropped),
         # The directory knows by then how many rows there are to be, and what was accepted.
         resume=resume_command(
             directory,
             *([RETRY_DROPPED] if retry_dropped else []),
-            *(["--allow-code"] if allow_code else []),
+            *permissions.grants().options(),
         ),
     )

@@ -40,12 +40,13 @@ def run(
 
     """
     from ..engine.api import build
-    from .recipes import compile_recipe, make_config, read_recipe
+    from .recipes import announce_contacts, compile_recipe, make_config, needed_options, read_recipe
     from .running import resume_command, rows_settled, run_watched
 
     changes, watching = changes or RecipeChanges(), watching or Watching()
     given = read_recipe(recipe, changes)
     config = make_config(given, knobs or Knobs(), watching)
+    announce_contacts(given)
     return run_watched(
         lambda readers: build(
             given, rows=rows, out=out, config=config, readers=readers, resume=resume, accept_changes=accept_changes
@@ -56,5 +57,5 @@ def run(
         machine=machine or Machine(),
         source=compile_recipe(given, allow_code=changes.allow_code),
         rows_before=rows_settled(out) if resume else 0,
-        resume=resume_command(out, *(["--allow-code"] if changes.allow_code else [])),
+        resume=resume_command(out, *needed_options(given, changes)),
     )

@@ -11,10 +11,10 @@ from ..errors import BuildStopped, ProcessorFailed, StoreError
 from ..observe.chrome import write_chrome_trace
 from ..observe.lines import Lines
 from ..observe.log import LogReader
-from ..observe.profile import save_traces
 from ..observe.progress import ProgressState
 from ..observe.show import Show, duration, money
 from ..store.manifest import is_dataset, read
+from ..store.traces import save_traces
 from . import output
 from .exit_codes import ExitCode, report_code
 

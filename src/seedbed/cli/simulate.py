@@ -79,11 +79,13 @@ def simulate(
     """
     from ..simulation import api
     from . import output
-    from .recipes import make_config, read_recipe
+    from .recipes import announce_contacts, make_config, read_recipe
 
     changes = changes or RecipeChanges()
     given, calls = read_recipe(recipe, changes), calls or Calls()
     profiles, varied = _profiles(calls), _varied(vary)
+    if calls.probe:
+        announce_contacts(given)
     # It may take a minute; a pipe is told nothing of it.
     with output.console(error=True).status(f"simulating {rows:,} rows …"):
         found = api.simulate(

@@ -20,6 +20,7 @@ from ..embed import anywhere, anywhere_context
 from ..errors import Interrupted, SeedbedError
 from ..observe.blocking import BlockWarning, watch_blocking
 from ..observe.events import Event, Events
+from ..recipe.access import Grants
 from ..recipe.recipe import Recipe
 from ..runtime.clocks import new_clock
 from ..runtime.exceptions import leaves
@@ -309,18 +310,21 @@ def resume(
     retry_dropped: bool = False,
     accept_changes: bool = False,
     allow_code: bool = False,
+    allow_paths: Iterable[Out] = (),
+    allow_env: Iterable[str] = (),
 ) -> Dataset:
     """Go on with a directory that a build left unfinished; row groups that are complete are not touched.
 
     A recipe that came from a file is kept in the directory. One that was written in Python is passed again, or found
     again by the names of its functions with `allow_code=True`. `rows` lets the dataset grow to so many; what may differ
-    besides is in docs/reference/resume.md. `retry_dropped` and `accept_changes` are those of `open_build`.
+    besides is in docs/reference/resume.md. `retry_dropped` and `accept_changes` are those of `open_build`,
+    `allow_paths` and `allow_env` those of `load_recipe`: the folder that a stored recipe came from grants nothing.
     """
     path = Path(directory)
     header = read_manifest(path).manifest.header
     assert header is not None  # a manifest without one cannot be read
     if recipe is None:
-        recipe = stored_recipe(path, allow_code=allow_code)
+        recipe = stored_recipe(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
     return build(
         recipe,
         rows=header.rows if rows is None else rows,

@@ -11,8 +11,8 @@ import trio
 from ..errors import ProcessorFailed, StoreError
 from ..observe import events
 from ..store.dataset import Dataset
+from ..store.entries import Key, Purpose
 from ..store.schema import arrow_table, conflict_error
-from .entries import calls_key, kept_key
 from .failures import error_text
 from .retry import kept_entries
 from .states import call_entries, read_state, state_name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.journal import Journal
     from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
@@ -119,16 +119,17 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         await recorder.flush_states()
         kept = _kept_entries(services.plan, group, held)
         if kept:
-            await recorder.keep(kept_key(index, revision), kept)
+            await recorder.keep(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
         calls = _call_entries(services.plan, group) if retry is None else []
         if calls:
-            await recorder.keep(calls_key(index), calls)
-            services.history.calls_kept.add(calls_key(index))
+            key = Key(group=index, purpose=Purpose.CALLS)
+            await recorder.keep(key, calls)
+            services.history.calls_kept.add(key)
     record = await _write_part(services, writer, group, rows, order)
     if recorder is not None:
         await recorder.free(group.journal_key)
         if retry is not None:
-            await recorder.drop_kept(kept_key(index, retry.revision))
+            await recorder.free(Key(group=index, revision=retry.revision, purpose=Purpose.KEPT))
     return record
 
 
@@ -146,7 +147,7 @@ def _kept_entries(plan: BuildPlan, group: OpenGroup, order: Sequence[Identity]) 
     return kept_entries(plan, group.rows, rows, frontier.is_done, order=of, resized=group.state.resized)
 
 
-def _call_entries(plan: BuildPlan, group: OpenGroup) -> list[Entry]:
+def _call_entries(plan: BuildPlan, group: OpenGroup) -> Sequence[Entry]:
     """What stateful generators were called with, where the part will not show it."""
     assert group.state is not None
     if not plan.post_batch and group.state.frontier.live == group.state.frontier.rows:
@@ -171,6 +172,7 @@ async def _write_part(
     """Write a part off the loop. Cancellation waits for it, but only so long; a writer given up does not commit."""
     is_abandoned = False
     retry = group.retry
+    commits = services.recorder.commits if services.recorder is not None else 0
 
     def work() -> GroupRecord | None:
         if retry is not None and order is not None:
@@ -182,6 +184,7 @@ async def _write_part(
                 removed=group.rows.removed,
                 added=group.rows.added,
                 skipped=group.rows.skipped,
+                commits=commits,
                 abandoned=lambda: is_abandoned,
             )
         return writer.write_group(
@@ -193,6 +196,7 @@ async def _write_part(
             removed=group.rows.removed,
             added=group.rows.added,
             skipped=group.rows.skipped,
+            commits=commits,
             abandoned=lambda: is_abandoned,
         )
 
@@ -242,9 +246,9 @@ async def finish(services: Services) -> None:
         raise conflict_error(conflicts)
 
 
-def _finish_journal(journal: Journal, calls: Iterable[int]) -> None:
+def _finish_journal(journal: Journal, calls: Iterable[Key]) -> None:
     for key in calls:
-        journal.drop_kept(key)  # everything is made: nobody has to be brought back for the rest
+        journal.free(key)  # everything is made: nobody has to be brought back for the rest
     journal.finish()
 
 

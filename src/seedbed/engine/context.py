@@ -192,18 +192,17 @@ class Context:
         granted = trio.Event()
         scheduler, wake = self._services.scheduler, self._services.wake
         request = PermitRequest(self._task, key, tokens, granted.set)
-        scheduler.request_permit(request)
-        if request.permit is None:
+        permit = scheduler.request_permit(request)
+        if permit is not None:
+            return permit
+        wake()
+        try:
+            with self._timeout_suspended():
+                await granted.wait()
+        except BaseException:
+            scheduler.withdraw_request(request)
             wake()
-            try:
-                with self._timeout_suspended():
-                    await granted.wait()
-            except BaseException:
-                if request.permit is not None:
-                    request.permit.unused()
-                scheduler.withdraw_request(request)
-                wake()
-                raise
+            raise
         assert request.permit is not None  # granted
         return request.permit
 

@@ -1,13 +1,37 @@
-"""When to stop a run early: the share of errors among its last outcomes."""
+"""When to stop a run: the share of errors among its last outcomes, and failures that are no fault of a row."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from ..errors import BuildStopped
+
 # A salvage round of fewer cells, or of a smaller share of its row group, says nothing about the run: rows that keep
 # failing among others that do not are only rows.
 SALVAGE_MINIMUM = 10
 SALVAGE_SHARE = 0.1
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code panicked, polars for example; pyo3 raises that as a BaseException that cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def breakdown(error: BaseException, where: str = "") -> BuildStopped | None:
+    """What ends a run where memory ran out or a library panicked; None for any other error."""
+    if isinstance(error, MemoryError):
+        said = f" ({error})" if str(error) else ""
+        stopped = BuildStopped(
+            f"{where}memory ran out{said}; what is finished is stored; resume with a smaller buffer_size, "
+            "max_concurrent_row_groups or max_processes, or with more memory"
+        )
+    elif is_panic(error):
+        said = str(error).partition("\n")[0]
+        stopped = BuildStopped(f"{where}polars failed internally ({said}); what is finished is stored")
+    else:
+        return None
+    stopped.__cause__ = error
+    return stopped
 
 
 class ErrorWindow:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..generators.llm import find_schema
-from ..recipe.code import import_object
 from ..recipe.code_digest import told_code
 from ..recipe.custom import Custom
 from ..recipe.dump import code_fields, fingerprint
@@ -90,7 +89,7 @@ def _told(value: Any, environment: Environment, where: str) -> dict[str, str]:
     if isinstance(value, str):
         if not environment.allow_code:
             return {"name": value}
-        found = import_object(value, base=environment.base, where=where)
+        found = environment.import_object(value, where)
         return {**told_code(found.function if isinstance(found, Custom) else found), "name": value}
     return told_code(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .entries import is_calls_key
+from ..store.entries import Purpose
 from .states import restore_state
 
 if TYPE_CHECKING:
@@ -34,9 +34,13 @@ class History:
         # Stateful generators whose state was not saved, by identity: they are called again.
         self.replaying: set[int] = set()
         # Keys of the journal's records of calls of stateful generators, kept until everything is generated.
-        self.calls_kept = set() if store is None else {key for key in store.recovered.kept if is_calls_key(key)}
+        self.calls_kept = (
+            set() if store is None else {key for key in store.recovered.kept if key.purpose is Purpose.CALLS}
+        )
         # Row groups that the journal has entries of.
-        self.recorded: frozenset[int] = frozenset() if store is None else frozenset(store.recovered.groups)
+        self.recorded = frozenset(
+            () if store is None else (key.group for key in store.recovered.groups if key.purpose is Purpose.BUILD)
+        )
         if store is not None:
             ledger.damage = store.damage
             if store.manifest is not None:
@@ -67,7 +71,7 @@ class History:
         if manifest.groups or recovered.groups:
             states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
             for identity, nodes in self._plan.instances.items():
-                if not restore_state(self._plan.steps, nodes, states):
+                if not restore_state(self._plan.steps, nodes, states, trusted=self._plan.runs_own_code):
                     self.replaying.add(identity)
 
     def is_open(self, index: int) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..graph import GROUP, Kind
+from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
-from .entries import calls_key
 from .identity import identities_by_position
 from .rows import Rows
 from .services import OpenGroup
@@ -21,7 +21,7 @@ from .worker import repeat_call
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.records import GroupRecord
     from .identity import Identity
     from .services import Services
@@ -41,8 +41,9 @@ async def replay_group(
     """Replay a finished row group with every stateful generator that needs it, when its turn comes."""
     store, recorder, plan = services.store, services.recorder, services.plan
     kept: Sequence[Entry] = ()
-    if recorder is not None and store is not None and calls_key(index) in store.recovered.kept:
-        kept = await recorder.read_kept(calls_key(index))
+    key = Key(group=index, purpose=Purpose.CALLS)
+    if recorder is not None and store is not None and key in store.recovered.kept:
+        kept = await recorder.read(key)
     past: OpenGroup | None = None
     for identity, instance in instances.items():
         if identity not in services.history.replaying:
@@ -52,11 +53,11 @@ async def replay_group(
         await up.wait()
         steps = {plan.steps[node].name: plan.steps[node] for node in instance.nodes}
         if kept:
-            for _, column, rows, inputs in kept:
-                if column in steps:
-                    identities = [tuple(each) for each in rows]
-                    one = _past_group(services, _record(services, index), inputs, identities, nursery)
-                    await _replay_step(services, one, steps[column])
+            for call in kept:
+                if isinstance(call, GeneratorCall) and call.column in steps:
+                    record = _record(services, index)
+                    one = _past_group(services, record, call.inputs, list(call.identities), nursery)
+                    await _replay_step(services, one, steps[call.column])
         else:
             past = past or await _read_group(services, index, nursery)
             for step in steps.values():
@@ -84,7 +85,7 @@ def _past_group(
     """Rows of a finished row group: those of its part, or those of one call."""
     rows = Rows(services.plan, range(record.start, record.stop))
     rows.replace(columns, identities)
-    return OpenGroup(record.index, rows, nursery, journal_key=record.index)
+    return OpenGroup(record.index, rows, nursery, journal_key=Key(group=record.index))
 
 
 async def _read_group(services: Services, index: int, nursery: trio.Nursery) -> OpenGroup:

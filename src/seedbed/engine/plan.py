@@ -10,6 +10,8 @@ import attrs
 from ..errors import ConfigError, DatasetGenerationError
 from ..generators import Call, Column
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
+from ..recipe.dump import code_fields
+from ..runtime.offload import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.dtypes import declared_type
 from ..store.layout import Layout
@@ -89,7 +91,12 @@ class BuildPlan:
 
     @property
     def runs_own_code(self) -> bool:
-        """Whether functions of the user's fill columns: values of their own types are theirs to read back."""
+        """True if user-defined functions fill columns, so that values of user-defined types may be unpickled.
+
+        A recipe that only names plug-ins may be a stranger's, whose directory must run nothing.
+        """
+        if self.source.recipe is not None:
+            return any(code_fields(spec) for spec in self.source.recipe.columns)
         return any(not _is_ours(step.call.function) for step in self.steps)
 
     @property
@@ -135,6 +142,7 @@ def plan_build(
     problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
     if problems:
         raise DatasetGenerationError(problems)
+    check_main_guard(starts_processes=any(column.process for column in columns))
     graph = build_graph(columns)
     fingerprint: Mapping[str, Any] = {}
     done: Manifest | None = None

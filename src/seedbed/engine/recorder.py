@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from ..errors import StoreError
+from ..store.entries import Answer, Failed, Finished, cells_in
 from ..store.journal import Batch
-from .entries import ANSWER, FAILED, OK, REBUILT, cells_of
 from .states import read_state, state_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry, Key
     from ..store.journal import Journal
     from .config import RunConfig
     from .plan import BuildPlan
@@ -61,7 +61,7 @@ class Recorder:
         self._unkept_total = 0
         self._interval = config.commit_interval
         self._most = config.commit_count
-        self._pending: dict[int, list[Entry]] = {}
+        self._pending: dict[Key, list[Entry]] = {}
         self._states: dict[str, bytes] = {}
         self._has_states = False
         # Cells under way with answers that are in no entry yet. Most are over before the next commit and leave again.
@@ -73,7 +73,7 @@ class Recorder:
         # A commit failed: what came after it must not become durable without it.
         self._broken = False
 
-    def add(self, key: int, entry: Entry) -> None:
+    def add(self, key: Key, entry: Entry) -> None:
         """Take in what happened; it is durable a commit later."""
         pending = self._pending.get(key)
         if pending is None:
@@ -126,7 +126,7 @@ class Recorder:
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(_cells(batch.groups.values()) - self._count_unkept())
+            self._on_commit(sum(map(cells_in, batch.groups.values())) - self._count_unkept())
 
     def _count_unkept(self) -> int:
         """How many entries of the last commit could not be kept; their columns are told of once."""
@@ -145,35 +145,29 @@ class Recorder:
         if self._has_states:
             await self.flush()
 
-    async def read(self, key: int) -> list[Entry]:
-        """What earlier runs have recorded of a row group."""
+    async def read(self, key: Key) -> list[Entry]:
+        """Return what earlier runs have stored under a key."""
         async with self._alone():
             entries: list[Entry] = await self._in_thread(lambda: self._journal.read(key))
             return entries
 
-    async def read_kept(self, key: int) -> list[Entry]:
-        """What is kept of the dropped rows of a row group."""
-        async with self._alone():
-            entries: list[Entry] = await self._in_thread(lambda: self._journal.kept(key))
-            return entries
+    @property
+    def commits(self) -> int:
+        """The number of the last commit."""
+        return self._journal.commits
 
-    async def keep(self, key: int, entries: Sequence[Entry]) -> None:
-        """Keep what is finished of dropped rows beyond the checkpoint that is to come."""
+    async def keep(self, key: Key, entries: Sequence[Entry]) -> None:
+        """Store entries beyond the checkpoint that is to come."""
         async with self._alone():
             await self._in_thread(lambda: self._journal.keep(key, entries))
 
-    async def free(self, key: int) -> None:
-        """A row group is in the dataset: its entries are not needed any more, committed or not."""
+    async def free(self, key: Key) -> None:
+        """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""
         gone = self._pending.pop(key, [])
         self._count -= len(gone)
         async with self._alone():
             await self._in_thread(lambda: self._journal.free(key))
-        self._on_commit(_cells([gone]))
-
-    async def drop_kept(self, key: int) -> None:
-        """What was kept under this key is of no use any more."""
-        async with self._alone():
-            await self._in_thread(lambda: self._journal.drop_kept(key))
+        self._on_commit(cells_in(gone))
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -186,14 +180,10 @@ class Recorder:
             raise StoreError(f"the journal could not be written within {COMMIT_DEADLINE:g} s")
 
 
-def _cells(groups: Iterable[Sequence[Entry]]) -> int:
-    return sum(cells_of(entry) for entries in groups for entry in entries)
-
-
 class GroupEntries:
     """The journal of one row group, as its state machine has it."""
 
-    def __init__(self, recorder: Recorder, key: int, rows: Rows, plan: BuildPlan) -> None:
+    def __init__(self, recorder: Recorder, key: Key, rows: Rows, plan: BuildPlan) -> None:
         self._recorder = recorder
         self._key = key
         self._rows = rows
@@ -202,20 +192,38 @@ class GroupEntries:
     def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
         """A task succeeded."""
         self._keep_state(task.step)
-        self._add((OK, task.step.name, task.row, task.attempt, task.salvage_round, value, work))
+        self._add(
+            Finished(
+                column=task.step.name,
+                row=task.row,
+                attempt=task.attempt,
+                salvage_round=task.salvage_round,
+                value=value,
+                cost=work,
+            )
+        )
 
     def failed(self, task: Task, error: str, consequence: Consequence) -> None:
         """An attempt failed."""
         self._keep_state(task.step)
-        self._add((FAILED, task.step.name, task.row, task.attempt, task.salvage_round, error, consequence.value))
+        self._add(
+            Failed(
+                column=task.step.name,
+                row=task.row,
+                attempt=task.attempt,
+                salvage_round=task.salvage_round,
+                error=error,
+                consequence=consequence.value,
+            )
+        )
 
     def answered(self, task: Task, key: bytes, answer: Any) -> None:
         """A call of a running task was answered."""
-        self._add((ANSWER, task.step.name, task.row, task.attempt, key, answer))
+        self._add(Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer))
 
     def rebuilt(self) -> None:
         """Pre-batch processors have run."""
-        self._add((REBUILT, None, *self._rows.rebuilt_as()))
+        self._add(self._rows.rebuilt_as())
 
     def _add(self, entry: Entry) -> None:
         self._recorder.add(self._key, entry)

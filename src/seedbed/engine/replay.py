@@ -11,15 +11,14 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..graph import GROUP
+from ..store.entries import Answer, Failed, Finished, FinishedRows, Rebuilt
 from ..store.records import Drop
-from .entries import ANSWER, FAILED, OK, REBUILT, ROWS
 from .row_group import Consequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from .row_group import RowGroup
     from .rows import Rows
     from .tasks import Step
@@ -49,31 +48,28 @@ def replay(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable
 def _replay(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
     cells: Counter[str] = Counter()
     for entry in entries:
-        if entry[0] == OK:
-            # Nearly all of them, and there may be a million.
-            _, column, row, _, _, value, work = entry
-            step = steps.get(column)
-            if step is not None and group.restore_finished(step, row, value, work):
-                cells[column] += len(value[0]) if row == GROUP else 1
+        if type(entry) is Finished:  # nearly all of them, and there may be a million
+            step = steps.get(entry.column)
+            if step is not None and group.restore_finished(step, entry.row, entry.value, entry.cost):
+                cells[entry.column] += entry.cells
             continue
         match entry:
-            case (kind, str(column), int(row), attempt, salvage_round, error, fate) if kind == FAILED:
-                if column in steps:
-                    group.restore_failed(
-                        steps[column],
-                        row,
-                        attempt=attempt,
-                        salvage_round=salvage_round,
-                        error=error,
-                        fate=Consequence(fate),
-                    )
-            case (kind, str(column), int(row), _, asked, answer) if kind == ANSWER:
-                group.restore_answer(column, row, asked, answer)
-            case (kind, _, columns, resized, drops) if kind == REBUILT and group.can_restore_rebuilt():
+            case Failed(column=column, row=row) if column in steps:
+                group.restore_failed(
+                    steps[column],
+                    row,
+                    attempt=entry.attempt,
+                    salvage_round=entry.salvage_round,
+                    error=entry.error,
+                    fate=Consequence(entry.consequence),
+                )
+            case Answer(column=column, row=row):
+                group.restore_answer(column, row, entry.key, entry.answer)
+            case Rebuilt(columns=columns) if group.can_restore_rebuilt():
                 before = group.frontier.rows
-                after = rows.take_over(columns, tuple(resized), [Drop(**drop) for drop in drops])
+                after = rows.take_over(columns, entry.resized, [Drop(**drop) for drop in entry.drops])
                 group.restore_rebuilt(before, after)
-            case (kind, str(column), of, columns) if kind == ROWS and column in steps:
-                group.restore_rows(steps[column], of, columns)
-                cells[column] += len(of)
+            case FinishedRows(column=column) if column in steps:
+                group.restore_rows(steps[column], entry.rows, entry.columns)
+                cells[column] += len(entry.rows)
     return cells

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .entries import KEPT, ROWS
+from ..store.entries import FinishedRows, KeptRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from ..store.records import Drop, GroupRecord
     from .identity import Identity
     from .plan import BuildPlan
@@ -53,13 +53,12 @@ def plan_retry(
     known: Sequence[Entry] = ()
     order: list[Identity] | None
     resized: tuple[int, int] | None = (0, 0)
-    if kept and kept[0][0] == KEPT:
-        _, _, order, identities, resized, count = kept[0]
-        known = kept[1:]
-        if processed and len(known) != count:
+    if kept and isinstance(kept[0], KeptRows):
+        header, known = kept[0], kept[1:]
+        resized, identities = header.resized, list(header.identities)
+        order = None if header.order is None else list(header.order)
+        if processed and len(known) != header.count:
             return None  # some values could not be kept, and must not be made of rows that were not processed
-        identities = [tuple(each) for each in identities]
-        order = None if order is None else [tuple(each) for each in order]
     else:
         gone = {drop.row for drop in failed}
         order = [(row, 0) for row in range(record.start, record.stop) if row not in gone]
@@ -101,8 +100,10 @@ def kept_entries(
         done = [(at, row) for at, row in enumerate(kept) if is_done(node, row) and not rows.was_skipped(step, row)]
         if done:
             columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
-            entries.append((ROWS, step.name, [at for at, _ in done], columns))
-    return [(KEPT, None, order, rows.identities(kept), resized, len(entries)), *entries]
+            entries.append(FinishedRows(column=step.name, rows=[at for at, _ in done], columns=columns))
+    of = None if order is None else list(order)
+    header = KeptRows(order=of, identities=rows.identities(kept), resized=resized, count=len(entries))
+    return [header, *entries]
 
 
 def merge_order(before: Sequence[Identity], added: Sequence[Identity]) -> list[int]:

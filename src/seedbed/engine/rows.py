@@ -8,6 +8,7 @@ import attrs
 import polars as pl
 
 from ..store.buffer import Buffer, make_frame
+from ..store.entries import Rebuilt
 from ..store.records import Drop
 from .identity import identities_by_position
 from .processor import Stage
@@ -159,10 +160,13 @@ class Rows:
         self.frame = None
         return self.buffer.rows
 
-    def rebuilt_as(self) -> tuple[dict[str, list[Any]], tuple[int, int], list[dict[str, Any]]]:
-        """What pre-batch processors left, for `take_over` in a later run."""
-        columns = self.buffer.take(self._plan.seed_outputs)
-        return columns, (self.removed, self.added), [attrs.asdict(drop) for drop in self.drops]
+    def rebuilt_as(self) -> Rebuilt:
+        """What pre-batch processors returned, for `take_over` in a later run."""
+        return Rebuilt(
+            columns=self.buffer.take(self._plan.seed_outputs),
+            resized=(self.removed, self.added),
+            drops=[attrs.asdict(drop) for drop in self.drops],
+        )
 
     def take_over(self, columns: dict[str, list[Any]], resized: tuple[int, int], drops: list[Drop]) -> int:
         """Go on with the rows that pre-batch processors left in an earlier run; returns how many they are."""

@@ -24,9 +24,10 @@ from ..runtime.exceptions import leaves
 from ..runtime.offload import open_processes
 from ..runtime.throttle import ThrottleManager
 from ..runtime.timers import Timers
+from ..store.entries import Key, Purpose
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
-from .entries import kept_key, retry_key
+from .error_window import breakdown, is_panic
 from .failures import error_text, locate
 from .history import History
 from .notices import Notices
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from ..observe.report import BuildReport
     from ..runtime.offload import Processes
     from ..runtime.throttle import Throttle
-    from ..store.codec import Entry
+    from ..store.entries import Entry
     from .checkpoint import FinishedGroup
     from .plan import BuildPlan
     from .retry import RetriedRows
@@ -93,8 +94,12 @@ async def run_build(
         try:
             async with _committing(run.services.recorder):
                 await run.execute()
-        except Exception as failure:  # noqa: BLE001  it is raised below, with the report
-            error = failure
+        except BaseException as failure:  # it is raised below, with the report
+            found = list(leaves(failure))
+            # Where memory ran out or polars panicked, that is the message, whatever else failed because of it.
+            error = next(filter(None, map(breakdown, found)), None) or failure
+            if not all(isinstance(leaf, Exception) or is_panic(leaf) for leaf in found):
+                raise
         finally:
             unwatch()
             run.close()
@@ -419,7 +424,7 @@ class Run:
                 return None
             retry, entries = found
         elif recorder is not None and index in history.recorded:
-            entries = await recorder.read(index)
+            entries = await recorder.read(Key(group=index))
         group = self._new_group(index, turn, nursery, retry)
         assert group.state is not None
         services.groups[index] = group
@@ -440,7 +445,9 @@ class Run:
             # Rows that are retried have passed the pre-batch processors.
             barrier = False
             rows.removed, rows.added = retry.resized
-        key = index if retry is None else retry_key(index, retry.revision)
+        key = Key(group=index)
+        if retry is not None:
+            key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
         journal = None
         if recorder is not None and plan.config.durability == "cell":
             journal = GroupEntries(recorder, key, rows, plan)
@@ -452,13 +459,14 @@ class Run:
         record, recorder, plan = self.history.retrying[index], self.services.recorder, self.plan
         kept: Sequence[Entry] = ()
         if recorder is not None:
-            kept = await recorder.read_kept(kept_key(index, record.revision))
+            kept = await recorder.read(Key(group=index, revision=record.revision, purpose=Purpose.KEPT))
         seeds = [step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH] if plan.pre_batch else []
         found = plan_retry(record, kept, seeds=seeds, processed=bool(plan.pre_batch or plan.post_batch))
         if found is None or recorder is None:
             return found
         retry, entries = found
-        return retry, [*entries, *await recorder.read(retry_key(index, record.revision))]
+        key = Key(group=index, revision=record.revision, purpose=Purpose.RETRY)
+        return retry, [*entries, *await recorder.read(key)]
 
 
 def _sole(error: BaseException) -> BaseException:

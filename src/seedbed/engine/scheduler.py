@@ -276,17 +276,20 @@ class Scheduler:
         for lane in self._lanes_of_key.get(key, ()):
             self._unblock(lane, Blocked.PERMIT)
 
-    def request_permit(self, request: PermitRequest) -> None:
-        """A running task wants to send another call; `request.permit` is set now or with a later `Grant`."""
+    def request_permit(self, request: PermitRequest) -> Permit | None:
+        """A running task wants to send another call; returns its permit, or None if it comes with a later `Grant`."""
         queue = self._requests.setdefault(request.key, deque())
         if not queue and not self._dead:
             request.permit = self._throttle(request.key).try_acquire(request.tokens)
         if request.permit is None:
             queue.append(request)
+        return request.permit
 
     def withdraw_request(self, request: PermitRequest) -> None:
         """The task that waited for a permit was cancelled; new tasks may have waited behind its request."""
         request.withdrawn = True
+        if request.permit is not None:
+            request.permit.unused()
         self.permits_available(request.key)
 
     @property

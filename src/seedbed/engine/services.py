@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..observe.report import Ledger
     from ..runtime.offload import Processes
     from ..runtime.throttle import ThrottleManager
+    from ..store.entries import Key
     from .history import History
     from .notices import Notices
     from .plan import BuildPlan
@@ -42,7 +43,7 @@ class OpenGroup:
     index: int
     rows: Rows
     nursery: trio.Nursery
-    journal_key: int
+    journal_key: Key
     retry: RetriedRows | None = None
     state: RowGroup | None = None
     journal: GroupEntries | None = None

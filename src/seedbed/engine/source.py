@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +11,21 @@ from ..errors import ConfigError, ManifestError, StoreError
 from ..generators.custom import used_models
 from ..generators.registry import Environment, make_column, make_processor, vocabulary
 from ..models import MODEL_TYPES, open_http, open_models
+from ..recipe.access import Grants
 from ..recipe.custom import Custom
+from ..recipe.document import MAX_BYTES
 from ..recipe.dump import recipe_text
 from ..recipe.load import load_recipe as load_with
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
+from ..store.files import PRIVATE, read_file, write_file
 from ..store.manifest import read as read_manifest
-from ..store.parts import sync_directory
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
 from .processor import Processor
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
 
-RECIPE_NAME = "recipe.yaml"
+RECIPE_NAME = f"{PRIVATE}/recipe.yaml"
 DOMAINS = ("chat", "embedding", "image")
 
 
@@ -61,39 +63,49 @@ class Source:
         return None if self.recipe is None else recipe_text(self.recipe)
 
 
-def load_recipe(path: str | os.PathLike[str], *, allow_code: bool = False) -> Recipe:
+def load_recipe(
+    path: str | os.PathLike[str],
+    *,
+    allow_code: bool = False,
+    allow_paths: Iterable[str | os.PathLike[str]] = (),
+    allow_env: Iterable[str] = (),
+) -> Recipe:
     """Read a recipe file (YAML, TOML or JSON); raises one error that lists everything that is wrong with it.
 
-    Functions of the user's are imported only with `allow_code=True`.
+    Functions of the user's are imported only with `allow_code=True`. The recipe may read files below its own folder and
+    below `allow_paths`; its headers may send the environment variables `allow_env` and those of an `api_key_env`.
     """
-    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=allow_code)
-    return load_with(path, known, allow_code=allow_code)
+    return load_granted(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
 
 
-def stored_recipe(directory: Path, *, allow_code: bool = False) -> Recipe:
-    """The recipe that is kept with a dataset."""
+def load_granted(path: str | os.PathLike[str], grants: Grants, *, content: bytes | None = None) -> Recipe:
+    """`load_recipe` with what the user grants in one value, and with `content` what the file holds."""
+    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=grants.code)
+    return load_with(path, known, grants=grants, content=content)
+
+
+def stored_recipe(directory: Path, grants: Grants) -> Recipe:
+    """The recipe that is kept with a dataset. The folder that it came from grants nothing: anyone can name one."""
     path = directory / RECIPE_NAME
-    if not path.exists():
+    try:
+        content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
+    except FileNotFoundError:
         header = read_manifest(directory).manifest.header
         if header is None or header.recipe is None:
             raise ManifestError(
                 f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"
-            )
-        # A process that died right after it had made the directory.
-        keep_recipe(directory, header.recipe)
-    return load_recipe(path, allow_code=allow_code)
+            ) from None
+        # A process that died right after it had made the directory; it is stored when the directory is opened.
+        content = header.recipe.encode("utf-8", "surrogatepass")
+    except OSError as error:
+        raise ManifestError(f"the recipe {str(path)!r} cannot be read: {error}") from error
+    return load_granted(path, grants, content=content)
 
 
 def keep_recipe(directory: Path, text: str) -> None:
     """Write the recipe file of a dataset: it is there as a whole or not at all."""
-    temporary = directory / f".{RECIPE_NAME}.tmp"
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(directory / RECIPE_NAME)
-        sync_directory(directory)
+        write_file(directory, RECIPE_NAME, text.encode())
     except OSError as error:
         raise StoreError(f"the recipe cannot be kept in {str(directory)!r}: {error}") from error
 
@@ -166,6 +178,7 @@ def _compile(
         base=recipe.base,
         artifacts=artifacts,
         allow_code=allow_code,
+        access=recipe.access,
     )
     columns = recipe.resolve(lambda spec: make_column(spec, environment))
     used = used_models(recipe.columns, environment)

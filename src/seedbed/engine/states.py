@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from ..errors import StoreError
 from ..graph import Kind
 from ..store.codec import decode, encode
-from .entries import CALL
+from ..store.entries import GeneratorCall
 from .identity import identities_by_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..store.codec import Entry
     from .rows import Rows
     from .tasks import Step
 
@@ -40,26 +39,26 @@ def is_called_again(step: Step) -> bool:
     return generator is not None and getattr(generator, "replays", True) and step.key is None
 
 
-def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes]) -> bool:
+def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes], *, trusted: bool) -> bool:
     """Bring a stateful generator where it was in an earlier run; False if it has to be called again for that.
 
     One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
-    again: that would be paid for twice.
+    again: that would be paid for twice. A state of user-defined types is read only if the directory is `trusted`.
     """
     generator = steps[nodes[0]].instance
     state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
     if state is not None and set_state is not None:
-        found = decode(state, trusted=True)
+        found = decode(state, trusted=trusted)
         if found:
             set_state(found[0][0])
             return True
     return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
 
 
-def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[Entry]:
+def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[GeneratorCall]:
     """What stateful generators were called with, for those that may have to be called again."""
     return [
-        (CALL, step.name, identities, rows.buffer.take(step.inputs, of))
+        GeneratorCall(column=step.name, identities=identities, inputs=rows.buffer.take(step.inputs, of))
         for step, of in calls
         if is_called_again(step)
         # Columns from scratch were made for the source rows, whatever pre-batch processors made of them.

@@ -11,10 +11,11 @@ import attrs
 import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
+from ..store.entries import Purpose
+from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
-from .entries import is_calls_key, key_parts
 from .source import RECIPE_NAME, keep_recipe
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def _new_store(plan: BuildPlan, out: Path) -> Store:
 def _left_store(plan: BuildPlan, out: Path) -> Store:
     opened: list[tuple[Journal, Recovered]] = []
 
-    def open_journal() -> tuple[Journal, Recovered]:
+    def open_journal(commits: int = 0) -> tuple[Journal, Recovered]:
         if not opened:
-            opened.append(Journal.open(out, trusted=plan.runs_own_code))
+            opened.append(Journal.open(out, trusted=plan.runs_own_code, commits=commits))
         return opened[0]
 
     def forget_states() -> None:
@@ -112,15 +113,16 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             raise OutputDirectoryError(
                 f"another process wrote {str(out)!r} while this build was getting ready: start it again"
             )
-        if writer.header.recipe is not None and not (out / RECIPE_NAME).exists():
+        if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
             keep_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
-        if plan.header is not None:
-            writer.grow(plan.header)
         # A journal that is there is read, whatever is asked for now: it is paid for.
         if plan.config.durability == "cell" or has_journal(out):
-            store.journal, store.recovered = open_journal()
+            store.journal, store.recovered = open_journal(manifest.commits)
             store.damage += store.recovered.damage
             _clear(store.journal, store.recovered, manifest)
+        # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
+        if plan.header is not None:
+            writer.grow(plan.header)
     except BaseException:
         store.close()
         raise
@@ -130,17 +132,15 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
 def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
     """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet."""
     for key in recovered.groups:
-        index, revision = key_parts(key)
-        record = manifest.groups.get(index)
-        if key >= 0:
+        record = manifest.groups.get(key.group)
+        if key.purpose is Purpose.BUILD:
             # A group that was skipped as a whole may be under way again.
             is_over = record is not None and record.skipped is None
         else:
-            is_over = record is None or record.revision != revision
+            is_over = record is None or record.revision != key.revision
         if is_over:
             journal.free(key)
     for key in recovered.kept:
-        index, revision = key_parts(key)
-        record = manifest.groups.get(index)
-        if record is None or (record.revision != revision and not is_calls_key(key)):
-            journal.drop_kept(key)
+        record = manifest.groups.get(key.group)
+        if record is None or (record.revision != key.revision and key.purpose is not Purpose.CALLS):
+            journal.free(key)

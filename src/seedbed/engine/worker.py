@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import CellTimeout, QuotaExhausted, RateLimited
+from ..errors import CellError, CellTimeout, Permanent, QuotaExhausted, RateLimited
 from ..graph import Kind
 from ..observe.trace import TaskTrace
 from ..store.buffer import make_frame
 from .context import Context
+from .error_window import breakdown, is_panic
 from .failures import classify
 from .fill import bind_cell, bind_group, cell_value, group_values
 from .tasks import Outcome, Status, Task
@@ -53,9 +54,13 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
                 error = exception
     except Exception as exception:  # noqa: BLE001  raised by a generator's own nursery beside its cancellation
         error = exception
-    except BaseException:
-        _settle(services, task, Status.CANCELLED, None, context)
-        raise
+    except BaseException as exception:
+        if not is_panic(exception):
+            _settle(services, task, Status.CANCELLED, None, context)
+            raise
+        error = _no_fault_of_rows(services, step, exception)
+    if isinstance(error, MemoryError):
+        error = _no_fault_of_rows(services, step, error)
     outcome = Outcome(task, Status.SUCCESS, value, None, started, now())
     if scope.cancelled_caught:
         if not group.is_wanted(task):
@@ -72,6 +77,20 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     if services.plan.config.trace:
         services.ledger.traces.append(_trace(outcome, context))
     return outcome
+
+
+def _no_fault_of_rows(services: Services, step: Step, error: BaseException) -> CellError:
+    """The failure of a task where memory ran out or a library panicked: the run stops, and no row is dropped.
+
+    A panic in one cell is that cell's own failure, as any exception of its function is.
+    """
+    if step.kind is Kind.CELL and is_panic(error):
+        return Permanent(f"{type(error).__name__}: {error}")
+    stopped = breakdown(error, f"column {step.name!r}: ")
+    assert stopped is not None
+    services.scheduler.stop(stopped)
+    # Flow control and not a failure: the task stays unfinished.
+    return RateLimited(str(stopped))
 
 
 async def repeat_call(services: Services, group: OpenGroup, step: Step, row: int) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..models.base import Image
+    from ..recipe.access import Access
     from ..recipe.llm import ChatSpec
     from ..recipe.templates import Template
     from .context import CellContext
@@ -55,6 +56,9 @@ def chat_column(
     system = spec.template("system")
     needed = (*requires, *(system.requires if system else ()), *spec.images)
     limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
+    if spec.images:
+        environment.path("", f"column {spec.name!r}, images")  # where relative paths of pictures begin
+    places = tuple(place for place in (environment.artifacts, environment.base) if place is not None)
     dtypes = {} if dtype is None else {spec.name: dtype}
     if spec.trace:
         dtypes[spec.trace_name] = TRACE
@@ -69,7 +73,8 @@ def chat_column(
         wanted=wanted,
         schema=schema,
         dedupe=Dedupe() if spec.dedupe and not _asks_for_variety(parameters) else None,
-        places=tuple(place for place in (environment.artifacts, environment.base) if place is not None),
+        places=places,
+        access=environment.access and environment.access.granting(places[:-1]),
     )
     return Column(
         spec.name,
@@ -102,6 +107,8 @@ class _Conversation:
     dedupe: Dedupe | None
     # Where relative paths of pictures begin.
     places: tuple[Path, ...]
+    # What of them a recipe from a file may read; a model that writes paths is no more trusted.
+    access: Access | None
 
     async def agenerate(self, context_: CellContext, /, **values: Any) -> Any:
         """Fill one cell."""
@@ -148,7 +155,7 @@ class _Conversation:
         images: list[Image] = []
         for name in spec.images:
             where = f"column {spec.name!r}, images: {name!r}"
-            images += await load_pictures(values[name], places=self.places, where=where)
+            images += await load_pictures(values[name], places=self.places, where=where, access=self.access)
         messages = [Message(role="user", text=prompt, images=tuple(images))]
         if self.system is not None:
             messages.insert(0, Message(role="system", text=self.system.render(values)))

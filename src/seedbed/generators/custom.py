@@ -13,7 +13,7 @@ import polars as pl
 
 from ..errors import ConfigError
 from ..models.model import Model
-from ..recipe.code import import_object, is_generator_object
+from ..recipe.code import is_generator_object
 from ..recipe.custom import Custom
 from ..runtime.async_functions import for_runtime
 from .asyncio_context import for_asyncio
@@ -147,7 +147,7 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
         raise ConfigError(
             f"column {spec.name!r} runs code of its own ({spec.function!r}), which is allowed only with --allow-code"
         )
-    found = import_object(spec.function, base=environment.base, where=f"column {spec.name!r}, function")
+    found = environment.import_object(spec.function, f"column {spec.name!r}, function")
     said = {
         field.name: getattr(spec, field.name)
         for field in attrs.fields(Custom)
@@ -166,7 +166,7 @@ def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[type[
     where = f"column {spec.name!r}, retry_on"
     found: list[type[Exception]] = []
     for each in spec.retry_on:
-        exception = import_object(each, base=environment.base, where=where) if isinstance(each, str) else each
+        exception = environment.import_object(each, where) if isinstance(each, str) else each
         if not (isinstance(exception, type) and issubclass(exception, Exception)):
             raise ConfigError(f"{where}: {each!r} is no exception class")
         found.append(exception)

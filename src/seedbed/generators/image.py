@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -14,13 +12,13 @@ import polars as pl
 from ..recipe.media import Image
 from ..recipe.templates import compile_template
 from ..runtime.offload import finish_in_thread
+from ..store.files import write_file
 from .binding import bind_model, model_options
 from .column import Column
 from .registry import Environment, maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ..models.base import Image as Picture
     from ..recipe.templates import Template
@@ -53,7 +51,7 @@ def _filler(spec: Image, environment: Environment, prompt: Template) -> Callable
         if artifacts is None:
             return picture.data
         path = f"{folder}/{_file_name(picture, context_.row)}"
-        await finish_in_thread(partial(_write, artifacts / path, picture.data))
+        await finish_in_thread(partial(write_file, artifacts, path, picture.data))
         return path
 
     return fill
@@ -63,18 +61,3 @@ def _file_name(picture: Picture, row: int | None) -> str:
     """The row, and what the picture is: rows that a processor copied have one number and perhaps two pictures."""
     content = hashlib.blake2b(picture.data, digest_size=6).hexdigest()
     return f"{row or 0:07d}_{content}.{_SUFFIXES.get(picture.media_type, 'img')}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, and on disk before anything names it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -11,7 +11,6 @@ import polars as pl
 import yaml
 
 from ..errors import BadOutput, ConfigError
-from ..recipe.code import import_object
 from ..recipe.llm import SCHEMA_FILES, LLMCode, LLMStructured, LLMText, tells_schema
 from ..recipe.validation import Validation
 from .conversation import chat_column
@@ -142,10 +141,10 @@ def find_schema(spec: LLMStructured, environment: Environment) -> Any:
     if not isinstance(given, str | Path):
         return given
     if Path(given).suffix.lower() in SCHEMA_FILES:
-        return _read_schema(environment.base / given, where)
+        return _read_schema(environment.path(given, where), where)
     if not environment.allow_code:
         raise ConfigError(f"{where}: {given!r} is code, which is allowed only with --allow-code")
-    found = import_object(str(given), base=environment.base, where=where)
+    found = environment.import_object(str(given), where)
     if not (tells_schema(found) or isinstance(found, dict)):
         raise ConfigError(f"{where}: {given!r} is neither a pydantic model nor a JSON Schema but {found!r}")
     return found

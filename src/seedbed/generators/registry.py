@@ -10,13 +10,17 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import nearest
+from ..recipe.code import import_object
 from ..recipe.load import Vocabulary
 from ..recipe.spec import ColumnSpec, skip_rule
 from .plugins import load_own, load_plugins
 
 if TYPE_CHECKING:
+    import os
+
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
+    from ..recipe.access import Access
     from ..recipe.processors import ProcessorSpec
     from ..recipe.recipe import Recipe
     from .column import Column
@@ -37,7 +41,8 @@ class Environment:
     `client` gives the open client of an alias while a build runs (not before), `http` connections to any other server.
     `base` is where relative paths of a
     recipe file begin; `artifacts` is the dataset's directory, where files such as images go (None in a preview: then
-    bytes stay in the cell). `allow_code` is whether the user lets the recipe import code.
+    bytes stay in the cell). `allow_code` is whether the user lets the recipe import code, `access` what a recipe from a
+    file may reach (None: anything). Makers open paths of a recipe as `path` returns them.
     """
 
     seed: int = 0
@@ -47,6 +52,18 @@ class Environment:
     base: Path = Path()
     artifacts: Path | None = None
     allow_code: bool = False
+    access: Access | None = None
+
+    def path(self, given: str | os.PathLike[str], where: str) -> Path:
+        """Where a path of the recipe leads. Raises `ConfigError` if the recipe may not read there."""
+        path = self.base / Path(given).expanduser()
+        if self.access is not None:
+            self.access.check_path(path, where)
+        return path
+
+    def import_object(self, reference: str, where: str) -> Any:
+        """What `module:name` is, in a module beside the recipe or in an installed one. Raises `ConfigError`."""
+        return import_object(reference, base=self.path("", where), where=where)
 
     def model(self, alias: str) -> ModelSpec:
         """The model of an alias. Raises `ConfigError` for one that the recipe does not have."""
@@ -154,7 +171,7 @@ def processor_types() -> Mapping[str, type]:
 def planning_environment(recipe: Recipe, *, allow_code: bool = False) -> Environment:
     """What makers need to make the columns of a recipe that is looked at and not run: everything but clients."""
     models: Any = recipe.models  # whoever made the recipe gave specs
-    return Environment(seed=recipe.seed, models=models, base=recipe.base, allow_code=allow_code)
+    return Environment(seed=recipe.seed, models=models, base=recipe.base, allow_code=allow_code, access=recipe.access)
 
 
 def vocabulary(*, models: Mapping[str, type], run: type | None = None, allow_code: bool = False) -> Vocabulary:

@@ -33,7 +33,7 @@ _NUMBER = "seedbed row number"
 @maker(Seed)
 def make_seed(spec: Seed, environment: Environment) -> Column:
     """The columns of a file or frame, all filled by one reader."""
-    source = SeedSource(spec, environment.base)
+    source = SeedSource(spec, environment)
     return Column(
         spec.name,
         SeedReader(source, environment.seed),

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import duckdb
 import pyarrow as pa
 
 from ..errors import ConfigError
 from ..graph import nearest
+from ..recipe.access import fixed_part
+from ..recipe.seed import is_local_url
 from .content import tell_content
 from .extras import import_extra
 
 if TYPE_CHECKING:
     from ..recipe.seed import Seed
+    from .registry import Environment
 
 _READERS: dict[str, tuple[str, dict[str, Any]]] = {
     "csv": ("read_csv", {"header": True}),
@@ -33,16 +41,19 @@ class SeedSource:
     needed, because of a text file that reads all of it.
     """
 
-    def __init__(self, spec: Seed, base: Path) -> None:
+    def __init__(self, spec: Seed, environment: Environment) -> None:
         self.spec = spec
-        self._base = base
+        self._environment = environment
+        # Where a local file or pattern is; of a URL None, unless the file had to be copied.
+        self._local: str | None = None
+        self._remote: Any = None  # the filesystem of a URL
         self.label = "the frame" if spec.path is None else repr(spec.path)
         # One database for each seed; DuckDB fetches nothing for it, and URLs are fsspec's.
         self._database = duckdb.connect(
             config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
         )
         self._frame = None if spec.frame is None else spec.frame.to_arrow()
-        self._table = _FRAME if spec.path is None else self._open_file(spec.path, base)
+        self._table = _FRAME if spec.path is None else self._open_file(spec.path)
         self._rows: range | None = None
         schema = self._schema(f"SELECT * FROM {self._table}")
         chosen = self._chosen(schema.names)
@@ -62,16 +73,11 @@ class SeedSource:
         path = self.spec.path
         if path is None:
             return None
-        protocol, is_url, _ = path.partition("://")
         try:
-            if is_url:
-                fsspec: Any = import_extra("fsspec", extra="remote", column=self.spec.name)
-                remote = fsspec.filesystem(protocol)
-                names = sorted(remote.glob(path)) if _is_pattern(path) else [path]
-                return tell_content(names, lambda name: remote.open(name, "rb"), whole=_WHOLE_REMOTE)
-            local = str(self._base / Path(path).expanduser())
-            found = self._fetch(f"SELECT file FROM glob({literal(local)})") if _is_pattern(local) else [(local,)]
-            return tell_content(sorted(name for (name,) in found), lambda name: Path(name).open("rb"))
+            if self._local is None:
+                names = sorted(self._remote.glob(path)) if _is_pattern(path) else [path]
+                return tell_content(names, lambda name: self._remote.open(name, "rb"), whole=_WHOLE_REMOTE)
+            return tell_content(self._matches(self._local), lambda name: Path(name).open("rb"))
         except OSError as error:
             raise ConfigError(
                 f"column {self.spec.name!r}: {self.label} cannot be read: {first_lines(error)}"
@@ -137,24 +143,61 @@ class SeedSource:
         by = ", ".join(f"{name}={value}" for name, value in narrowed.items() if value is not None)
         return ConfigError(f"column {spec.name!r}: {self.label} has {count} rows, and {by} leaves none of them")
 
-    def _open_file(self, path: str, base: Path) -> str:
-        protocol, is_url, _ = path.partition("://")
-        if is_url:
-            fsspec: Any = import_extra("fsspec", extra="remote", column=self.spec.name)
-            try:
-                self._database.register_filesystem(fsspec.filesystem(protocol))
-            except (ImportError, ValueError, TypeError, OSError, duckdb.Error) as error:
-                problem = f"column {self.spec.name!r}: {path!r} cannot be opened: {first_lines(error)}"
-                raise ConfigError(problem) from error
+    def _open_file(self, path: str) -> str:
+        if self.spec.urls():
+            self._open_remote(path)
         else:
-            path = str(base / Path(path).expanduser())
-            if not _is_pattern(path) and not Path(path).is_file():
-                raise ConfigError(f"column {self.spec.name!r}: there is no file {path!r}")
+            self._local = self._find_local(path.partition("://")[2] if is_local_url(path) else path)
+        path = self._local or path
         kind = self.spec.file_format
         assert kind is not None
         function, defaults = _READERS[kind]
         given = "".join(f", {name} = {literal(value)}" for name, value in {**defaults, **self.spec.options}.items())
         return f"{function}({literal(path)}{given})"
+
+    def _find_local(self, given: str) -> str:
+        where = f"column {self.spec.name!r}, path"
+        # Also before anything is listed: a pattern must not walk through folders that the recipe may not read.
+        path = self._environment.base / Path(given).expanduser()
+        self._environment.path(fixed_part(path), where)
+        if not _is_pattern(str(path)) and not path.is_file():
+            raise ConfigError(f"column {self.spec.name!r}: there is no file {str(path)!r}")
+        for name in self._matches(str(path)):
+            self._environment.path(name, where)
+        return str(path)
+
+    def _matches(self, local: str) -> list[str]:
+        found = self._fetch(f"SELECT file FROM glob({literal(local)})") if _is_pattern(local) else [(local,)]
+        return sorted(name for (name,) in found)
+
+    def _open_remote(self, path: str) -> None:
+        protocol = path.partition("://")[0]
+        if self._environment.access is not None:
+            self._environment.access.check_protocol(protocol, f"column {self.spec.name!r}, path")
+        fsspec: Any = import_extra("fsspec", extra="remote", column=self.spec.name)
+        try:
+            # Not the instance that everyone else in this process gets: it is changed here.
+            self._remote = fsspec.filesystem(protocol, skip_instance_cache=True)
+            if protocol in ("http", "https"):
+                # DuckDB asks when a file was modified, to know whether what it holds is old; fsspec does not know.
+                self._remote.modified = lambda _: datetime.datetime.fromtimestamp(0, datetime.UTC)
+                if not _is_pattern(path.partition("?")[0]) and not _can_seek(self._remote, path):
+                    self._local = self._copy(path)
+                    return
+            self._database.register_filesystem(self._remote)
+        except Exception as error:  # each filesystem has errors of its own
+            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
+            problem = f"column {self.spec.name!r}: {path!r} cannot be opened: {first_lines(cause)}"
+            raise ConfigError(problem) from error
+
+    def _copy(self, path: str) -> str:
+        """A temporary copy of a file whose server sends it only from the beginning to the end."""
+        folder = tempfile.mkdtemp(prefix="seedbed-seed-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        # DuckDB knows by the name how a file is compressed.
+        copy = str(Path(folder, f"copy{''.join(Path(urlsplit(path).path).suffixes[-2:])}"))
+        self._remote.get_file(path, copy)
+        return copy
 
     def _chosen(self, known: list[str]) -> dict[str, str]:
         """The names of the columns here and in the file."""
@@ -165,6 +208,16 @@ class SeedSource:
                 hint = nearest(name, known)
                 raise ConfigError(f"column {self.spec.name!r}: {self.label} has no column {name!r}{hint}")
         return wanted
+
+
+def _can_seek(remote: Any, path: str) -> bool:
+    try:
+        with remote.open(path, "rb") as file:
+            file.seek(1)
+            file.read(1)
+    except ValueError:  # what fsspec raises where a server does not answer requests for ranges
+        return False
+    return True
 
 
 def _is_pattern(path: str) -> bool:
@@ -180,7 +233,7 @@ def used_rows(spec: Seed, count: int) -> range:
     return rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]
 
 
-def first_lines(error: Exception) -> str:
+def first_lines(error: BaseException) -> str:
     """What a reader says is wrong, without the advice on its own options that follows."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[:3])[:400]

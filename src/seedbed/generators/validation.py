@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..graph import Kind, nearest
-from ..recipe.code import import_object
 from ..recipe.validation import Validation
 from .column import Column
 from .extras import import_extra
@@ -117,7 +116,7 @@ def _callable_column(spec: Validation, environment: Environment) -> Column:
     if isinstance(function, str):
         if not environment.allow_code:
             raise ConfigError(f"{where}: {function!r} is code, and this recipe may not import any (allow_code)")
-        function = import_object(function, base=environment.base, where=where)
+        function = environment.import_object(function, where)
     if not callable(function):
         raise ConfigError(f"{where}: {function!r} is not a function")
     if inspect.iscoroutinefunction(function):

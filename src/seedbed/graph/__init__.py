@@ -6,6 +6,17 @@ Imports nothing of seedbed but `errors` and `observe.events`; every other room m
 from .frontier import GROUP, Frontier
 from .graph import Graph
 from .node import ColumnLike, Kind, Node
-from .validate import build_graph, check_columns, nearest
+from .validate import build_graph, check_columns, name_problem, nearest
 
-__all__ = ["GROUP", "ColumnLike", "Frontier", "Graph", "Kind", "Node", "build_graph", "check_columns", "nearest"]
+__all__ = [
+    "GROUP",
+    "ColumnLike",
+    "Frontier",
+    "Graph",
+    "Kind",
+    "Node",
+    "build_graph",
+    "check_columns",
+    "name_problem",
+    "nearest",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from ..errors import DatasetGenerationError
@@ -24,7 +25,10 @@ def build_graph(columns: Iterable[ColumnLike]) -> Graph:
 
 def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
     """Every problem of these columns, a sentence each; empty if a graph can be built from them."""
-    problems = _duplicates(columns)
+    # What is no text at all has a problem of its own, which the columns are checked for elsewhere.
+    written = [name for column in columns for name in _all_outputs(column) if isinstance(name, str)]
+    problems = [problem for name in written if (problem := name_problem(name))]
+    problems += _duplicates(columns)
     producers = _producers(columns)
     known = list(producers)
     for column in columns:
@@ -48,6 +52,16 @@ def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
         if column.allow_resize
     )
     return problems
+
+
+# NUL ends a name in Arrow's C interface, half a surrogate pair is no UTF-8, and no template can name the others.
+_UNNAMEABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def name_problem(name: str) -> str | None:
+    """Why a column cannot have this name; None if it can."""
+    found = _UNNAMEABLE.search(name)
+    return None if found is None else f"column {name!r}: {found[0]!r} is not allowed in the name of a column"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

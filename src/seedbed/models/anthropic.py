@@ -55,7 +55,9 @@ class Anthropic(HttpModel):
         headers = {"content-type": "application/json", "anthropic-version": _VERSION, **credentials.headers}
         if credentials.key:
             headers.setdefault("x-api-key", credentials.key)
-        async with open_http(timeout=self.timeout, connect_timeout=self.connect_timeout, http2=self.http2) as http:
+        async with open_http(
+            timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
+        ) as http:
             yield AnthropicClient(Caller(http, self, headers, credentials.secrets), self.max_tokens)
 
     @property
@@ -105,8 +107,8 @@ class AnthropicClient:
             raise Permanent(f"model {caller.model!r} refused to answer (stop_reason 'refusal')")
         content = found.get("content")
         blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
-        texts = [str(block.get("text", "")) for block in blocks if block.get("type") == "text"]
-        thoughts = [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
+        texts = [str(block.get("text") or "") for block in blocks if block.get("type") == "text"]
+        thoughts = [str(block.get("thinking") or "") for block in blocks if block.get("type") == "thinking"]
         for block in blocks:
             if block.get("type") == "tool_use" and block.get("name") == _TOOL:
                 given = block.get("input")

@@ -1,27 +1,34 @@
 """A small HTTP/1.1 client: what a model call needs and nothing more, because every call pays for it.
 
 Connections are kept alive and pooled per origin; httptools parses. A call that is cancelled closes its connection.
-Failures come out as `Retryable` (timeouts, lost connections, answers that are cut short or are not HTTP) or `Permanent`
-(a certificate that does not verify); statuses are the caller's.
+Failures come out as `Retryable` (timeouts, lost connections, answers that are cut short or are not HTTP), `RateLimited`
+(no file descriptor is left for another connection) or `Permanent` (a certificate that does not verify); statuses are
+the caller's.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import ssl
+import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn, Protocol
-from urllib.parse import quote, urlsplit
 
 import attrs
 import httptools
 import trio
 
-from ..errors import ConfigError, Permanent, Retryable
+from ..errors import CellError, ConfigError, Permanent, RateLimited, Retryable
+from .proxies import proxy_for
+from .urls import split_url
 from .wire import connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from .proxies import Proxy
     from .wire import Wire
 
 MAX_HEADERS = 65_536
@@ -34,8 +41,9 @@ MAX_BODY = 256 * 1024 * 1024
 _STALE_WITHIN = 1.0
 # Connections that nothing used for so long are not trusted any more: middle boxes forget them without a word.
 _IDLE_FOR = 55.0
-# What may stand in a URL as it is; the rest is written as %xx, and so is what is not ASCII.
-_PATH_SAFE = "/%:@!$&'()*+,;=~?"
+# Descriptors that connections leave to the rest of the process. Without them a checkpoint could not open its files, the
+# run would end, and answers that had arrived would be paid for again.
+_RESERVED_FILES = 8
 
 
 @attrs.frozen
@@ -51,7 +59,7 @@ class Endpoint(Protocol):
     """One URL with its method and headers, ready to be called."""
 
     async def send(self, body: bytes = b"") -> HttpResponse:
-        """Make one call. Raises `Retryable` or `Permanent` where there is no answer."""
+        """Make one call. Raises `Retryable`, `RateLimited` or `Permanent` where there is no answer."""
         ...
 
 
@@ -66,21 +74,13 @@ async def open_http(
     *,
     timeout: float = 120.0,  # noqa: ASYNC109  of each call, not of opening
     connect_timeout: float = 10.0,
-    http2: bool = False,
     max_connections: int = 1_000,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[HttpClient]:
     """A client; leaving closes its connections. `timeout` is for a whole call, connecting included.
 
-    `max_connections` is per origin; a call that finds them all busy waits within its timeout. With `http2` calls go
-    through pyqwest, which costs more CPU a call.
+    `max_connections` is per origin; a call that finds them all busy waits within its timeout.
     """
-    if http2:
-        from .http2 import open_http2  # noqa: PLC0415  starts an event loop of its own in threads
-
-        async with open_http2(timeout=timeout, connect_timeout=connect_timeout) as client:
-            yield client
-        return
     pool = Http1Client(timeout, connect_timeout, max_connections, ssl_context)
     try:
         yield pool
@@ -110,24 +110,33 @@ class Http1Client:
         self._pools: dict[tuple[str, str, int], _Pool] = {}
 
     def endpoint(self, method: str, url: str, headers: Mapping[str, str]) -> Endpoint:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"{url!r} is not an http or https URL")
+        try:
+            parts = split_url(url)
+        except ValueError as error:
+            raise ConfigError(f"a URL {error}") from None
         check_headers(headers)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        origin = parts.scheme, parts.hostname, port
+        origin = parts.scheme, parts.host, parts.port
         pool = self._pools.get(origin)
         if pool is None:
             context = None
             if parts.scheme == "https":
                 context = self._ssl_context = self._ssl_context or ssl.create_default_context()
             pool = self._pools[origin] = _Pool(
-                parts.hostname, port, context, self._connect_timeout, self._max_connections
+                parts.host,
+                parts.port,
+                context,
+                self._connect_timeout,
+                max_connections=self._max_connections,
+                proxy=proxy_for(parts),
             )
-        target = quote(parts.path, safe=_PATH_SAFE) or "/"
-        if parts.query:
-            target += f"?{quote(parts.query, safe=_PATH_SAFE)}"
-        lines = [f"{method} {target} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
+        lines = [f"{method} {parts.target} HTTP/1.1", f"host: {parts.authority}"]
+        if not any(name.lower() == "accept-encoding" for name in headers):
+            lines.append("accept-encoding: gzip")
+        if pool.asked_proxy is not None:
+            # The proxy is asked itself, for the whole URL.
+            lines[0] = f"{method} http://{parts.authority}{parts.target} HTTP/1.1"
+            if pool.asked_proxy.authorization:
+                lines.append(f"proxy-authorization: {pool.asked_proxy.authorization}")
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return _Http1Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
 
@@ -136,18 +145,49 @@ class Http1Client:
             pool.close()
 
 
+class _Connecting:
+    """The connections that are being opened, by all clients: descriptors are those of the process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def leave_too_few_files(self) -> bool:
+        """Whether one more connection would take a descriptor that the rest of the process may need."""
+        try:
+            # A new descriptor has the lowest number that is free, so every lower one is in use.
+            free = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            return True
+        os.close(free)
+        return free + self.count >= _file_limit() - _RESERVED_FILES
+
+
+_connecting = _Connecting()
+
+
 class _Pool:
     """The connections of one origin."""
 
     def __init__(
-        self, host: str, port: int, context: ssl.SSLContext | None, connect_timeout: float, max_connections: int
+        self,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
+        connect_timeout: float,
+        *,
+        max_connections: int,
+        proxy: Proxy | None,
     ) -> None:
-        self.name = f"{host}:{port}"
+        self.name = f"{host}:{port}" + (f" through {proxy.name}" if proxy else "")
+        # The proxy that answers in the place of the host; with TLS it only passes bytes on.
+        self.asked_proxy = proxy if context is None else None
+        self._proxy = proxy
         self._host = host
         self._port = port
         self._context = context
         self._connect_timeout = connect_timeout
         self._free = trio.Semaphore(max_connections)
+        self._opened = 0  # connections that are open, busy or idle
         # Last used last: those at the front go stale first and are closed first.
         self._idle: list[_Connection] = []
         self._is_closed = False
@@ -163,16 +203,19 @@ class _Pool:
                 connection = self._idle.pop()
                 if now - (connection.idle_since or 0.0) < _IDLE_FOR and connection.wire.is_quiet():
                     return connection
-                connection.wire.close()
+                self._close(connection)
             return await self._open()
         except BaseException:
             self._free.release()
             raise
 
     async def _open(self) -> _Connection:
+        if (self._opened or _connecting.count) and _connecting.leave_too_few_files():
+            raise self._too_many_files()
+        _connecting.count += 1
         try:
             with trio.fail_after(self._connect_timeout):
-                return _Connection(await connect(self._host, self._port, self._context), self.name)
+                wire = await connect(self._host, self._port, self._context, self._proxy)
         except trio.TooSlowError as error:
             raise Retryable(f"no connection to {self.name} within {self._connect_timeout:g} s") from error
         except ssl.SSLCertVerificationError as error:
@@ -180,25 +223,42 @@ class _Pool:
                 f"the certificate of {self.name} does not verify: {error.verify_message or error}"
             ) from error
         except OSError as error:
+            if _first_cause(error).errno in {errno.EMFILE, errno.ENFILE}:
+                raise self._too_many_files() from error
             raise Retryable(f"no connection to {self.name}: {_reason(error)}") from error
+        finally:
+            _connecting.count -= 1
+        self._opened += 1
+        return _Connection(wire, self.name)
+
+    def _too_many_files(self) -> RateLimited:
+        """Flow control: nothing was sent, and as many calls as there are descriptors for can be under way."""
+        return RateLimited(
+            f"no connection to {self.name}: too many open files (ulimit -n is {_file_limit()}); raise that limit or "
+            "lower max_parallel_requests"
+        )
 
     def put(self, connection: _Connection) -> None:
         """Take back a connection that can be used again."""
         self._free.release()
         if self._is_closed:
-            connection.wire.close()
+            self._close(connection)
             return
         connection.idle_since = trio.current_time()
         self._idle.append(connection)
 
     def discard(self, connection: _Connection) -> None:
         self._free.release()
+        self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self._opened -= 1
         connection.wire.close()
 
     def close(self) -> None:
         self._is_closed = True
         while self._idle:
-            self._idle.pop().wire.close()
+            self._close(self._idle.pop())
 
 
 class _Http1Endpoint:
@@ -216,8 +276,10 @@ class _Http1Endpoint:
         await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         with trio.move_on_after(self._timeout):
-            response = await self._exchange(message, fresh=False)
-            return response or await self._fresh_exchange(message)
+            response = await self._exchange(message, fresh=False) or await self._fresh_exchange(message)
+            if response.status == 407 and self._pool.asked_proxy is not None:
+                raise self._pool.asked_proxy.refusal(407, self._pool.name)
+            return _decode(response, self._pool.name) if "content-encoding" in response.headers else response
         raise Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
 
     async def _fresh_exchange(self, message: bytes) -> HttpResponse:
@@ -335,10 +397,59 @@ class _Connection:
         raise ValueError(complaint)  # stops the parser, which wraps it in an error of its own
 
 
-def _reason(error: OSError) -> str:
-    tried = error.__cause__  # one for each address of the host, as trio tells it
+def _decode(response: HttpResponse, name: str) -> HttpResponse:
+    """The answer with its body as it was before it was compressed. Raises where that cannot be found out.
+
+    An error status says enough without its body, and decides alone.
+    """
+    body = response.body
+    encodings = [each.strip().lower() for each in response.headers["content-encoding"].split(",")]
+    try:
+        for encoding in reversed(encodings):  # the last one was applied last
+            if encoding in {"gzip", "x-gzip", "deflate"}:
+                body = _inflate(body)
+            elif encoding not in {"", "identity"}:
+                raise Permanent(f"{name} sent a body with content-encoding {encoding!r}, which was not asked for")
+    except (zlib.error, EOFError) as error:
+        failure: CellError = Retryable(f"{name} sent a body that is not {encoding} although it says so ({error})")
+    except CellError as error:
+        failure = error
+    else:
+        return attrs.evolve(response, body=body)
+    if 200 <= response.status < 300:
+        raise failure
+    return attrs.evolve(response, body=str(failure).encode())
+
+
+def _inflate(data: bytes) -> bytes:
+    """Decompress gzip or zlib, or deflate without a header, which some servers send under its name."""
+    whole = bytearray()
+    # 47: the header decides which of the two it is; -15: there is none.
+    window = 47 if data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and int.from_bytes(data[:2]) % 31 == 0) else -15
+    while data:  # gzip files may follow each other
+        stream = zlib.decompressobj(window)
+        whole += stream.decompress(data, MAX_BODY + 1 - len(whole))
+        if len(whole) > MAX_BODY:
+            raise Retryable(f"more than {MAX_BODY} bytes of body")
+        if not stream.eof:
+            raise EOFError("its end is missing")
+        data = stream.unused_data.lstrip(b"\0")
+    return bytes(whole)
+
+
+def _first_cause(error: OSError) -> OSError:
+    tried = error.__cause__  # a group of one for each address of the host, as trio reports it
     if isinstance(tried, BaseExceptionGroup) and isinstance(tried.exceptions[0], OSError):
-        error = tried.exceptions[0]
+        return tried.exceptions[0]
+    return error
+
+
+def _reason(error: OSError) -> str:
+    error = _first_cause(error)
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed the connection without an answer (reset)"
     return error.strerror or str(error) or type(error).__name__
+
+
+def _file_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

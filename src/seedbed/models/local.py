@@ -107,6 +107,10 @@ class Local(Limits):
         options = (self.weights, self.max_parallel_requests, self.context_size, self.threads, self.embeddings)
         return f"local {options} {self.timeout} {self.start_timeout}"
 
+    def paths(self) -> tuple[str, ...]:
+        """The local file that it reads, if one is given."""
+        return () if self.weights is None else (self.weights,)
+
     def problems(self) -> list[str]:
         """The extra or the weights, where they are missing."""
         found = [] if importlib.util.find_spec("xllamacpp") else [_MISSING_SERVER]

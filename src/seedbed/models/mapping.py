@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CellError, Permanent, RateLimited, Retryable
+from ..runtime.backoff import parse_retry_after
 
 if TYPE_CHECKING:
     from .http import HttpResponse
@@ -24,8 +26,11 @@ _EXCERPT = 200
 _KEY_LIKE = re.compile(
     r"\b(?:sk|pk|rk|key|gsk|nvapi|hf|xai)[-_](?=[\w*.-]*[\d*])[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE
 )
-# OpenAI's and those who follow it, then Anthropic's.
-_REMAINING = re.compile(r"(?:x-ratelimit-remaining-(\w+)|anthropic-ratelimit-([\w-]+)-remaining)")
+OVERLOADED_STATUSES = frozenset({503, 529})
+"""Flow control like a 429 where the answer says how long to wait, a failed attempt where it does not."""
+
+# OpenAI's and those who follow it, then Anthropic's. Each has a header of what remains beside it.
+_RESET = re.compile(r"x-ratelimit-(reset)(?:-[\w-]+)?|anthropic-ratelimit-[\w-]+-(reset)")
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
@@ -67,10 +72,11 @@ def failure_of(model: str, response: HttpResponse, secrets: Iterable[str] = ()) 
         return None
     said = excerpt(response.body, secrets)
     message = f"model {model!r} answered {status}" + (f": {said}" if said else " without a word")
-    if status == 429:
+    if status == 429 or status in OVERLOADED_STATUSES:
         # Also where the quota is used up for good: then every call is refused, and patience ends the run.
-        headers = response.headers
-        return RateLimited(message, retry_after=_retry_after(headers), reset=_reset(headers))
+        retry_after, reset = _retry_after(response.headers), _reset(response.headers)
+        if status == 429 or retry_after is not None or reset is not None:
+            return RateLimited(message, retry_after=retry_after, reset=reset)
     if status in RETRYABLE_STATUSES or status >= 500:
         return Retryable(message)
     if 300 <= status < 400:
@@ -80,25 +86,36 @@ def failure_of(model: str, response: HttpResponse, secrets: Iterable[str] = ()) 
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | str | None:
+    """How long the call has to wait, if the provider says so in a way that can be understood."""
     milliseconds = headers.get("retry-after-ms")
     if milliseconds is not None:
         try:
-            return float(milliseconds) / 1000
+            seconds = float(milliseconds) / 1000
         except ValueError:
             pass
-    return headers.get("retry-after")
+        else:
+            if math.isfinite(seconds):
+                return seconds
+    given = headers.get("retry-after")
+    return None if parse_retry_after(given, time.time()) is None else given
 
 
 def _reset(headers: Mapping[str, str]) -> str | None:
-    """When the key has something left again, if the provider says that it has nothing left now."""
+    """When the key has something left again, if the provider says that it has nothing left now.
+
+    A key may have used up its requests and its tokens: the later instant counts.
+    """
+    latest, longest = None, -1.0
     for name, value in headers.items():
-        found = _REMAINING.fullmatch(name)
-        if found and value.strip() == "0":
-            what, other = found.groups()
-            reset = headers.get(f"x-ratelimit-reset-{what}" if what else f"anthropic-ratelimit-{other}-reset")
-            if reset is not None:
-                return reset
-    return None
+        found = _RESET.fullmatch(name)
+        if found is None:
+            continue
+        start, end = found.span(1 if found.group(1) else 2)
+        remaining = headers.get(f"{name[:start]}remaining{name[end:]}", "0")
+        seconds = parse_retry_after(value, time.time())
+        if remaining.strip() == "0" and seconds is not None and seconds > longest:
+            latest, longest = value, seconds
+    return latest
 
 
 def parse_object(model: str, response: HttpResponse, secrets: Iterable[str] = ()) -> dict[str, Any]:

@@ -52,7 +52,9 @@ class OpenAICompatible(HttpModel):
         headers = {"content-type": "application/json", **credentials.headers}
         if credentials.key:
             headers.setdefault("authorization", f"Bearer {credentials.key}")
-        async with open_http(timeout=self.timeout, connect_timeout=self.connect_timeout, http2=self.http2) as http:
+        async with open_http(
+            timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
+        ) as http:
             yield OpenAIClient(Caller(http, self, headers, credentials.secrets), self.structured_output)
 
     @property
@@ -215,7 +217,7 @@ def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):  # parts, as some providers answer
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return ""
 
 

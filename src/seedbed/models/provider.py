@@ -6,9 +6,11 @@ import hashlib
 import math
 import os
 import re
+import ssl
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
 import attrs
 
@@ -18,6 +20,8 @@ from .base import HOW
 from .distributions import check_distribution
 from .http import check_headers
 from .mapping import name_model
+from .proxies import proxy_for
+from .urls import split_url
 
 if TYPE_CHECKING:
     from .http import Endpoint, HttpClient, HttpResponse
@@ -29,12 +33,13 @@ _SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|[-
 
 def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Refuse what is not a plain http or https URL; a password in it would end up in messages."""
-    parts = urlsplit(value) if isinstance(value, str) else None
-    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"{attribute.name} must be an http or https URL, not {value!r}")
-    if _SECRET_HEADER.search(parts.query):
+    try:
+        url = split_url(value)
+    except ValueError as error:
+        raise ConfigError(f"{attribute.name} {error}") from None
+    if _SECRET_HEADER.search(url.target.partition("?")[2]):
         raise ConfigError(f"{attribute.name} must not contain a key; use api_key_env or headers")
-    if parts.username or parts.password:
+    if url.username or url.password:
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
 
@@ -133,7 +138,8 @@ class HttpModel(Limits):
     # Seconds for a whole call, and for connecting.
     timeout: float = attrs.field(default=120.0, validator=check_timeout)
     connect_timeout: float = attrs.field(default=10.0, validator=check_timeout, metadata=HOW)
-    http2: bool = attrs.field(default=False, metadata=HOW)
+    # A file of certificates (PEM) that are trusted besides those of the system.
+    ca_file: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_text), metadata=HOW)
 
     def key(self, domain: str) -> str:
         """The throttle key: where it is, whose quota it uses, the model and the domain."""
@@ -144,18 +150,64 @@ class HttpModel(Limits):
     def provider_id(self) -> str:
         """The same for specs that can share a client."""
         headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
-        options = (self.type, self.base_url, self.api_key_env, headers, self.timeout, self.connect_timeout, self.http2)
+        options = (
+            self.type,
+            self.base_url,
+            self.api_key_env,
+            headers,
+            self.timeout,
+            self.connect_timeout,
+            self.ca_file,
+        )
         return " ".join(map(str, options))
 
+    @property
+    def header_env(self) -> tuple[str, ...]:
+        """The environment variables that its headers name."""
+        return tuple(name for value in self.headers.values() for name in _VARIABLE.findall(value))
+
+    def urls(self) -> tuple[str, ...]:
+        """Where it is, to be listed before a run."""
+        return (self.base_url,)
+
+    def paths(self) -> tuple[str, ...]:
+        """The local file that it reads, if one is given."""
+        return () if self.ca_file is None else (self.ca_file,)
+
     def problems(self) -> list[str]:
-        """Environment variables that are missing."""
-        names = [self.api_key_env] if self.api_key_env else []
-        names += [name for value in self.headers.values() for name in _VARIABLE.findall(value)]
-        return [
+        """Environment variables that are missing or name no proxy, and certificates that cannot be read."""
+        names = [*([self.api_key_env] if self.api_key_env else []), *self.header_env]
+        problems = []
+        try:
+            self.ssl_context()
+            proxy_for(split_url(self.base_url))
+        except ConfigError as error:
+            problems.append(f"model {self.model!r}: {error}")
+        return problems + [
             f"model {self.model!r} at {self.base_url} needs the environment variable {name}, which is not set"
             for name in dict.fromkeys(names)
             if not os.environ.get(name)
         ]
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """What decides which certificates are trusted; None where the default does."""
+        if not self.base_url.lower().startswith("https:"):
+            return None
+        trusted = os.environ.get("SSL_CERT_FILE")
+        # OpenSSL reads that file, and says nothing where there is none.
+        if trusted and not Path(trusted).is_file():
+            raise ConfigError(f"the environment variable SSL_CERT_FILE names {trusted!r}, which is not a file")
+        if self.ca_file is None:
+            return None
+        context = ssl.create_default_context()
+        try:
+            # Opening a pipe would wait for ever.
+            if not stat.S_ISREG(Path(self.ca_file).stat().st_mode):
+                raise OSError("it is not a regular file")
+            context.load_verify_locations(self.ca_file)
+        except OSError as error:  # ssl.SSLError is one: no certificate in it
+            raise ConfigError(f"ca_file {self.ca_file!r} cannot be used: {error.strerror or error}") from None
+        return context
 
     def credentials(self) -> Credentials:
         """The key and the headers, from the environment as it is now."""

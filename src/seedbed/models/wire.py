@@ -14,6 +14,8 @@ import trio
 if TYPE_CHECKING:
     import ssl
 
+    from .proxies import Proxy
+
 CHUNK = 65_536
 
 
@@ -135,11 +137,26 @@ def _is_quiet(connected: socket.socket) -> bool:
     return False
 
 
-async def connect(host: str, port: int, context: ssl.SSLContext | None) -> Wire:
-    """Open a connection, with TLS where a context is given. Raises `OSError` (`ssl.SSLError` is one)."""
-    stream = await trio.open_tcp_stream(host, port)
+async def connect(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | None = None) -> Wire:
+    """Open a connection, with TLS where a context is given, to a proxy or through one where that is given.
+
+    Raises `OSError` (`ssl.SSLError` is one), and `Permanent` or `Retryable` where the proxy refuses.
+    """
+    if proxy is None:
+        stream = await trio.open_tcp_stream(host, port)
+    else:
+        stream = await trio.open_tcp_stream(proxy.host, proxy.port)
     if context is None:
         return SocketWire(socket.socket(fileno=stream.socket.detach()))
+    if proxy is not None:
+        try:
+            await proxy.open_tunnel(stream, host, port)
+        except trio.BrokenResourceError as error:
+            stream.socket.close()
+            raise ConnectionResetError(f"{proxy.name} closed the connection") from error
+        except BaseException:
+            stream.socket.close()
+            raise
     tls = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
     return await _shake_hands(tls, stream)
 

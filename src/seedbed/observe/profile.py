@@ -1,4 +1,4 @@
-"""Where the time of a build went: task traces kept beside the dataset, and what they add up to for each column."""
+"""Where the time of a build went: what task traces add up to for each column."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from .trace import TaskTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-# Not parquet, so that nobody who reads the directory's parquet files by a pattern takes them for rows.
-DIRECTORY = "traces"
-_PATTERN = "run_*.arrow"
 
 
 @attrs.frozen(kw_only=True)
@@ -43,31 +38,9 @@ class ColumnProfile:
         return self.queue + self.slot + self.permit + self.call + self.parse
 
 
-def save_traces(traces: Sequence[TaskTrace], dataset: Path) -> Path:
-    """Keep the traces of one run with its dataset; each run of a dataset has a file of its own."""
-    directory = dataset / DIRECTORY
-    directory.mkdir(exist_ok=True)
-    number = 1 + max((int(path.stem.removeprefix("run_")) for path in directory.glob(_PATTERN)), default=0)
-    path = directory / f"run_{number:04}.arrow"
-    traces_frame(traces).write_ipc(path, compression="zstd")
-    return path
-
-
-def load_profile(dataset: Path) -> list[ColumnProfile]:
-    """The profile of a dataset's runs, as far as their traces were kept; empty if none were."""
-    frame = load_traces(dataset)
-    return [] if frame is None else _profile(frame)
-
-
-def load_traces(dataset: Path) -> pl.DataFrame | None:
-    """The traces of all runs of a dataset that were kept, a row for each task; None if none were."""
-    frames = [pl.read_ipc(path) for path in sorted((dataset / DIRECTORY).glob(_PATTERN))]
-    return pl.concat(frames, how="diagonal_relaxed") if frames else None
-
-
 def profile(traces: Sequence[TaskTrace]) -> list[ColumnProfile]:
     """What traces add up to, column by column in the order of their first task."""
-    return _profile(traces_frame(traces)) if traces else []
+    return profile_frame(traces_frame(traces)) if traces else []
 
 
 def traces_frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
@@ -78,7 +51,8 @@ def traces_frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
     return pl.DataFrame(columns, schema_overrides={**instants, "row": pl.Int64}, strict=False)
 
 
-def _profile(frame: pl.DataFrame) -> list[ColumnProfile]:
+def profile_frame(frame: pl.DataFrame) -> list[ColumnProfile]:
+    """What a table of traces adds up to, column by column in the order of their first task."""
     # Seconds inside of model calls and seconds of waiting between them, where the engine told them.
     told = [pl.col(name) if name in frame.columns else pl.lit(0.0).alias(name) for name in ("called", "waited")]
     wait = pl.col("submitted") - pl.col("ready")

@@ -1,82 +1,371 @@
-"""Waiting for one of the places that requests have to share."""
+"""Which requests run now, which wait and which are refused.
+
+A request is refused if the loop or the threads are busy and the loop and thread time that it needs beside the others is
+more than it has. What a request waits for endpoints is not counted: refusing would not make an endpoint any faster.
+`Admission` decides without waiting; only `wait` and `wait_idle` wait. All on trio's thread.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections import deque
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from ..errors import Overloaded
-from .places import Places
 
 if TYPE_CHECKING:
-    from .forecast import Forecast
-    from .places import Claim
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .pool import ThreadPool
+
+# How much the last request counts at least.
+_RECENT: Final = 1 / 16
+# How fast the least time that requests took is let slip.
+_SLIP: Final = 1.005
+# A request that is cut off at its deadline would have needed more, unknown how much. The simulation in the tests
+# chose this factor: with less, too much is started in vain.
+_LATE: Final = 4.0
+# How many times what is expected there must be time for; chosen with the simulation in the tests. What is too late was
+# done for nothing, which is worse than to have refused it: to start takes more than an even chance.
+_MARGIN: Final = 1.08
+# A request that waited takes the slot of one that is about to come with more time left, so it must have more to spare.
+_SPARE: Final = 1.7
+# What was learnt so many seconds ago may no longer hold: a plan of which nothing was started since then is tried again,
+# and what is learnt now replaces it.
+_OUTDATED: Final = 0.25
+# Seconds over which the loop is observed, and the part of them from which on it counts as busy.
+_WINDOW: Final = 0.01
+_BUSY: Final = 0.75
+# A wait for I/O of so many seconds shows that no task was ready. A shorter one may only have collected an event.
+_SLEPT: Final = 50e-6
+# At least this part of a busy loop is assumed to be left for requests.
+_LEAST_USEFUL: Final = 0.25
+# How much one window counts if it had more of that part, and if it had less. The fewer requests run, the less they get
+# beside refusals; a part that fell as fast as it rises would let fewer and fewer start.
+_MORE_USEFUL: Final = 1 / 8
+_LESS_USEFUL: Final = 1 / 64
+
+
+class Forecast:
+    """What a request of one plan needs, learnt from those before. Changed by `Admission` only."""
+
+    __slots__ = ("alone", "cut", "learnt", "loop", "started", "threads", "used")
+
+    def __init__(self) -> None:
+        self.alone = 0.0  # seconds that a request takes at least, endpoints included: the least of late; 0 if unknown
+        self.cut = 0.0  # seconds after which the last was cut off, for as long as none was in time
+        self.loop = 0.0  # seconds of the loop that a request uses; 0 if unknown
+        self.threads = 0.0  # seconds of threads that a request uses
+        self.used = 0.0  # seconds of the loop that all requests that have ended used
+        self.started = -math.inf  # when the last request was started
+        self.learnt = -math.inf  # when the last request has shown what it needs
+
+    def beside(self, others: Iterable[tuple[Forecast, int]]) -> tuple[float, float]:
+        """How many requests compete for the loop and for threads with one of this plan, out of so many of each plan.
+
+        One that mostly waits for an endpoint counts for less than one, compared with a request that seldom does.
+        """
+        loop = threads = 0.0
+        share, thread_share = self.share_of(self.loop), self.share_of(self.threads)
+        for forecast, count in others:
+            loop += count * min(1.0, forecast.share_of(forecast.loop) / share)
+            if self.threads and forecast.threads:
+                threads += count * min(1.0, forecast.share_of(forecast.threads) / thread_share)
+        return loop, threads
+
+    def share_of(self, seconds: float) -> float:
+        """The part of a request's time that these seconds of it are; all of it if nothing is known."""
+        took = self.alone or self.cut
+        return min(1.0, seconds / took) if seconds and took else 1.0
+
+    def learn(self, claim: Claim, now: float, *, in_time: bool) -> None:
+        """A request has ended. If not `in_time`, it was cut off at its deadline."""
+        assert claim.started is not None
+        took = now - claim.started
+        self.used += claim.loop
+        if in_time:
+            recent = max(_RECENT, min(1.0, (now - self.learnt) / _OUTDATED)) if self.alone else 1.0
+            self.learnt = now
+            self.loop += (claim.loop - self.loop) * recent
+            self.threads += (claim.threads - self.threads) * recent
+            self.alone = min(self.alone * _SLIP, took) if self.alone else took
+        elif self.alone:
+            self.loop += max(0.0, min(self.alone, claim.loop * _LATE) - self.loop) * _RECENT
+            self.threads += max(0.0, claim.threads - self.threads) * _RECENT
+        else:
+            # The first ones made each other late. One at a time will show what one takes.
+            self.loop = max(self.loop, self.used - claim.used_before)
+            self.cut = took
+            self.threads = max(self.threads, claim.threads)
+
+
+class Claim:
+    """A request that asked for a slot. Changed by `Admission` and `LoopMeter`, `threads` by the thread pool."""
+
+    __slots__ = ("deadline", "forecast", "loop", "meter", "started", "threads", "used_before", "wake")
+
+    def __init__(self, deadline: float, forecast: Forecast, meter: LoopMeter) -> None:
+        self.deadline = deadline
+        self.forecast = forecast
+        self.meter = meter
+        self.started: float | None = None  # when it got its slot
+        self.used_before = 0.0  # what its plan had used of the loop by then
+        self.loop = 0.0  # seconds of the loop that it has used
+        self.threads = 0.0  # seconds of threads
+        self.wake: Callable[[], object] = _no_waiter  # called when it gets its slot after waiting
+
+    def has_slot(self) -> bool:
+        """True if it runs, or has run."""
+        return self.started is not None
+
+
+current_claim: ContextVar[Claim | None] = ContextVar("seedbed.plans.current_claim", default=None)
+"""The claim of the request that the current task works for."""
+
+
+class LoopMeter(trio.abc.Instrument):
+    """How busy the loop is, and with what. Time between two task steps belongs to the first of them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()  # since when the task runs that runs now, or since when the loop waits for I/O
+        self._waits = True  # for I/O
+        self._claim: Claim | None = None  # of the task that runs now
+        self._slept = 0.0  # seconds that the loop waited for I/O
+        self._own = 0.0  # seconds of the tasks of requests
+        self._window = self._last, 0.0, 0.0  # its start, and `_slept` and `_own` then
+        self.woke = self._last  # the last time at which no task was ready
+        self.is_saturated = False
+        self.useful = 1.0  # the part of a busy loop that requests get; the rest goes to clients, refusals, the host
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Part of trio's interface for instruments."""
+        self.step(self._clock(), task.context.get(current_claim))
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002  trio's interface
+        """Part of trio's interface for instruments."""
+        self.pause(self._clock())
+
+    def step(self, now: float, claim: Claim | None) -> None:
+        """A task step begins, for that request or for none."""
+        before = self._claim
+        if before is not None:
+            used = now - self._last
+            before.loop += used
+            self._own += used
+        elif self._waits:
+            self._wake(now)
+        self._last = now
+        self._claim = claim if claim is None or claim.meter is self else None
+
+    def pause(self, now: float) -> None:
+        """No more task steps before the loop has looked for I/O."""
+        self.step(now, None)
+        self._waits = True
+        self._observe(now)
+
+    def _wake(self, now: float) -> None:
+        self._waits = False
+        slept = now - self._last
+        self._slept += slept
+        if slept > _SLEPT:
+            self.woke = now
+            self._observe(now)
+
+    def _observe(self, now: float) -> None:
+        start, slept, own = self._window
+        seconds = now - start
+        if seconds < _WINDOW:
+            return
+        busy, own = seconds - (self._slept - slept), self._own - own
+        self._window = now, self._slept, self._own
+        self.is_saturated = busy >= _BUSY * seconds
+        if self.is_saturated:
+            useful = max(_LEAST_USEFUL, own / busy)
+            self.useful += (useful - self.useful) * (_MORE_USEFUL if useful > self.useful else _LESS_USEFUL)
 
 
 class Admission:
-    """The places of an engine. `Places` decides; here is waited for what it decided. All on trio's thread."""
+    """The slots of an engine: at most `limit` requests run and `max_queue` wait; all others are refused at once.
 
-    def __init__(self, limit: int, max_queue: int) -> None:
-        self._places = Places(limit, max_queue)
+    A request with a deadline is started beside others only if it is expected to be in time. Without this, an engine
+    that is asked for more than it can do would start everything and finish nothing. Otherwise it waits, but only if it
+    can still finish: there is time to spare, and no more wait before it than are expected to end until then. Refusing
+    at once is cheap, and the caller can still ask another engine. Of those that wait, the first that fits is next. A
+    request that comes when nothing runs, or when loop and threads are idle, always fits.
+    """
+
+    def __init__(
+        self, limit: int, max_queue: int, *, meter: LoopMeter, pool: ThreadPool, clock: Callable[[], float]
+    ) -> None:
+        self._limit = limit
+        self._max_queue = max_queue
+        self._meter = meter
+        self._clock = clock
+        self._pool = pool
+        self._running: dict[Claim, None] = {}  # the first to start standing first
+        self._by_plan: dict[Forecast, int] = {}  # how many of them are of each plan
+        self._queue: deque[Claim] = deque()
         self._closed = False
         self._idle = trio.Event()
 
     @property
     def running(self) -> int:
-        return self._places.running
+        return len(self._running)
 
     @property
     def queued(self) -> int:
-        return self._places.queued
+        return len(self._queue)
+
+    @property
+    def waiting(self) -> tuple[Claim, ...]:
+        """The requests that wait, the first to come standing first."""
+        return tuple(self._queue)
 
     def ask(self, deadline: float, forecast: Forecast) -> Claim:
-        """Ask for a place: there is one, or `wait` for it. Raises Overloaded if there is neither place nor hope."""
+        """Ask for a slot: the claim has started, or `wait` for it. Raises Overloaded if it can do neither in time."""
         if self._closed:
             raise _closing()
-        return self._places.ask(trio.current_time(), deadline, forecast)
+        now = self._clock()
+        claim = Claim(deadline, forecast, self._meter)
+        is_probe = len(self._running) < self._limit and now - forecast.started >= _OUTDATED
+        if is_probe or self._fits(claim, now, _MARGIN):
+            self._start(claim, now)
+            return claim
+        if len(self._queue) >= self._max_queue:
+            raise Overloaded(f"{self.running} requests run and {self.queued} wait (max_queue)")
+        if deadline < math.inf and not self._can_wait(claim, now):
+            raise Overloaded(
+                f"its deadline could not be met: {self.running} requests run and {self.queued} wait before it"
+            )
+        self._queue.append(claim)
+        return claim
 
     async def wait(self, claim: Claim) -> None:
-        """Wait for a place, until less is left before the deadline than a request takes at least."""
+        """Wait for a slot, until less is left before the deadline than a request takes at least."""
         woken = trio.Event()
         claim.wake = woken.set
         try:
             with trio.CancelScope(deadline=claim.deadline - claim.forecast.alone):
                 await woken.wait()
         except BaseException:
-            self.give_up(claim)
+            self.withdraw(claim)
             raise
-        if not claim.has_place():
-            self.give_up(claim)
+        if not claim.has_slot():
+            self.withdraw(claim)
             raise _closing() if self._closed else Overloaded("its deadline could not be met any more while it waited")
 
-    def give_up(self, claim: Claim) -> None:
-        """A request ends before it has begun, with or without a place."""
-        if claim.has_place():
+    def withdraw(self, claim: Claim) -> None:
+        """A request ends before it has done anything, with or without a slot."""
+        if claim in self._running:
             self.leave(claim, in_time=None)
-        else:
-            self._places.withdraw(claim)
+        elif claim in self._queue:
+            self._queue.remove(claim)
 
     def leave(self, claim: Claim, *, in_time: bool | None) -> None:
-        """A request that had a place is over: done, cut off at its deadline, or ended otherwise (None)."""
-        self._places.leave(claim, trio.current_time(), in_time=in_time)
-        if not self._places.running:
+        """A request that had a slot has ended: done, cut off at its deadline, or otherwise (None)."""
+        now = self._clock()
+        if in_time is not None:
+            claim.forecast.learn(claim, now, in_time=in_time)
+        del self._running[claim]
+        left = self._by_plan.pop(claim.forecast) - 1
+        if left:
+            self._by_plan[claim.forecast] = left
+        for waiting in tuple(self._queue):
+            if len(self._running) >= self._limit:
+                break
+            if self._fits(waiting, now, _SPARE):
+                self._queue.remove(waiting)
+                self._start(waiting, now)
+                waiting.wake()
+        if not self._running:
             self._idle.set()
 
+    @contextmanager
+    def work_for(self, claim: Claim) -> Iterator[None]:
+        """What the current task and its children do from here on is done for that claim."""
+        outer = current_claim.set(claim)
+        self._meter.step(self._clock(), claim)
+        try:
+            yield
+        finally:
+            self._meter.step(self._clock(), None)
+            current_claim.reset(outer)
+
     def close(self) -> None:
-        """Refuse those who wait, and all who come."""
+        """Refuse the requests that wait, and all that come."""
         self._closed = True
-        for claim in self._places.waiting:
-            # At once, or a place that becomes free before it has woken would still be given to it.
-            self._places.withdraw(claim)
+        for claim in self.waiting:
+            # At once, or a slot that becomes free before it has woken would still be given to it.
+            self.withdraw(claim)
             claim.wake()
 
     async def wait_idle(self) -> None:
         """Wait until nothing runs."""
-        while self._places.running:
+        while self._running:
             self._idle = trio.Event()
             await self._idle.wait()
+
+    def _start(self, claim: Claim, now: float) -> None:
+        claim.started = claim.forecast.started = now
+        claim.used_before = claim.forecast.used
+        self._running[claim] = None
+        self._by_plan[claim.forecast] = self._by_plan.get(claim.forecast, 0) + 1
+
+    def _fits(self, claim: Claim, now: float, margin: float) -> bool:
+        if not self._running:
+            return True
+        if len(self._running) >= self._limit:
+            return False
+        if claim.deadline == math.inf:
+            return True
+        loop, threads = self._competitors(claim.forecast)
+        if not loop and not threads:
+            return True
+        return now + margin * self._seconds(claim.forecast, 1 + loop, 1 + threads) <= claim.deadline
+
+    def _can_wait(self, claim: Claim, now: float) -> bool:
+        """True if it can be in time after those that wait before it."""
+        loop, threads = self._competitors(claim.forecast)
+        needed = self._seconds(claim.forecast, max(1.0, loop), max(1.0, threads))
+        if len(self._running) >= self._limit:
+            needed = max(needed, claim.forecast.alone)
+        if not needed:
+            return True
+        needed *= _SPARE
+        slack = claim.deadline - now - needed
+        # The next slot is for the first that waits; and in the time that it needs, as many end as run.
+        return slack >= 0 and len(self._queue) < 1 + len(self._running) * slack / needed
+
+    def _competitors(self, forecast: Forecast) -> tuple[float, float]:
+        """How many requests compete with one more of that plan, for the loop and for threads."""
+        loop = threads = 0.0
+        threads_busy = self._pool.busy >= self._pool.size
+        if self._meter.is_saturated or threads_busy:
+            loop, threads = forecast.beside(self._by_plan.items())
+            threads = threads if threads_busy else 0.0
+        if not self._meter.is_saturated:
+            # All that started before the loop last slept have done what they can do for now: they wait for endpoints.
+            fresh = []
+            for claim in reversed(self._running):
+                if claim.started is None or claim.started < self._meter.woke:
+                    break
+                fresh.append((claim.forecast, 1))
+            loop, _ = forecast.beside(fresh)
+        return loop, threads
+
+    def _seconds(self, forecast: Forecast, at_loop: float, at_threads: float) -> float:
+        """The loop and thread time of a request if so many compete, itself included."""
+        return forecast.loop * at_loop / self._meter.useful + forecast.threads * max(1.0, at_threads / self._pool.size)
 
 
 def _closing() -> Overloaded:
     return Overloaded("the engine is closing")
+
+
+def _no_waiter() -> None:
+    pass

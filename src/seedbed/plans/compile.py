@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from ..errors import ConfigError
 from .capabilities import ON_ERROR
 from .expressions import compile_expression
-from .forecast import Forecast
 from .ops import CORE_OPS, SORT, TAKE
 from .opspec import ParamKind
 from .predicates import compile_predicate
@@ -109,22 +108,16 @@ class Unit:
         self.needs = 0  # units that must be done before; this and the next set by `_link`
         self.successors: tuple[int, ...] = ()
 
-    @property
-    def surely_in_thread(self) -> bool:
-        """Whether it takes a thread whatever the number of rows."""
-        return not self.is_async and not self.always_inline and self.fixed == math.inf
-
 
 class Schedule:
     """The units of a plan for one fusion mode."""
 
-    __slots__ = ("needs", "needs_thread", "roots", "units")
+    __slots__ = ("needs", "roots", "units")
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = tuple(units)
         self.needs = [unit.needs for unit in units]
         self.roots = tuple(sorted((unit for unit in units if not unit.needs), key=_waits_last))
-        self.needs_thread = any(unit.surely_in_thread for unit in units)
 
 
 def _waits_last(unit: Unit) -> bool:
@@ -150,7 +143,6 @@ class CompiledPlan:
             step.cost = self._cost(step, calibration)
         self.outputs = tuple(positions[name] for name in plan.outputs)
         self.has_policies = ON_ERROR in plan.capabilities
-        self.forecast = Forecast()
         self._schedules: dict[str, Schedule] = {}
 
     def schedule(self, fusion: str) -> Schedule:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..graph.limits import parse_toml
 from .problems import Code
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read_document(source: Source, problems: Problems) -> Any:
         return source
     try:
         if toml:
-            return tomllib.loads(source)
+            return parse_toml(source)
         return json.loads(source, object_pairs_hook=_object, parse_constant=_no_constant)
     except RecursionError:
         problems.add(Code.TOO_DEEP, "$", "expected a document that is not nested hundreds of levels deep")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
 import secrets
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 import trio
 
 from ..embed import anywhere, anywhere_context
-from ..errors import ConfigError, Overloaded, PlanError
-from .admission import Admission
+from ..errors import ConfigError, Overloaded, PlanError, RequestDeadlineExceeded
+from .admission import Admission, Forecast, LoopMeter
 from .calibration import calibrate
 from .compile import FUSIONS, CompiledPlan
 from .context import RequestContext
@@ -28,7 +29,7 @@ from .pool import ThreadPool
 from .problems import shown
 from .registries import default_registries
 from .request import Request, parse_request
-from .response import Response
+from .response import Response, build_candidates
 from .rowset import NO_ROWS, concat
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from .admission import Claim
     from .calibration import Calibration
     from .compile import Fusion, Schedule
     from .documents import Source
     from .memo import EndpointSource
     from .model import Registries
     from .opspec import OpRegistry
-    from .places import Claim
 
 # How many plans stay compiled. A service has tens; whoever makes a plan for each request must not fill the memory.
 _COMPILED: Final = 256
@@ -140,6 +141,8 @@ class PlanEngine:
         self._late_results = 0
         # By the identity of the plan, which is kept so that no other can get it; the oldest first.
         self._compiled: dict[int, CompiledPlan] = {}
+        # By the name of the plan, so that one that is loaded again keeps what was learnt.
+        self._forecasts: dict[str, Forecast] = {}
         self._executions: set[Execution] = set()
         self._name = secrets.token_hex(4)
         self._numbers = itertools.count(1)
@@ -164,12 +167,15 @@ class PlanEngine:
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
         limit, max_queue, threads = self._limits
-        self._admission = Admission(limit, max_queue)
-        self._pool = ThreadPool(threads)
         self._clock = trio.lowlevel.current_clock().current_time
+        meter = LoopMeter(self._clock)
+        self._pool = ThreadPool(threads, self._clock)
+        self._admission = Admission(limit, max_queue, meter=meter, pool=self._pool, clock=self._clock)
         if self._calibration is None:
             self._calibration = await calibrate()
         async with AsyncExitStack() as stack:
+            trio.lowlevel.add_instrument(meter)
+            stack.callback(trio.lowlevel.remove_instrument, meter)
             if self._given_endpoints is None:
                 self._endpoints = await stack.enter_async_context(open_endpoints(self.registries))
             else:
@@ -230,12 +236,10 @@ class PlanEngine:
         try:
             compiled = self._compile(plan)
             schedule = compiled.schedule(fusion or self._fusion)
-            if schedule.needs_thread and self._pool.stuck:
-                raise Overloaded("every thread (cpu_threads) still works on nodes whose time was over")
             if arrival >= deadline:
                 raise not_started(schedule.roots[0])
             # Nothing is made for a request that is refused: refusing must stay cheap when it happens most.
-            claim = self._admission.ask(deadline, compiled.forecast)
+            claim = self._admission.ask(deadline, self._forecast(plan.name))
             response = await self._answer(
                 claim,
                 compiled,
@@ -248,6 +252,9 @@ class PlanEngine:
             )
         except PlanError as error:
             self._outcomes[error.code] += 1
+            if isinstance(error, Overloaded | RequestDeadlineExceeded):
+                # Perhaps nothing was waited for. A caller that tries again at once must not keep the loop for itself.
+                await trio.lowlevel.checkpoint()
             raise
         self._outcomes["OK"] += 1
         return response
@@ -268,9 +275,9 @@ class PlanEngine:
             try:
                 request = parse_request(request, compiled.plan.registries)
             except BaseException:
-                self._admission.give_up(claim)
+                self._admission.withdraw(claim)
                 raise
-        if not claim.has_place():
+        if not claim.has_slot():
             await self._admission.wait(claim)
         execution = Execution(
             compiled,
@@ -287,23 +294,31 @@ class PlanEngine:
         )
         began = self._clock()
         complete: bool | None = None
+        candidates: list[dict[str, Any]] | None = None
         self._executions.add(execution)
         try:
-            complete = await execution.run()
+            # Building the candidates is work on the loop too, and counts for the claim.
+            with self._admission.work_for(claim):
+                complete = await execution.run()
+                ended = self._clock()
+                done = [found for position in compiled.outputs if (found := execution.results[position]) is not None]
+                rows = concat(done, compiled.keys) if done else NO_ROWS
+                if complete or partial:
+                    may_go_on = functools.partial(execution.may_answer, partial=partial)
+                    candidates = await build_candidates(rows, compiled.keys, may_go_on)
+                    complete = complete and candidates is not None
         finally:
             self._executions.discard(execution)
             self._late_results += execution.late
             self._admission.leave(claim, in_time=complete)
-        ended = self._clock()
-        if not complete and not partial:
+        if candidates is None:
             raise execution.deadline_error()
-        done = [rows for position in compiled.outputs if (rows := execution.results[position]) is not None]
         engine_id = f"{self._name}-{next(self._numbers)}"
         return Response(
             request_id=request.request_id if request.request_id is not None else engine_id,
             engine_request_id=engine_id,
-            rows=concat(done, compiled.keys) if done else NO_ROWS,
-            keys=compiled.keys,
+            rows=rows,
+            candidates=candidates,
             trace=None if execution.traces is None else execution.traces.trace(compiled, began, ended),
             coverage=execution.coverage() if partial or compiled.has_policies else None,
         )
@@ -338,6 +353,14 @@ class PlanEngine:
 
     def _measured(self) -> Calibration:
         return _not_open() if self._calibration is None else self._calibration
+
+    def _forecast(self, name: str) -> Forecast:
+        found = self._forecasts.get(name)
+        if found is None:
+            if len(self._forecasts) >= _COMPILED:
+                del self._forecasts[next(iter(self._forecasts))]
+            found = self._forecasts[name] = Forecast()
+        return found
 
     def _compile(self, plan: Plan) -> CompiledPlan:
         found = self._compiled.get(id(plan))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import Overloaded, PlanError, RequestDeadlineExceeded
+from .admission import current_claim
 from .context import OpContext
 from .response import Coverage, Degraded
 from .segments import SegmentRun, check_output, failure_of, may_degrade, overdue, stand_in
@@ -128,10 +129,17 @@ class Execution:
             self._error = failure_of(self._at(next(iter(self._active))).node_id, failures)
         return None
 
-    def deadline_error(self) -> RequestDeadlineExceeded:
+    def may_answer(self, *, partial: bool) -> bool:
+        """Whether the response may be built: a partial one after the deadline too, and none after `abort`."""
+        return not isinstance(self._error, Overloaded) and (partial or self._clock() < self.deadline)
+
+    def deadline_error(self) -> PlanError:
         """What to say when the deadline passed: the node that has run longest, or the first that could not start."""
-        if isinstance(self._error, RequestDeadlineExceeded):
+        if self._error is not None:
             return self._error
+        if not self._left:
+            output = self._compiled.steps[self._compiled.outputs[0]].node_id
+            return RequestDeadlineExceeded("the request's deadline passed while the response was built", node=output)
         for unit in self._active:
             return RequestDeadlineExceeded("the request's deadline passed while it ran", node=self._at(unit).node_id)
         return not_started(self._schedule.roots[0])
@@ -281,7 +289,7 @@ class Execution:
                 watching = trio.CancelScope()
                 self._nursery.start_soon(self._watch, run, scope, watching)
             try:
-                await self._pool.run(run.run)
+                await self._pool.run(run.run, current_claim.get())
             except Overloaded as refusal:
                 raise Overloaded(refusal.message, node=run.unit.steps[run.place].node_id) from None
             finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from ..embed import anywhere
-from ..errors import EndpointUnavailable
+from .slices import SLICE_ROWS, slices
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -29,25 +29,20 @@ class EndpointSource(Protocol):
 
 
 class _Pending:
-    """Reads that are under way; `error` is set if they failed, and nothing if they were cancelled."""
+    """Reads that are under way. When they end their keys are known, or absent if they failed or were cancelled."""
 
-    __slots__ = ("_done", "_over", "error")
+    __slots__ = ("_done",)
 
     def __init__(self) -> None:
         self._done: trio.Event | None = None  # made for the first who waits, which is nearly always nobody
-        self._over = False
-        self.error: EndpointUnavailable | None = None
 
     async def wait(self) -> None:
-        """Wait until they are over."""
-        if self._over:
-            return
+        """Wait until they end."""
         if self._done is None:
             self._done = trio.Event()
         await self._done.wait()
 
     def finish(self) -> None:
-        self._over = True
         if self._done is not None:
             self._done.set()
 
@@ -98,19 +93,32 @@ class OnceEndpoint:
 async def _read(
     known: dict[str, Any], keys: Sequence[str], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
 ) -> list[Any]:
+    if len(keys) <= SLICE_ROWS:
+        return await _read_slice(known, keys, read)
+    answers: list[Any] = []
+    for part in slices(keys):
+        answers += await _read_slice(known, part, read)
+        await trio.lowlevel.checkpoint()
+    return answers
+
+
+async def _read_slice(
+    known: dict[str, Any], keys: Sequence[str], read: Callable[[Sequence[str]], Awaitable[list[Any]]]
+) -> list[Any]:
+    # What another node reads is waited for, and looked for again each time that something may have changed: if that
+    # node fails or is cancelled, the keys are absent and the first who finds them so reads them. Its error is its own,
+    # since its policy may let the request go on.
     while True:
         missing = dict.fromkeys(keys) if not known else {key: None for key in keys if key not in known}
         if missing:
             answers = await _read_missing(known, list(missing), read)
             if len(missing) == len(keys):
                 return answers
-        waiting = next((found for key in keys if type(found := known.get(key)) is _Pending), None)
-        if waiting is not None:
-            await waiting.wait()
-            if waiting.error is not None:
-                raise EndpointUnavailable(waiting.error.message) from waiting.error
-            continue  # it is known now, or its reader was cancelled and it is for us to read
-        return [known[key] for key in keys]
+            continue
+        waiting = next((found for key in keys if type(found := known[key]) is _Pending), None)
+        if waiting is None:
+            return [known[key] for key in keys]
+        await waiting.wait()
 
 
 async def _read_missing(
@@ -122,9 +130,7 @@ async def _read_missing(
         answers = await read(missing)
         # Here too nothing may stay pending: whoever finds it so would wait, in vain and without end.
         known.update(zip(missing, answers, strict=True))
-    except BaseException as error:
-        if isinstance(error, EndpointUnavailable):
-            pending.error = error
+    except BaseException:
         for key in missing:
             del known[key]
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from . import opspec
 from .model import KeyType
 from .opspec import OpSpec, Rows
 from .rowset import COUNTRY, ID, NO_ROWS, concat, first_in_order, new_rows, order_of, string_column
+from .slices import SLICE_ROWS, slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,17 +57,30 @@ def _unknown_viewer(_inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
     return _users([ctx.request.user_id], [{}], ctx)
 
 
-async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> list[int]:
-    """The ids in the lists of all input rows, one list after the other."""
-    keys = [f"{name}:{row_id}" for row_id in inputs[0].ids().tolist()]
-    lists = await ctx.endpoint(params["endpoint"]).lrange_many(keys, 0, params["fanout"] - 1)
-    return _integers(list(chain.from_iterable(lists)))
+async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> list[list[int]]:
+    """The ids in the lists of all input rows, one list after the other, in slices."""
+    endpoint, last = ctx.endpoint(params["endpoint"]), params["fanout"] - 1
+    pieces: list[list[int]] = []
+    for rows in slices(inputs[0].ids()):
+        elements = chain.from_iterable(await endpoint.lrange_many([f"{name}:{row}" for row in rows.tolist()], 0, last))
+        while part := list(islice(elements, SLICE_ROWS)):
+            pieces.append(_integers(part))
+            if len(part) == SLICE_ROWS:
+                await trio.lowlevel.checkpoint()
+        if len(rows) == SLICE_ROWS:  # a read of what is known already passes no checkpoint
+            await trio.lowlevel.checkpoint()
+    return pieces
 
 
 async def _listed_users(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    ids = await _listed(name, inputs, params, ctx)
-    hashes = await ctx.endpoint(params["endpoint"]).hgetall_many([f"user:{user_id}" for user_id in ids])
-    return _users(ids, hashes, ctx)
+    endpoint = ctx.endpoint(params["endpoint"])
+    pieces: list[RowSet] = []
+    for ids in await _listed(name, inputs, params, ctx):
+        if pieces:
+            await trio.lowlevel.checkpoint()
+        hashes = await endpoint.hgetall_many([f"user:{user_id}" for user_id in ids])
+        pieces.append(_users(ids, hashes, ctx))
+    return concat(pieces, ctx.keys) if pieces else _users([], [], ctx)
 
 
 async def _follow(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
@@ -78,7 +92,12 @@ async def _recommendation(inputs: Inputs, params: Params, ctx: OpContext) -> Row
 
 
 async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    return new_rows(await _listed("media", inputs, params, ctx))
+    pieces: list[RowSet] = []
+    for ids in await _listed("media", inputs, params, ctx):
+        if pieces:
+            await trio.lowlevel.checkpoint()
+        pieces.append(new_rows(ids))
+    return concat(pieces, ctx.keys) if pieces else NO_ROWS
 
 
 def _vm(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
@@ -12,6 +13,11 @@ from ..runtime.offload import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .admission import Claim
+
+PATIENCE: Final = 1.0
+"""Seconds without a free thread after which a request that has no deadline is refused."""
 
 T = TypeVar("T")
 
@@ -27,28 +33,27 @@ class _Waiter:
 class ThreadPool:
     """So many threads, first come, first served.
 
-    A thread whose caller was cancelled goes on and keeps its place: it is *late*. When all are late nobody can tell
-    when one will be free, so callers are refused and not kept waiting. All on trio's thread.
+    A thread whose caller was cancelled goes on and keeps its slot: it is *late*. A request waits for a thread as long
+    as it can still finish; one without a deadline until no thread has become free for `PATIENCE` seconds. All on trio's
+    thread.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, clock: Callable[[], float]) -> None:
         self.size = size
         self.busy = 0  # late ones included
         self.late = 0
         self.late_completions = 0
+        self._clock = clock
+        self._freed_at = -math.inf  # when a thread last became free
         self._waiters: deque[_Waiter] = deque()
         self._idle = trio.Event()
 
-    @property
-    def stuck(self) -> bool:
-        """Whether every thread works for a caller that is gone."""
-        return self.late >= self.size
-
-    async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` in a thread; when cancelled, the thread is given up and this raises at once."""
-        await self._acquire()
+    async def run(self, function: Callable[[], T], claim: Claim | None = None) -> T:
+        """Run `function` in a thread; when cancelled, the thread is abandoned and this raises at once."""
+        await self._acquire(claim)
         lease = Lease(lambda: self._release(lease))
         started = False
+        began = self._clock()
 
         def work() -> T:
             nonlocal started
@@ -59,17 +64,13 @@ class ThreadPool:
             return await lease.run(work)
         except trio.Cancelled:
             if lease.abandoned:
-                self._count_late()
+                self.late += 1
             elif started:  # it ended in the instant between the cancellation and now
                 self.late_completions += 1
             raise
-
-    def _count_late(self) -> None:
-        self.late += 1
-        if self.stuck:
-            for waiter in self._waiters:
-                waiter.woken.set()
-            self._waiters.clear()
+        finally:
+            if claim is not None:
+                claim.threads += self._clock() - began
 
     async def wait_idle(self) -> None:
         """Wait until no thread works."""
@@ -77,27 +78,30 @@ class ThreadPool:
             self._idle = trio.Event()
             await self._idle.wait()
 
-    async def _acquire(self) -> None:
-        if self.stuck:
-            raise self._refusal()
+    async def _acquire(self, claim: Claim | None = None) -> None:
         if self.busy < self.size:
             self.busy += 1
             return
         waiter = _Waiter()
         self._waiters.append(waiter)
+        asked = self._clock()
+        ends = math.inf if claim is None else claim.deadline - claim.forecast.threads
         try:
-            await waiter.woken.wait()
-        except trio.Cancelled:
+            while not waiter.granted:
+                patient_until = max(asked, self._freed_at) + PATIENCE if ends == math.inf else ends
+                if self._clock() >= patient_until:
+                    raise Overloaded(
+                        f"none of {self.size} threads (cpu_threads) became free in time; "
+                        f"{self.late} work on nodes whose requests have ended"
+                    )
+                with trio.CancelScope(deadline=patient_until):
+                    await waiter.woken.wait()
+        except BaseException:
             if waiter.granted:
                 self._pass_on()
-            elif waiter in self._waiters:
+            else:
                 self._waiters.remove(waiter)
             raise
-        if not waiter.granted:
-            raise self._refusal()
-
-    def _refusal(self) -> Overloaded:
-        return Overloaded(f"all {self.size} threads (cpu_threads) still work on nodes whose time was over")
 
     def _release(self, lease: Lease) -> None:
         if lease.abandoned:
@@ -106,6 +110,7 @@ class ThreadPool:
         self._pass_on()
 
     def _pass_on(self) -> None:
+        self._freed_at = self._clock()
         if self._waiters:
             waiter = self._waiters.popleft()
             waiter.granted = True

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import trio
 
 from .rowset import ID
+from .slices import SLICE_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .model import Key
     from .rowset import RowSet
@@ -63,33 +64,45 @@ class Coverage:
         return not self.degraded and not self.unfinished
 
 
-@attrs.frozen(kw_only=True, slots=False)
+async def build_candidates(
+    rows: RowSet, keys: Mapping[int, Key], may_go_on: Callable[[], bool]
+) -> list[dict[str, Any]] | None:
+    """One object a row: its id, and its other columns by the names of their keys. None if it may not go on."""
+    candidates = _candidates(rows.between(0, SLICE_ROWS) if len(rows) > SLICE_ROWS else rows, keys)
+    for start in range(SLICE_ROWS, len(rows), SLICE_ROWS):
+        await trio.lowlevel.checkpoint()
+        if not may_go_on():
+            return None
+        candidates += _candidates(rows.between(start, start + SLICE_ROWS), keys)
+    return candidates if may_go_on() else None
+
+
+def _candidates(rows: RowSet, keys: Mapping[int, Key]) -> list[dict[str, Any]]:
+    columns = [(keys[key_id].name, key_id) for key_id in rows.columns if key_id != ID]
+    names = [name for name, _ in columns]
+    values = [rows.to_list(keys[key_id]) for _, key_id in columns]
+    ids = rows.ids().tolist()
+    if not values:
+        return [{"id": row_id, "fields": {}} for row_id in ids]
+    if len(values) == 1:  # a score and nothing else, as a rule
+        (name,), (column,) = names, values
+        return [{"id": row_id, "fields": {name: value}} for row_id, value in zip(ids, column, strict=True)]
+    return [
+        {"id": row_id, "fields": dict(zip(names, row, strict=True))}
+        for row_id, row in zip(ids, zip(*values, strict=True), strict=True)
+    ]
+
+
+@attrs.frozen(kw_only=True)
 class Response:
-    """An answer. `candidates` are made of `rows` when they are first asked for."""
+    """An answer: `rows`, and the same as `candidates`, one object a row."""
 
     request_id: str
     engine_request_id: str
     rows: RowSet
-    keys: Mapping[int, Key]
+    candidates: list[dict[str, Any]]
     trace: Trace | None = None
     coverage: Coverage | None = None
-
-    @cached_property
-    def candidates(self) -> list[dict[str, Any]]:
-        """One object a row: its id, and its other columns by the names of their keys."""
-        columns = [(self.keys[key_id].name, key_id) for key_id in self.rows.columns if key_id != ID]
-        names = [name for name, _ in columns]
-        values = [self.rows.to_list(self.keys[key_id]) for _, key_id in columns]
-        ids = self.rows.ids().tolist()
-        if not values:
-            return [{"id": row_id, "fields": {}} for row_id in ids]
-        if len(values) == 1:  # a score and nothing else, as a rule
-            (name,), (column,) = names, values
-            return [{"id": row_id, "fields": {name: value}} for row_id, value in zip(ids, column, strict=True)]
-        return [
-            {"id": row_id, "fields": dict(zip(names, row, strict=True))}
-            for row_id, row in zip(ids, zip(*values, strict=True), strict=True)
-        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The response as JSON values."""

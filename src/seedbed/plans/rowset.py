@@ -88,6 +88,12 @@ def unwritten(key: Key) -> Read:
     return (float(key.default) if key.type is KeyType.FLOAT else key.default), False
 
 
+def unwritten_column(key: Key, size: int) -> Column:
+    """The same as a column of so many values."""
+    value, null = unwritten(key)
+    return Column(np.full(size, value, _DTYPES[key.type]), np.full(size, fill_value=True) if null else None)
+
+
 class RowSet:
     """Some rows of some columns, in an order.
 
@@ -135,6 +141,11 @@ class RowSet:
         if count >= self._length:
             return self
         return RowSet(self.columns, np.arange(count) if self.index is None else self.index[:count])
+
+    def between(self, start: int, stop: int) -> RowSet:
+        """The rows from position `start` to before `stop`."""
+        stop = min(stop, self._length)
+        return RowSet(self.columns, np.arange(start, stop) if self.index is None else self.index[start:stop])
 
     def none(self) -> RowSet:
         """No row, of the same columns."""

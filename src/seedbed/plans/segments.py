@@ -14,7 +14,7 @@ from ..errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, Re
 from .context import OpContext
 from .ops import sort_and_take
 from .opspec import Rows
-from .rowset import NO_ROWS, RowSet, make_column
+from .rowset import ID, NO_ROWS, RowSet, concat, unwritten_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -227,20 +227,22 @@ def may_degrade(step: Step, failure: PlanError) -> bool:
 
 
 def stand_in(step: Step, inputs: tuple[RowSet, ...], ctx: OpContext) -> RowSet:
-    """The rows that a node is said to have given although it failed."""
-    first = inputs[0] if inputs else NO_ROWS
-    if step.policy == "empty":
-        return first.none()
+    """The rows that a node is said to have given although it failed, with the columns that it would have given."""
+    new = step.op.gives is Rows.NEW
     try:
-        if step.op.gives is Rows.NEW:
-            return NO_ROWS if step.op.fallback is None else step.op.fallback(inputs, step.params, ctx)
-        for key_id in step.writes:
-            key = ctx.keys[key_id]
-            column = make_column(key, [None if key.nullable else key.default] * len(first))
-            first = first.with_column(key_id, column.values, column.nulls)
+        if new and step.policy == "default" and step.op.fallback is not None:
+            return step.op.fallback(inputs, step.params, ctx)
+        rows = inputs[0] if inputs and not new else NO_ROWS
+        if step.policy == "empty":
+            rows = rows.none()
+        if step.op.gives is Rows.APPENDED:
+            rows = concat([rows, *(one.none() for one in (*inputs[1:], *ctx.refs.values()))], ctx.keys)
+        for key_id in sorted((step.writes - {ID}) & ctx.keys.keys()):
+            column = unwritten_column(ctx.keys[key_id], len(rows))
+            rows = rows.with_column(key_id, column.values, column.nulls)
     except Exception as error:
         raise failure_of(step.node_id, error) from error
-    return first
+    return rows
 
 
 def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 
 from ..errors import InvalidPlan
+from ..graph.limits import MAX_DEPTH
 from .problems import Code, Problems, shown
-from .trees import MAX_DEPTH, MAX_SIZE
+from .trees import MAX_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

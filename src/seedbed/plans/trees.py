@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..graph.limits import MAX_DEPTH
 from .model import KeyType
 from .predicates import pattern_problem
 from .problems import Code, Problems, shortened, shown
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
     from .model import Key, Param, Registries
 
-# Evaluation follows the tree down, and Python's stack is not endless; a tree made in Python can share its branches, so
-# that its size as JSON is exponential in its depth.
-MAX_DEPTH = 100
+# A tree made in Python can share its branches, so that its size as JSON is exponential in its depth.
 MAX_SIZE = 10_000
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")

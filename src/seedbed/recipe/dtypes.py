@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
+from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -14,8 +15,10 @@ import pyarrow as pa
 
 from ..errors import ConfigError
 from ..graph import nearest
+from ..graph.limits import MAX_DEPTH
 from ..store.dtypes import declared_type
 
+_MAX_LENGTH = 100_000
 _NAMES: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -49,6 +52,9 @@ def read_dtype(value: Any) -> Any:
         return {name: read_dtype(each) for name, each in value.items()}
     if not isinstance(value, str):
         return value
+    levels = accumulate((char in "([{") - (char in ")]}") for char in value)
+    if len(value) > _MAX_LENGTH or max(levels, default=0) > MAX_DEPTH:
+        raise ConfigError(f"the type {value[:20]!r}… is nested too deep or too long")
     try:
         return _read(ast.parse(value.strip(), mode="eval").body)
     except ConfigError:
@@ -88,7 +94,10 @@ def _read_argument(node: ast.expr) -> Any:
             return {name: _read(each) for name, each in zip(names, values, strict=True)}
         case ast.Name() | ast.Subscript() | ast.Call():
             return _read(node)
-    return ast.literal_eval(node)
+    constant = ast.literal_eval(node)
+    if isinstance(constant, int) and abs(constant) >= 2**31:
+        raise ConfigError(f"{constant} is too large a number for a type")
+    return constant
 
 
 def dtype_text(dtype: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +14,16 @@ from .spec import ColumnSpec
 from .templates import Condition, Template, compile_condition, compile_template, is_template
 
 LANGUAGES = ("jinja", "sql")
+
+# Every operator is a level of polars' tree, which it follows by recursion: 20,000 of them, or 500 `||`, exhaust the C
+# stack and end the process.
+_MAX_OPERATORS = 1000
+_MAX_CONCATENATIONS = 100
+_MAX_LENGTH = 1_000_000
+_LITERALS = re.compile(r"'[^']*+'|\"[^\"]*+\"")
+_OPERATORS = re.compile(
+    r"\|\||::|[-+*/%<>=!&|^~#@(\[]|\b(?:AND|OR|NOT|WHEN|LIKE|ILIKE|IN|IS|BETWEEN|AS)\b", re.IGNORECASE
+)
 
 
 class Mode(enum.Enum):
@@ -95,10 +106,18 @@ class Expression(ColumnSpec):
 
 def compile_sql(text: str, *, where: str) -> pl.Expr:
     """A polars expression from SQL, as in `CASE WHEN stars > 3 THEN 'good' ELSE 'bad' END`. Raises `ConfigError`."""
+    if isinstance(text, str):
+        operators = _OPERATORS.findall(_LITERALS.sub("", text))
+        if len(operators) > _MAX_OPERATORS or operators.count("||") > _MAX_CONCATENATIONS or len(text) > _MAX_LENGTH:
+            raise ConfigError(
+                f"{where}: {text[:60]!r}… is too large an SQL expression: at most {_MAX_OPERATORS} operators, "
+                f"{_MAX_CONCATENATIONS} of them ||, and {_MAX_LENGTH} characters"
+            )
     try:
         return pl.sql_expr(text)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {text!r} is not a polars SQL expression: {error}") from error
+        reason = str(error)[:500]
+        raise ConfigError(f"{where}: {text[:200]!r} is not a polars SQL expression: {reason}") from error
 
 
 def row_by_row(expr: pl.Expr) -> bool:

@@ -199,6 +199,10 @@ class LLMStructured(ChatSpec):
         """The pydantic model, where it is named and not given."""
         return (self.schema,) if isinstance(self.schema, str) and not _is_file(self.schema) else ()
 
+    def paths(self) -> tuple[str, ...]:
+        """The schema file."""
+        return (str(self.schema),) if isinstance(self.schema, str | Path) and _is_file(self.schema) else ()
+
 
 def _scores(value: Any, spec: Any) -> Any:
     try:

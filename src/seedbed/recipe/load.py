@@ -10,6 +10,7 @@ import attrs
 
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import nearest
+from .access import Access, Grants
 from .document import Document, read_document
 from .recipe import Lost, Recipe
 
@@ -42,18 +43,32 @@ class Vocabulary:
     make: Callable[[Recipe], Callable[[ColumnSpec], ColumnLike]] | None = None
 
 
-def load_recipe(path: str | os.PathLike[str], known: Vocabulary, *, allow_code: bool = False) -> Recipe:
+def load_recipe(
+    path: str | os.PathLike[str],
+    known: Vocabulary,
+    *,
+    allow_code: bool = False,
+    grants: Grants | None = None,
+    content: bytes | None = None,
+) -> Recipe:
     """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
 
-    Code that the file names as `module:name` is refused unless `allow_code` is set.
+    Code that the file names as `module:name` is refused unless `allow_code` is set. It may read below its own folder,
+    and what `grants` allow besides. With `content`, what the file holds, it is not opened.
     """
     path = Path(path)
-    return read_recipe(read_document(path), known, base=path.parent, allow_code=allow_code)
+    # Absolute, because the recipe is stored with its dataset, in another folder.
+    folder = path.parent.absolute()
+    grants = grants or Grants(code=allow_code)
+    access = Access(folder=folder, grants=grants)
+    return read_recipe(read_document(path, content), known, base=folder, allow_code=grants.code, access=access)
 
 
-def read_recipe(document: Document, known: Vocabulary, *, base: Path, allow_code: bool = False) -> Recipe:
+def read_recipe(
+    document: Document, known: Vocabulary, *, base: Path, allow_code: bool = False, access: Access | None = None
+) -> Recipe:
     """Make a recipe of what was read from a file; relative paths begin at `base`."""
-    return _Reader(document, known, allow_code).read(base)
+    return _Reader(document, known, allow_code).read(base, access)
 
 
 class _Reader:
@@ -65,7 +80,7 @@ class _Reader:
         self._allow_code = allow_code
         self._problems: list[str] = [*document.problems]
 
-    def read(self, base: Path) -> Recipe:
+    def read(self, base: Path, access: Access | None) -> Recipe:
         data = self._document.data
         for key in data:
             if key not in _KEYS:
@@ -107,6 +122,7 @@ class _Reader:
             run=run,
             name=data.get("name"),
             base=base / str(data.get("base", "")),
+            access=access,
         )
         if self._problems and self._known.make is not None:
             self._problems += map(self._document.placed, recipe.problems(self._known.make(recipe), lost=lost))
@@ -204,7 +220,7 @@ def _refusal(cls: type, given: Mapping[str, Any]) -> str | None:
         cls(**given)
     except ConfigError as error:
         return str(error)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
         # A converter met what it was not made for, such as a number where names were expected.
         return f"{type(error).__name__}: {error}"
     return None

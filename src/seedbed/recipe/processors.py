@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ..errors import ConfigError
-from ..graph import nearest
+from ..graph import name_problem, nearest
 from .dtypes import read_dtype
 from .expression import LANGUAGES, compile_sql, row_by_row
 from .templates import Condition, Template, compile_condition, compile_template, lone_expression
@@ -188,6 +188,8 @@ class SchemaTransform(ProcessorSpec):
         problems = super().problems(columns)
         named = self._renamed(columns)
         twice = sorted({name for name in named if named.count(name) > 1})
+        made = (*self.rename.values(), *self.template)
+        problems += [f"{self.label}: {problem}" for name in made if (problem := name_problem(str(name)))]
         problems += [f"{self.label}: rename gives two columns the name {name!r}" for name in twice]
         for template in self.templates():
             problems += [

@@ -10,6 +10,7 @@ import attrs
 
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import ColumnLike, Kind, check_columns, nearest
+from .access import Access, Contact, contacts
 from .processors import ProcessorSpec
 from .spec import ColumnSpec
 
@@ -52,7 +53,7 @@ class Recipe:
 
     Columns are specs or functions with `@seedbed.column`; they may come in any order. `seed` makes everything that is
     drawn the same again. `run` has knobs of `RunConfig`, which say how it runs and not what it makes. `base` is where
-    relative paths begin.
+    relative paths begin. `access` is what a recipe from a file may reach; one that is written in Python has none.
     """
 
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
@@ -62,6 +63,7 @@ class Recipe:
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
     name: str | None = None
     base: Path = attrs.field(default=Path(), converter=Path, eq=False)
+    access: Access | None = attrs.field(default=None, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is no part of a recipe; what is wrong with its parts is found by `problems`."""
@@ -101,7 +103,22 @@ class Recipe:
         return self._resolve(make, lost)[1]
 
     def _model_problems(self) -> list[str]:
-        return [f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()]
+        # A model that reaches for what it may not is not asked: it would open the file to find its problems.
+        return self.access_problems() or [
+            f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()
+        ]
+
+    def access_problems(self) -> list[str]:
+        """What its models reach for and may not, a sentence each; columns check their paths when they are made."""
+        return [] if self.access is None else self.access.model_problems(self.models, self.columns)
+
+    def contacts(self) -> list[Contact]:
+        """The servers that it contacts: models, remote validation and remote seeds."""
+        return contacts(self.models, self.columns)
+
+    def reads_files(self) -> bool:
+        """True if it names local files or code, which are looked for below `base`."""
+        return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.columns)
 
     def _resolve(
         self, make: Callable[[ColumnSpec], C], lost: Mapping[int, Lost] | None = None
@@ -123,6 +140,8 @@ class Recipe:
                     found = [f"columns[{index}]: {problem}" for problem in error.problems]
                 except ConfigError as error:
                     found = [f"columns[{index}]: {error}"]
+                except (RecursionError, MemoryError, ArithmeticError) as error:  # too deep or too large for a library
+                    found = [f"columns[{index}]: column {spec.name!r}: {type(error).__name__}: {error}"]
             problems += found
             lost[index] = Lost(name=spec.name)
         problems += [problem for column in made if (problem := getattr(column, "problem", None))]

@@ -21,6 +21,11 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 """Formats of seed files, and how their names end (.gz and .zst may follow, except for parquet)."""
 
 
+def is_local_url(path: str) -> bool:
+    """True for the URL of a local file, `file:///…`."""
+    return path.partition("://")[0] in ("file", "local")
+
+
 def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -127,6 +132,14 @@ class Seed(ColumnSpec):
         twice = next((one for one in chosen if list(chosen).count(one) > 1), None)
         if twice is not None:
             raise ConfigError(f"column {self.name!r}: columns has {twice!r} twice")
+
+    def paths(self) -> tuple[str, ...]:
+        """Its file, where that is local."""
+        return (self.path,) if self.path is not None and not self.urls() else ()
+
+    def urls(self) -> tuple[str, ...]:
+        """Its file, where that is remote."""
+        return (self.path,) if self.path is not None and "://" in self.path and not is_local_url(self.path) else ()
 
     @property
     def file_format(self) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ..errors import ConfigError
+from ..graph import name_problem
 from .dtypes import read_dtype
 from .templates import SkipRule, compile_condition
 
@@ -19,6 +20,8 @@ HOW = {"seedbed": "how"}
 def _name(_: object, __: object, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"a column's name must be text, not {value!r}")
+    if problem := name_problem(value):
+        raise ConfigError(problem)
 
 
 def _skip_when(spec: ColumnSpec, _: object, value: Any) -> None:
@@ -69,6 +72,15 @@ class ColumnSpec:
         """What it names as `module:name`, to be imported only where the user allows code; its field `function`."""
         function = getattr(self, "function", None)
         return (function,) if isinstance(function, str) else ()
+
+    def paths(self) -> tuple[str, ...]:
+        """The local files that it names."""
+        return ()
+
+    def urls(self) -> tuple[str, ...]:
+        """The URLs that it contacts, which are listed before a run; its field `url`."""
+        url = getattr(self, "url", None)
+        return (url,) if isinstance(url, str) else ()
 
 
 def skip_rule(spec: ColumnSpec) -> SkipRule | None:

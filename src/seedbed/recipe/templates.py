@@ -1,7 +1,7 @@
 """Jinja2 templates and expressions over the values of a row, in a sandbox, and the columns that they need.
 
 Only the columns that a template names are visible to it, a name that is not there is an error, and nothing in it is
-random: what it gives depends on the row alone.
+random: what it gives depends on the row alone. What a rendering may cost is bounded (see `bounds`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import attrs
 import jinja2
 from jinja2 import meta, nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, Permanent
+from .bounds import BoundedContext, BoundedEnvironment, check_depth
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,28 +30,12 @@ _ELSEWHERE = {
     nodes.Extends: "extends",
 }
 
-# What one operation of a template may make: characters, items or bits.
-_LONGEST = 1_000_000
+# Longer texts are refused: parsing takes about a second for each megabyte.
+_MAX_LENGTH = 1_000_000
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Fields of a struct come before the methods of a dict: `quality.items` is the field of that name.
-
-    `"x" * n` and `n ** m` are bounded as `range` is. They are also kept from being worked out while a template is
-    compiled, where one that never ends would hang a mere check.
-    """
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _LONGEST:
-                raise OverflowError(f"a power of more than {_LONGEST} bits")
-        else:
-            for part, times in ((left, right), (right, left)):
-                if isinstance(part, Sequence) and isinstance(times, int) and len(part) * times > _LONGEST:
-                    raise OverflowError(f"a repetition of more than {_LONGEST} items")
-        return super().call_binop(context, operator, left, right)
+class _Environment(BoundedEnvironment):
+    """Fields of a struct come before the methods of a dict: `quality.items` is the field of that name."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping) and attribute in obj:
@@ -79,11 +63,18 @@ def _environment(cls: type[_Environment]) -> _Environment:
     environment.globals = {name: environment.globals[name] for name in ("range", "dict", "namespace")}
     del environment.filters["random"]
     environment.filters["tojson"] = _to_json
+    environment.meter()
     return environment
 
 
 _TEMPLATES = _environment(_Environment)
 _EXPRESSIONS = _environment(_NullEnvironment)
+_GLOBALS = dict(_TEMPLATES.globals)
+
+
+def _context(compiled: jinja2.Template, given: Mapping[str, Any]) -> BoundedContext:
+    """The context of one rendering: `Template.new_context` would copy a ChainMap in Python each time."""
+    return BoundedContext(compiled.environment, {**_GLOBALS, **given}, None, compiled.blocks)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +97,11 @@ class Template:
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for a row, given the values of at least the columns that it requires. Raises `Permanent`."""
         try:
-            return self._compiled.render({name: values[name] for name in self.requires})
+            context = _context(self._compiled, {name: values[name] for name in self.requires})
+            try:
+                return "".join(self._compiled.root_render_func(context))
+            except Exception:  # noqa: BLE001  raised again
+                _TEMPLATES.handle_exception()  # with the lines of the template
         except Exception as error:
             raise Permanent(_failure(self.where, error, _line(error.__traceback__))) from error
 
@@ -118,17 +113,21 @@ class Condition:
     text: str
     where: str
     requires: tuple[str, ...]
-    _compiled: Callable[..., Any] = attrs.field(repr=False)
+    _compiled: jinja2.Template = attrs.field(repr=False)
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """What it gives for a row. Raises `Permanent`; but what cannot be computed of a null is null."""
         given = {name: values[name] for name in self.requires}
         try:
-            result = self._compiled(given)
+            context = _context(self._compiled, given)
+            for _ in self._compiled.root_render_func(context):
+                pass
+            result = context.vars["result"]
             if isinstance(result, jinja2.Undefined):
                 str(result)  # raises with the reason: undefined values are strict
         except Exception as error:
-            if any(map(_holds_null, given.values())):
+            # That it takes too long is not for want of a value.
+            if not isinstance(error, OverflowError) and any(map(_holds_null, given.values())):
                 return None
             raise Permanent(_failure(f"{self.where}: {self.text!r}", error)) from error
         return result
@@ -151,6 +150,8 @@ def compile_template(text: str, *, where: str) -> Template:
         requires, compiled = _template(text)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{where}, line {error.lineno}: {error.message}") from error
+    except _UNCOMPILABLE as error:
+        raise ConfigError(f"{where}: the template cannot be compiled: {_reason(error)}") from error
     return Template(text=text, where=where, requires=requires, compiled=compiled)
 
 
@@ -161,8 +162,27 @@ def compile_condition(text: str, *, where: str) -> Condition:
     try:
         requires, compiled = _expression(lone_expression(text) or text)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{where}: {text!r} is not an expression: {error.message}") from error
+        raise ConfigError(f"{where}: {_excerpt(text)!r} is not an expression: {error.message}") from error
+    except _UNCOMPILABLE as error:
+        raise ConfigError(f"{where}: {_excerpt(text)!r} cannot be compiled: {_reason(error)}") from error
     return Condition(text=text, where=where, requires=requires, compiled=compiled)
+
+
+# What Python's own compiler and parser raise for code that is too deep or too large for them.
+_UNCOMPILABLE = (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError)
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError | MemoryError) else str(error)
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _MAX_LENGTH:
+        raise jinja2.TemplateSyntaxError(f"it has {len(text)} characters, {_MAX_LENGTH} are allowed", 1)
 
 
 def requirements(text: str, *, where: str = "template") -> tuple[str, ...]:
@@ -182,19 +202,27 @@ def lone_expression(text: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
+    _check_length(text)
     tree = _TEMPLATES.parse(text)
+    check_depth(tree)
     for node in tree.find_all(tuple(_ELSEWHERE)):
         raise jinja2.TemplateSyntaxError(f"{_ELSEWHERE[type(node)]!r} has no other template to read", node.lineno)
-    return _names(tree), _TEMPLATES.from_string(text)
+    return _names(tree), _TEMPLATES.build(tree)
 
 
 @functools.lru_cache(maxsize=1024)
-def _expression(text: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    compiled = _EXPRESSIONS.compile_expression(text, undefined_to_none=False)
+def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
+    _check_length(text)
     parser = Parser(_EXPRESSIONS, text, state="variable")
-    tree = nodes.Template([nodes.Output([parser.parse_expression()], lineno=1)], lineno=1)
+    expression = parser.parse_expression()
+    if not parser.stream.eos:
+        raise jinja2.TemplateSyntaxError("chunk after expression", parser.stream.current.lineno)
+    tree = nodes.Template([nodes.Output([expression], lineno=1)], lineno=1)
     tree.set_environment(_EXPRESSIONS)
-    return _names(tree), compiled
+    check_depth(tree)
+    names = _names(tree)
+    tree.body = [nodes.Assign(nodes.Name("result", "store"), expression, lineno=1)]
+    return names, _EXPRESSIONS.build(tree)
 
 
 def _names(tree: nodes.Template) -> tuple[str, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 import attrs
 
 from ..errors import ConfigError
+from ..models.urls import split_url
 from .spec import ColumnSpec
 
 KINDS = ("python", "sql", "json_schema", "callable", "remote")
@@ -107,10 +107,11 @@ class Validation(ColumnSpec):
             raise self._wrong("function", self.function, "a function or 'module:name'")
 
     def _check_remote(self) -> None:
-        parts = urlsplit(self.url) if isinstance(self.url, str) else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise self._wrong("url", self.url, "an http or https URL")
-        if parts.username or parts.password:
+        try:
+            url = split_url(self.url)
+        except ValueError as error:
+            raise ConfigError(f"column {self.name!r}: url {error}") from None
+        if url.username or url.password:
             raise ConfigError(f"column {self.name!r}: url must not contain a user name or password; use api_key_env")
         key: Any = self.api_key_env
         if key is not None and not (isinstance(key, str) and key.isidentifier()):

@@ -6,18 +6,23 @@ really ends. Under virtual time the clock must not jump while a thread works, so
 
 from __future__ import annotations
 
+import ast
 import math
+import multiprocessing
+import signal
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 import trio_parallel
 
-from ..errors import WorkerCrashed
+from ..errors import ConfigError, WorkerCrashed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from types import FrameType
 
     from trio.testing import MockClock
     from trio_parallel import WorkerContext
@@ -112,6 +117,51 @@ async def finish_in_thread(function: Callable[[], T]) -> T:
         release_clock()
 
 
+def check_main_guard(*, starts_processes: bool) -> None:
+    """Refuse to build where a worker process would build again: it imports the script that started it.
+
+    The script must call `build` under `if __name__ == "__main__":`.
+    """
+    # Set by multiprocessing while a new process imports the script.
+    if getattr(multiprocessing.current_process(), "_inheriting", False) or (starts_processes and _is_unguarded()):
+        raise ConfigError(
+            "a column with process=True starts processes that import this script again: "
+            'put the call that builds under `if __name__ == "__main__":`'
+        )
+
+
+def _is_unguarded() -> bool:
+    """Whether the script's own top level called this, outside an `if` about `__name__`."""
+    main = sys.modules.get("__main__")
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    # Without a file (a notebook, -c) there is nothing to import, and `python -m package` is not imported again.
+    if path is None or (spec is not None and spec.name.endswith("__main__")):
+        return False
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  there is no other way to ask who calls
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        statements = ast.parse(Path(path).read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return False
+    return not any(_guards(node, frame.f_lineno) for statement in statements for node in ast.walk(statement))
+
+
+def _guards(node: ast.AST, line: int) -> bool:
+    """Whether an `if` about `__name__` holds that line, or comes before it and may leave the script."""
+    if not isinstance(node, ast.If) or not any(
+        isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(node.test)
+    ):
+        return False
+    assert node.end_lineno is not None  # as for everything that was parsed
+    return node.lineno <= line and (
+        line <= node.end_lineno
+        or any(isinstance(each, ast.Raise | ast.Call) for part in node.body for each in ast.walk(part))
+    )
+
+
 class Processes:
     """Worker processes for CPU-bound functions, ended with the run that opened them."""
 
@@ -126,6 +176,9 @@ class Processes:
         try:
             return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as broken:
+            if getattr(broken.args[-1], "exitcode", None) == -signal.SIGKILL:
+                # Nothing of ours kills a worker that is not cancelled: the system does when memory runs out.
+                raise MemoryError("its process was killed by the system (SIGKILL)") from broken
             raise WorkerCrashed(f"the process that ran column {column!r} died: {broken}") from broken
         finally:
             release_clock()

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from ..errors import ConfigError
-from ..observe.profile import load_traces, traces_frame
+from ..observe.profile import traces_frame
 from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
+from ..store.traces import load_traces
 from .profiles import CallProfile, Measured
 from .result import Probed
 

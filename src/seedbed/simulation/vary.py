@@ -84,7 +84,14 @@ def change(setting: Setting, path: str, value: Any) -> Setting:
         return attrs.evolve(setting, recipe=attrs.evolve(recipe, models=models))
     _known(path, "column", name, tuple(spec.name for spec in recipe.columns))
     columns = tuple(_evolved(path, spec, field, value) if spec.name == name else spec for spec in recipe.columns)
-    return attrs.evolve(setting, recipe=attrs.evolve(recipe, columns=columns))
+    access = recipe.access
+    if access is not None:
+        # A path that the user gives, and not the file, is allowed.
+        before = {given for spec in recipe.columns for given in spec.paths()}
+        access = access.granting(
+            recipe.base / given for spec in columns for given in spec.paths() if given not in before
+        )
+    return attrs.evolve(setting, recipe=attrs.evolve(recipe, columns=columns, access=access))
 
 
 def _known(path: str, kind: str, name: str, names: tuple[str, ...]) -> None:

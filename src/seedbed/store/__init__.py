@@ -4,8 +4,8 @@
 `parts` writes parquet files, `manifest` the log that says which of them count, `writer` both; `records` is what the log
 holds, `layout` which rows are in which group; `dataset` reads a directory back.
 
-`journal` keeps what is finished of row groups that are not: `codec` makes bytes of its entries, `journal_log` knows
-which records count, `journal_file` has the files and `journal_salvage` reads damaged ones.
+`journal` stores what is finished of row groups that are not: `entries` are its entries, `codec` makes bytes of them.
+`log` is the framing of manifest and journal, `files` the one way to the files of a directory.
 
 Everything here is synchronous and runs in whatever thread calls it. It may import `errors`, `graph`, `runtime` and
 `observe.events`; `build`, `plans` and what stands on them may import it.

@@ -1,162 +1,511 @@
 """Entries of the journal as bytes and back, with every value and its type exactly as it was.
 
-The bytes are pickles, since no other format keeps lone surrogates, nan, -0.0, tuples, dates and huge integers apart. A
-pickle that someone else wrote could run code, so only names of an allow-list are looked up. An entry that holds
-anything else is left out (its cell is made again), unless the caller trusts the directory as much as its own code.
+The bytes are msgpack. Types that msgpack does not have are extensions, each with a number of the closed list below, so
+that bytes from a stranger can name no code: they give plain values or nothing. Values of user-defined types are
+pickles, kept apart from all others and read only for a caller that trusts the directory as much as its own code.
+
+A batch of entries is the array `[entries, pickled]`: the entries in order without those that hold user-defined types,
+and these as `[position, pickle]`.
 """
 
 from __future__ import annotations
 
-import io
+import datetime as dt
+import functools
+import ipaddress
+import math
+import pathlib
 import pickle
-import pickletools
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
-from zoneinfo import ZoneInfo
+import re
+import struct
+import uuid
+import zoneinfo
+from collections import Counter, OrderedDict, defaultdict, deque
+from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import attrs
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
 
 from .. import errors
+from ..models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 Entry: TypeAlias = tuple[Any, ...]
 
-_PROTOCOL = 5
+# How deep a value may be nested. A deeper one is stored as a pickle, and bytes that hold one are refused: what reads
+# values recursively must not overflow the stack.
+MAX_DEPTH = 200
 
-_ALLOWED: frozenset[tuple[str, str]] = frozenset(
-    (module, name)
-    for module, names in {
-        "builtins": "bool bytearray bytes complex dict float frozenset int list range set slice str tuple",
-        "collections": "Counter OrderedDict defaultdict deque",
-        "datetime": "date datetime time timedelta timezone",
-        "decimal": "Decimal",
-        "fractions": "Fraction",
-        "ipaddress": "IPv4Address IPv4Network IPv6Address IPv6Network",
-        "pathlib": "PosixPath PurePosixPath PureWindowsPath WindowsPath",
-        "uuid": "UUID",
-        "zoneinfo": "ZoneInfo",
-        "numpy": "dtype ndarray",
-        "numpy.core.multiarray": "_reconstruct scalar",
-        "numpy.core.numeric": "_frombuffer",
-        "numpy._core.multiarray": "_reconstruct scalar",
-        "numpy._core.numeric": "_frombuffer",
-        "polars.series.series": "Series",
-        "seedbed.models.base": "ChatAnswer EmbeddingAnswer Image ImageAnswer Tokens",
-        "polars.dataframe.frame": "DataFrame",
-        errors.__name__: " ".join(
-            name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.CellError)
-        ),
-    }.items()
-    for name in names.split()
-)
-# Modules that some Pythons name in pickles and others do not have; a journal may be read by another than wrote it.
-_PUBLIC = {"pathlib._local": "pathlib"}  # 3.13
+_PICKLE_PROTOCOL = 5
+# From so many floats on, a list or tuple of nothing else is stored as one block: a vector of an embedding.
+_VECTOR = 8
+# Numbers, durations and instants of fixed size. Not long double: the C library cannot be trusted with invalid ones.
+_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)")
+_TEXT_DTYPE = re.compile(r"[<>|][US]\d{1,9}")
+
+
+class _ForeignError(Exception):
+    """A value that only pickle can store."""
 
 
 def encode(entries: Sequence[Entry]) -> tuple[bytes, list[int]]:
-    """Return the entries as bytes, and the positions of those that cannot be kept because they cannot be pickled."""
+    """Return the entries as bytes, and the positions of those left out because their values cannot be stored."""
     if not entries:
         return b"", []
-    file = io.BytesIO()
-    plain = _Pickler(file)
-    try:
-        plain.dump(list(entries))
-    except Exception:  # noqa: BLE001 - a user's object may raise anything when it is looked at
-        plain.plain = False
-    if plain.plain:
-        return file.getvalue(), []
-    # Each by itself, so that one that cannot be kept, or cannot be read later, costs no other.
-    file = io.BytesIO()
-    unkept = []
+    plain: list[Any] = []
+    pickled: list[tuple[int, bytes]] = []
+    lost: list[int] = []
+    # Nearly all entries are plain, and msgspec encodes them as they are: `benchmarks/durability` pays for the rest.
+    if all(_FLAT.issuperset(map(type, entry)) for entry in entries):
+        with suppress(UnicodeEncodeError, OverflowError):  # lone surrogates, large numbers
+            return msgspec.msgpack.encode((entries, pickled)), lost
     for position, entry in enumerate(entries):
-        start = file.tell()
         try:
-            pickle.Pickler(file, _PROTOCOL).dump([entry])
-        except Exception:  # noqa: BLE001
-            unkept.append(position)
-            file.seek(start)
-            file.truncate()
-    return file.getvalue(), unkept
+            plain.append(_pack_all(entry, 0))
+            continue
+        except _UNREADABLE:  # a user-defined type, or an object that raises when it is looked at
+            pass
+        try:
+            pickled.append((len(plain) + len(pickled), pickle.dumps(entry, _PICKLE_PROTOCOL)))
+        except _UNREADABLE:  # a user's object may raise anything
+            lost.append(position)
+    return msgspec.msgpack.encode((plain, pickled)), lost
 
 
 def decode(data: bytes, *, trusted: bool) -> list[Entry]:
-    """Return the entries that can be read; those with values of unknown types are left out unless `trusted`."""
-    file = io.BytesIO(data)
-    entries: list[Entry] = []
-    while file.tell() < len(data):
-        start = file.tell()
-        reader = _Unpickler(file, trusted=trusted)
-        try:
-            found = reader.load()
-        except Exception:  # noqa: BLE001 - whatever a constructor raises when its class has changed
-            file.seek(start)
-            _skip(file)
-            continue
-        if not reader.unknown:
-            entries += found
-    return entries
+    """Return the entries that can be read; those with values of user-defined types only if `trusted`."""
+    if not data:
+        return []
+    try:
+        plain, pickled = msgspec.msgpack.decode(data, type=_BATCH)
+    except _UNREADABLE:
+        return []
+    try:
+        entries = msgspec.msgpack.decode(data, type=_BATCH_OF_ENTRIES, ext_hook=_unpack)[0]
+        for entry in entries:
+            if not _FLAT.issuperset(map(type, entry)):
+                _check_depth(entry)
+    except _UNREADABLE:
+        # Each by itself, so that one that cannot be read costs no other.
+        entries = [_decode_entry(each) for each in plain]
+    if pickled:
+        for position, pickle_bytes in pickled:
+            entries.insert(position, _load(pickle_bytes) if trusted else None)
+    return [entry for entry in entries if entry is not None]
 
 
-def _skip(file: io.BytesIO) -> None:
-    """Pass over one pickle without making anything of it."""
-    for _ in pickletools.genops(file):
-        pass
+def _decode_entry(data: msgspec.Raw) -> Entry | None:
+    try:
+        entry: Entry = msgspec.msgpack.decode(data, type=tuple[Any, ...], ext_hook=_unpack)
+        _check_depth(entry)
+    except _UNREADABLE:
+        return None
+    return entry
 
 
-class _Pickler(pickle.Pickler):
-    """Notices values of types that pickle does not know by itself."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, _PROTOCOL)
-        self.plain = True
-
-    def reducer_override(self, _value: object) -> Any:
-        self.plain = False
-        return NotImplemented
+def _load(data: bytes) -> Entry | None:
+    try:
+        entry = pickle.loads(data)
+    except Exception:  # noqa: BLE001 - whatever a constructor raises when its class has changed
+        return None
+    return entry if isinstance(entry, tuple) else None
 
 
-class _Unknown:
-    """Stands for any class or function that is not looked up; made, called and filled like one, it does nothing."""
-
-    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
-        return object.__new__(cls)
-
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        pass
-
-    def __setstate__(self, _state: object) -> None:
-        pass
-
-    def __setitem__(self, _key: object, _value: object) -> None:
-        pass
-
-    def append(self, _value: object) -> None:
-        pass
-
-    def extend(self, _values: object) -> None:
-        pass
-
-    def add(self, _value: object) -> None:
-        pass
+_BATCH = tuple[list[msgspec.Raw], list[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], bytes]]]
+_BATCH_OF_ENTRIES = tuple[list[tuple[Any, ...]], list[Any]]
+# What the constructors of the types below raise when they get nonsense, and a frame library that panics.
+_UNREADABLE = (Exception, pl.exceptions.PanicException)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, *, trusted: bool) -> None:
-        super().__init__(file)
-        self._trusted = trusted
-        self.unknown = False
+def _check_depth(entry: Entry) -> None:
+    """Refuse values that are nested too deep; iterative, since these are the ones that recursion would not survive."""
+    level: list[Any] = [value for value in entry if type(value) in _NESTED]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        level = [
+            inner
+            for value in level
+            for inner in ((*value, *value.values()) if isinstance(value, dict) else value)
+            if type(inner) in _NESTED
+        ]
+    raise ValueError(f"a value is nested more than {MAX_DEPTH} levels deep")
 
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        module_name = _PUBLIC.get(module_name, module_name)
-        if self._trusted or (module_name, global_name) in _ALLOWED:
-            return super().find_class(module_name, global_name)
-        if (module_name, global_name) == ("builtins", "getattr"):
-            return self._attribute
-        self.unknown = True
-        return _Unknown
 
-    def _attribute(self, owner: object, name: str) -> Any:
-        # How a time zone is pickled; any other attribute could be anything.
-        if owner is ZoneInfo and name == "_unpickle":
-            return ZoneInfo._unpickle  # type: ignore[attr-defined]  # noqa: SLF001
-        self.unknown = True
-        return _Unknown
+_FLAT = frozenset({type(None), bool, int, float, str, bytes})
+_NESTED = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter})
+
+
+# Packing: a value as what msgpack has, or as an extension.
+
+
+def _pack(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind is str:
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return msgspec.msgpack.Ext(_TEXT, value.encode("utf-8", "surrogatepass"))
+        return value
+    if kind is int:
+        if -(1 << 63) <= value < 1 << 64:
+            return value
+        size = value.bit_length() // 8 + 1
+        return msgspec.msgpack.Ext(_INT, value.to_bytes(size, "little", signed=True))
+    if kind in _AS_IT_IS:
+        return value
+    if depth >= MAX_DEPTH:
+        raise _ForeignError
+    if kind is list:
+        return _pack_floats(_FLOAT_LIST, value) or _pack_all(value, depth)
+    if kind is dict and all(type(key) is str and key.isascii() for key in value):
+        return {key: _pack(inner, depth + 1) for key, inner in value.items()}
+    found = _TAGS_BY_TYPE.get(kind)
+    if found is None:
+        raise _ForeignError
+    if kind is tuple and (floats := _pack_floats(_FLOAT_TUPLE, value)) is not None:
+        return floats
+    tag, fields = found
+    return msgspec.msgpack.Ext(tag, msgspec.msgpack.encode(_pack_all(fields(value), depth)))
+
+
+_AS_IT_IS = frozenset({type(None), bool, float, bytes})
+
+
+def _pack_all(values: Iterable[Any], depth: int) -> list[Any]:
+    depth += 1
+    return [_pack(value, depth) for value in values]
+
+
+def _pack_floats(tag: int, values: Sequence[Any]) -> msgspec.msgpack.Ext | None:
+    if len(values) < _VECTOR or set(map(type, values)) != {float}:
+        return None
+    return msgspec.msgpack.Ext(tag, struct.pack(f"<{len(values)}d", *values))
+
+
+# Unpacking. msgspec bounds how deep it recurses by Python's own limit, calls of this hook included.
+
+
+def _unpack(tag: int, data: memoryview) -> Any:
+    if tag == _TEXT:
+        return str(data, "utf-8", "surrogatepass")
+    if tag == _INT:
+        return int.from_bytes(data, "little", signed=True)
+    if tag == _FLOAT_LIST:
+        return list(struct.unpack(f"<{len(data) // 8}d", data))
+    if tag == _FLOAT_TUPLE:
+        return struct.unpack(f"<{len(data) // 8}d", data)
+    make = _MAKERS.get(tag)
+    if make is None:
+        raise ValueError(f"unknown tag {tag}")
+    return make(*msgspec.msgpack.decode(data, type=list[Any], ext_hook=_unpack))
+
+
+def _pairs(value: dict[Any, Any]) -> Iterable[Any]:
+    return (each for pair in value.items() for each in pair)
+
+
+def _dict(*pairs: Any) -> dict[Any, Any]:
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+# What a defaultdict calls for a missing key: types only, by their names.
+_FACTORIES: dict[str, type] = {
+    kind.__name__: kind for kind in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
+}
+
+
+def _defaultdict_fields(value: defaultdict[Any, Any]) -> Iterable[Any]:
+    factory = value.default_factory
+    if factory is None:
+        return None, *_pairs(value)
+    name = getattr(factory, "__name__", "")
+    if _FACTORIES.get(name) is not factory:
+        raise _ForeignError
+    return name, *_pairs(value)
+
+
+def _make_defaultdict(name: str | None, *pairs: Any) -> defaultdict[Any, Any]:
+    return defaultdict(None if name is None else _FACTORIES[name], _dict(*pairs))
+
+
+def _time_fields(value: dt.datetime | dt.time) -> Iterable[Any]:
+    return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
+
+
+def _make_time(*fields: Any) -> dt.time:
+    hour, minute, second, microsecond, zone, fold = fields
+    return dt.time(hour, minute, second, microsecond, _zone(zone), fold=fold)
+
+
+def _make_datetime(*fields: Any) -> dt.datetime:
+    *day, hour, minute, second, microsecond, zone, fold = fields
+    year, month, number = day
+    return dt.datetime(year, month, number, hour, minute, second, microsecond, _zone(zone), fold=fold)
+
+
+def _zone(value: Any) -> dt.tzinfo | None:
+    if value is None or isinstance(value, dt.tzinfo):
+        return value
+    raise ValueError("not a time zone")
+
+
+def _zone_fields(value: zoneinfo.ZoneInfo) -> Iterable[Any]:
+    if not _is_known_zone(value.key):
+        raise _ForeignError
+    return (value.key,)
+
+
+def _make_zone(key: str) -> zoneinfo.ZoneInfo:
+    # Python looks for a zone that it does not know in a package, by import.
+    if not _is_known_zone(key):
+        raise ValueError(f"unknown time zone {key!r}")
+    return zoneinfo.ZoneInfo(key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_known_zone(key: str) -> bool:
+    if key in _known_zones():
+        return True
+    # With and without leap seconds: in the file system only, and not in the list.
+    inner = key.removeprefix("posix/").removeprefix("right/")
+    return inner in _known_zones() and any((pathlib.Path(folder) / key).is_file() for folder in zoneinfo.TZPATH)
+
+
+@functools.cache
+def _known_zones() -> frozenset[str]:
+    return frozenset(zoneinfo.available_timezones())
+
+
+def _array_fields(value: np.ndarray[Any, Any]) -> Iterable[Any]:
+    text = value.dtype.str
+    order = "C" if value.flags.c_contiguous or not value.flags.f_contiguous else "F"
+    if value.dtype == object and value.dtype.fields is None:
+        return "O", order, list(value.shape), value.ravel(order="C").tolist()
+    if not _is_simple(value.dtype, text):
+        raise _ForeignError
+    if _TEXT_DTYPE.fullmatch(text):
+        if value.dtype.itemsize * value.size > _text_limit(items := value.ravel(order="C").tolist()):
+            raise _ForeignError
+        return text, order, list(value.shape), items
+    return text, order, list(value.shape), value.tobytes(order="C")
+
+
+def _is_simple(dtype: np.dtype[Any], text: str) -> bool:
+    simple = _DTYPE.fullmatch(text) or _TEXT_DTYPE.fullmatch(text)
+    return simple is not None and dtype.fields is None and dtype.subdtype is None
+
+
+def _text_limit(items: Sequence[str | bytes]) -> int:
+    """How many bytes an array of such texts may take: an item takes as much as the longest, whatever its own length."""
+    return 65_536 + 64 * sum(map(len, items))
+
+
+def _make_array(text: str, order: str, shape: Sequence[int], items: Any) -> np.ndarray[Any, Any]:
+    count = math.prod(shape)
+    if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape) or order not in {"C", "F"}:
+        raise ValueError("not the shape of an array")
+    if text == "O":
+        found = np.empty(len(items), dtype=object)
+        for position, item in enumerate(items):
+            found[position] = item
+    elif _TEXT_DTYPE.fullmatch(text):
+        dtype = np.dtype(text)
+        if {str if dtype.kind == "U" else bytes}.issuperset(map(type, items)) and (
+            dtype.itemsize * count <= _text_limit(items)
+        ):
+            found = np.array(items, dtype=dtype)
+        else:
+            raise ValueError("not an array of texts")
+    else:
+        found = np.frombuffer(items, dtype=_dtype(text))
+        _check_booleans(found)
+    if found.size != count:
+        raise ValueError("not as many items as the shape of an array says")
+    return found.reshape(shape).copy(order="F" if order == "F" else "C")
+
+
+def _dtype(text: str) -> np.dtype[Any]:
+    if not _DTYPE.fullmatch(text):
+        raise ValueError(f"not a numeric dtype: {text!r}")
+    return np.dtype(text)
+
+
+def _check_booleans(found: np.ndarray[Any, Any]) -> None:
+    # numpy counts True by adding up bytes and then trusts the sum with the size of a buffer.
+    if found.dtype.kind == "b" and found.size and found.view(np.uint8).max() > 1:
+        raise ValueError("not booleans")
+
+
+def _scalar_fields(value: np.generic) -> Iterable[Any]:
+    text = value.dtype.str
+    if not _DTYPE.fullmatch(text):
+        raise _ForeignError
+    return text, value.tobytes()
+
+
+def _make_scalar(text: str, data: bytes) -> Any:
+    found = np.frombuffer(data, dtype=_dtype(text))
+    _check_booleans(found)
+    (scalar,) = found
+    return scalar
+
+
+def _frame_fields(value: pl.DataFrame) -> Iterable[Any]:
+    table = value.to_arrow()
+    # Some types of polars are others after Arrow.
+    if pl.DataFrame(table.slice(0, 0)).schema != value.schema:
+        raise _ForeignError
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes(), len(value)
+
+
+def _make_frame(data: bytes, rows: int) -> pl.DataFrame:
+    table = pa.ipc.open_stream(data).read_all()
+    # Reading believes every offset that is written there.
+    table.validate(full=True)
+    found = pl.DataFrame(table)
+    if found.width == 0 or len(found) == rows:
+        return found
+    raise ValueError("not as many rows as a frame says")
+
+
+def _series_fields(value: pl.Series) -> Iterable[Any]:
+    return value.name, *_frame_fields(value.alias("values").to_frame())
+
+
+def _make_series(name: str, data: bytes, rows: int) -> pl.Series:
+    return _make_frame(data, rows).to_series().alias(name)
+
+
+_ERRORS: dict[str, type[errors.CellError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.CellError)
+}
+
+
+def _error_fields(value: errors.CellError) -> Iterable[Any]:
+    return type(value).__name__, value.args, vars(value)
+
+
+def _make_error(name: str, args: tuple[Any, ...], attributes: dict[str, Any]) -> errors.CellError:
+    kind = _ERRORS[name]
+    if type(args) is not tuple or type(attributes) is not dict:
+        raise ValueError("not an error of a cell")
+    error = kind.__new__(kind, *args)
+    error.__dict__.update({str(key): value for key, value in attributes.items()})
+    return error
+
+
+def _attrs_tag(tag: int, kind: type[Any]) -> tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., Any]]:
+    """An attrs class of ours: its fields in order, each of the type that it is declared with."""
+    names = [field.name for field in attrs.fields(kind)]
+
+    def fields(value: Any) -> Iterable[Any]:
+        return (getattr(value, name) for name in names)
+
+    def make(*values: Any) -> Any:
+        return msgspec.convert(dict(zip(names, values, strict=True)), kind)
+
+    return tag, kind, fields, make
+
+
+def _make_uuid(data: bytes, safe: int | None) -> uuid.UUID:
+    return uuid.UUID(bytes=data, is_safe=uuid.SafeUUID(safe))
+
+
+def _make_fraction(numerator: int, denominator: int) -> Fraction:
+    # Of a text it would be made too, by raising 10 to any power that is written there.
+    if type(numerator) is int and type(denominator) is int:
+        return Fraction(numerator, denominator)
+    raise ValueError("not a fraction")
+
+
+def _of(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make a value of another of exactly this type: bytes of a number, for instance, would be so many zeros."""
+
+    def made(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"not a {kind.__name__}")
+        return make(value)
+
+    return made
+
+
+def _text_of(value: Any) -> Iterable[Any]:
+    return (str(value),)
+
+
+def _sequence(make: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
+    return lambda *items: make(items)
+
+
+# The tags. A number is never given to another type, or old journals would be read wrong.
+_TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE = 1, 2, 3, 4
+
+_TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
+    (5, tuple, iter, _sequence(tuple)),
+    (6, dict, _pairs, _dict),
+    (7, set, iter, _sequence(set)),
+    (8, frozenset, iter, _sequence(frozenset)),
+    (9, bytearray, lambda value: (bytes(value),), _of(bytes, bytearray)),
+    (10, complex, lambda value: (value.real, value.imag), complex),
+    (11, range, lambda value: (value.start, value.stop, value.step), range),
+    (12, slice, lambda value: (value.start, value.stop, value.step), slice),
+    (13, deque, lambda value: (value.maxlen, *value), lambda size, *items: deque(items, size)),
+    (14, OrderedDict, _pairs, lambda *pairs: OrderedDict(_dict(*pairs))),
+    (15, Counter, _pairs, lambda *pairs: Counter(_dict(*pairs))),
+    (16, defaultdict, _defaultdict_fields, _make_defaultdict),
+    (20, dt.date, lambda value: (value.year, value.month, value.day), dt.date),
+    (21, dt.time, _time_fields, _make_time),
+    (22, dt.datetime, lambda value: (value.year, value.month, value.day, *_time_fields(value)), _make_datetime),
+    (23, dt.timedelta, lambda value: (value.days, value.seconds, value.microseconds), dt.timedelta),
+    (24, dt.timezone, lambda value: value.__getinitargs__(), dt.timezone),
+    (25, zoneinfo.ZoneInfo, _zone_fields, _make_zone),
+    (30, Decimal, _text_of, _of(str, Decimal)),
+    (31, Fraction, lambda value: (value.numerator, value.denominator), _make_fraction),
+    (32, uuid.UUID, lambda value: (value.bytes, value.is_safe.value), _make_uuid),
+    (33, ipaddress.IPv4Address, _text_of, _of(str, ipaddress.IPv4Address)),
+    (34, ipaddress.IPv6Address, _text_of, _of(str, ipaddress.IPv6Address)),
+    (35, ipaddress.IPv4Network, _text_of, _of(str, ipaddress.IPv4Network)),
+    (36, ipaddress.IPv6Network, _text_of, _of(str, ipaddress.IPv6Network)),
+    (37, pathlib.PurePosixPath, lambda value: value.parts, pathlib.PurePosixPath),
+    (38, pathlib.PureWindowsPath, lambda value: value.parts, pathlib.PureWindowsPath),
+    (39, pathlib.PosixPath, lambda value: value.parts, pathlib.PosixPath),
+    (40, np.ndarray, _array_fields, _make_array),
+    (42, np.str_, _text_of, _of(str, np.str_)),
+    (43, np.bytes_, lambda value: (bytes(value),), _of(bytes, np.bytes_)),
+    (44, pl.DataFrame, _frame_fields, _make_frame),
+    (45, pl.Series, _series_fields, _make_series),
+    _attrs_tag(50, Tokens),
+    _attrs_tag(51, ChatAnswer),
+    _attrs_tag(52, EmbeddingAnswer),
+    _attrs_tag(53, Image),
+    _attrs_tag(54, ImageAnswer),
+]
+_SCALAR, _ERROR = 41, 60
+_NUMBERS = (np.number, np.bool_, np.datetime64)
+
+_TAGS_BY_TYPE: dict[type[Any], tuple[int, Callable[[Any], Iterable[Any]]]] = {
+    **{kind: (tag, fields) for tag, kind, fields, _ in _TAGS},
+    **{
+        kind: (_SCALAR, _scalar_fields) for kind in set(np.sctypeDict.values()) if issubclass(kind, np.number | np.bool)
+    },
+    **dict.fromkeys((np.datetime64, np.timedelta64), (_SCALAR, _scalar_fields)),
+    **dict.fromkeys(_ERRORS.values(), (_ERROR, _error_fields)),
+}
+_MAKERS: dict[int, Callable[..., Any]] = {
+    **{tag: make for tag, _, _, make in _TAGS},
+    _SCALAR: _make_scalar,
+    _ERROR: _make_error,
+}

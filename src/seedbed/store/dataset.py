@@ -11,6 +11,7 @@ from polars.io.plugins import register_io_source
 
 from ..errors import PartError
 from .dtypes import stored
+from .files import open_file
 from .journal import inspect_journal
 from .manifest import Manifest, ManifestFile, read
 from .parts import damage, locate, read_table
@@ -92,8 +93,8 @@ class Dataset:
         return self._conflicts
 
     @property
-    def damaged_lines(self) -> tuple[int, ...]:
-        """The numbers of manifest lines that cannot be trusted; what they said is not in the dataset."""
+    def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of bytes of the manifest that cannot be read; what they said is not in the dataset."""
         return self._content.damaged
 
     @property
@@ -112,8 +113,13 @@ class Dataset:
         schema = self._selected(columns)
         paths = [locate(self.path, part) for part in self._parts]
         for path, part in zip(paths, self._parts, strict=True):
-            if not path.is_file():
-                raise PartError(f"part {part.name!r} is missing in {str(self.path)!r}")
+            try:
+                # Polars opens it later and would follow a link.
+                open_file(self.path, path.name).close()
+            except FileNotFoundError as error:
+                raise PartError(f"part {part.name!r} is missing in {str(self.path)!r}") from error
+            except OSError as error:
+                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {error}") from error
         dtypes = _frame(schema.empty_table()).schema
         if not paths or not schema.names:
             return pl.LazyFrame(schema=dtypes)
@@ -152,7 +158,7 @@ class Dataset:
         wrong = self._wrong(manifest.processed.part if manifest.processed else None)
         if wrong is not None:
             found.append(f"{wrong}; the rows as generated are still there")
-        journal = inspect_journal(self.path)
+        journal = inspect_journal(self.path, commits=manifest.commits)
         return (*found, *journal.damage) if journal is not None else tuple(found)
 
     def _wrong(self, part: PartRecord | None) -> str | None:

@@ -1,363 +1,506 @@
-"""The journal: what became of every cell of the row groups that are not finished yet.
+"""The journal: what became of every task of the row groups that are not finished yet.
 
-One SQLite file beside the manifest, in WAL mode. A commit appends one record a row group, so it costs a few
-microseconds a cell; a finished row group's records are deleted once its part and its line in the manifest are on disk.
-Every record has its own checksum, and the newest one of kind `TOTALS` says how many others there must be, so that
-nothing goes missing unnoticed.
+It is an append-only log in segments, `.seedbed/journal-NNNNNNN.log`. A commit appends one record with all that it makes
+durable, so that either all of it counts or nothing, and waits once for the disk. A process never appends to a segment
+of another: it starts a new one. A segment goes when most of what it holds is of no use any more, above all because its
+row groups are in the dataset; what is still needed is first copied to the newest segment. The number of the commit that
+stored entries first stays with them and tells their order.
 
-A commit that is damaged as a whole, for instance cut off at the end of the file, takes its totals with it. Therefore
-the number of commits is also kept in a small file of its own, the mark, written after each commit. It need not be on
-disk at once: it is never ahead of the journal, and one that is behind only tells less.
+Anyone may read the journal while a build writes it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import sqlite3
-import tempfile
+import re
 import threading
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import attrs
+import msgspec
 
 from ..errors import StoreError
 from ..runtime import faults
 from . import codec
-from .journal_file import (
-    JOURNAL_NAME,
-    MARK_NAME,
-    SALVAGED_NAME,
-    WAL_NAME,
-    change_rows,
-    connect,
-    every_row,
-    finish_replacing,
-    is_sound,
-    make_database,
-    read_mark,
-    replace_database,
-    row_data,
-    write_mark,
-)
-from .journal_log import Change, Log
-from .journal_salvage import header_is_whole, log_is_broken, salvage
-from .manifest import is_being_written
-from .parts import sync_directory
+from .entries import Entry, Key, Purpose, column_of, from_tuples, to_tuple
+from .files import PRIVATE, create, open_file, read_file, remove, sync_directory
+from .log import HEADER_SIZE, append, frame, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    import io
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from .codec import Entry
-    from .journal_log import Spent
+# Column, model, calls, input tokens, output tokens, cost.
+Usage: TypeAlias = tuple[tuple[str, str, int, int, int, float], ...]
+
+_NAME = re.compile(r"journal-([0-9]{7,12})\.log", re.ASCII)
+_COMMIT = 1
+# A segment that has grown to this size is followed by another.
+SEGMENT_SIZE = 4 << 20
+# A segment goes when no more than this share of it is still needed.
+_WORTH_COPYING = 0.25
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-def has_journal(directory: Path) -> bool:
-    """Whether there is a journal in this directory, or was and should be."""
-    return any((directory / name).exists() for name in (JOURNAL_NAME, MARK_NAME, SALVAGED_NAME))
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    """Entries of one key that were committed together; `number` is that of the commit."""
+
+    group: _Number
+    revision: _Number
+    purpose: Purpose
+    number: _Number
+    count: _Number
+    data: bytes
+
+    @property
+    def key(self) -> Key:
+        return Key(group=self.group, revision=self.revision, purpose=self.purpose)
+
+
+class _Commit(msgspec.Struct, array_like=True, frozen=True):
+    """The payload of a record.
+
+    A state that is None does not count any more, nor do entries of `freed` keys: group, revision, purpose, and the
+    number of the first commit that still counts. `lengths` says how long other segments were when this one was started.
+    """
+
+    number: _Number
+    stored: list[_Stored] = []
+    states: dict[str, bytes | None] = {}
+    usage: list[tuple[str, str, _Number, _Number, _Number, float]] | None = None
+    freed: list[tuple[_Number, _Number, Purpose, _Number]] = []
+    lengths: list[tuple[_Number, _Number]] = []
+
+
+_DECODER = msgspec.msgpack.Decoder(_Commit)
 
 
 @attrs.frozen(kw_only=True)
 class Batch:
-    """What one commit makes durable: entries in order by row group, and what all runs have spent if that changed."""
+    """What one commit makes durable: entries in order by key, the usage of all runs if it changed, and states."""
 
-    groups: Mapping[int, Sequence[Entry]] = attrs.field(factory=dict)
-    spending: Spent | None = None
+    groups: Mapping[Key, Sequence[Entry]] = attrs.field(factory=dict)
+    spending: Usage | None = None
     states: Mapping[str, bytes] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
 class Recovered:
-    """What a journal held when it was opened.
+    """What a journal holds: how many entries under each key, the usage of all runs, the states of generators.
 
-    `groups` has the number of entries that can be read of each unfinished row group, `kept` the row groups with
-    finished cells of dropped rows. `damage` is one sentence for each thing that was found damaged. A journal that a
-    running build writes is not looked into: then only `in_use` is said.
+    `kept` are the keys of long-lived entries; `damage` is one sentence for each thing that was found damaged.
     """
 
-    groups: Mapping[int, int] = attrs.field(factory=dict)
-    kept: frozenset[int] = frozenset()
-    spending: Spent = ()
+    groups: Mapping[Key, int] = attrs.field(factory=dict)
+    kept: frozenset[Key] = frozenset()
+    spending: Usage = ()
     states: Mapping[str, bytes] = attrs.field(factory=dict)
     damage: tuple[str, ...] = ()
-    in_use: bool = False
+
+
+@attrs.frozen
+class _Place:
+    """Where entries are: the segment, the record in it, and which of its entries."""
+
+    segment: int
+    start: int
+    end: int
+    position: int
+    size: int
+    count: int
+
+
+@attrs.define(eq=False)
+class _Segment:
+    size: int = 0
+    needed: int = 0  # bytes of entries that still count
+    keys: set[Key] = attrs.field(factory=set)  # of all its entries
+
+
+@attrs.define(eq=False)
+class _Index:
+    """What counts of all segments: changed by `take`, a commit after the other, and by `free`."""
+
+    segments: dict[int, _Segment] = attrs.field(factory=dict)
+    # By key and number of the commit: a copy of entries takes the place of the original.
+    entries: dict[Key, dict[int, _Place]] = attrs.field(factory=dict)
+    # The states of generators and the usage, each with the segment that holds it.
+    states: dict[str, tuple[bytes | None, int]] = attrs.field(factory=dict)
+    usage: tuple[Usage, int] = ((), 0)
+    number: int = 0
+    # Keys that were freed, and before which commit, as long as a segment holds such entries.
+    freed: dict[Key, int] = attrs.field(factory=dict)
+
+    def take(self, segment: int, start: int, end: int, commit: _Commit) -> None:
+        self.number = max(self.number, commit.number)
+        self.segments[segment].size = end
+        for group, revision, purpose, before in commit.freed:
+            self.free(Key(group=group, revision=revision, purpose=purpose), before=before)
+        for position, stored in enumerate(commit.stored):
+            key, size = stored.key, len(stored.data)
+            self.segments[segment].keys.add(key)
+            if key.is_long_lived:
+                self.free(key, before=stored.number)
+            places = self.entries.setdefault(key, {})
+            if stored.number in places:
+                self._release(places[stored.number])
+            places[stored.number] = _Place(segment, start, end, position, size, stored.count)
+            self.segments[segment].needed += size
+        for name, state in commit.states.items():
+            self.states[name] = state, segment
+        if commit.usage is not None:
+            self.usage = tuple(commit.usage), segment
+
+    def free(self, key: Key, *, before: int) -> None:
+        self.freed[key] = before
+        places = self.entries.get(key, {})
+        for number in [number for number in places if number < before]:
+            self._release(places.pop(number))
+        if not places:
+            self.entries.pop(key, None)
+
+    def _release(self, place: _Place) -> None:
+        if place.segment in self.segments:
+            self.segments[place.segment].needed -= place.size
+
+    def recovered(self, damage: Iterable[str]) -> Recovered:
+        counts = {key: sum(place.count for place in places.values()) for key, places in self.entries.items()}
+        return Recovered(
+            groups={key: count for key, count in counts.items() if not key.is_long_lived},
+            kept=frozenset(key for key in counts if key.is_long_lived),
+            spending=self.usage[0],
+            states={name: state for name, (state, _) in self.states.items() if state is not None},
+            damage=tuple(damage),
+        )
+
+
+def has_journal(directory: Path) -> bool:
+    """True if there is a journal in this directory."""
+    return bool(_segments(directory))
+
+
+def inspect_journal(directory: Path, *, commits: int = 0) -> Recovered | None:
+    """Read the journal of a directory without changing anything; None if there is none and need not be one.
+
+    `commits` is the number of the last commit that the manifest knows of.
+    """
+    try:
+        if not has_journal(directory) and not commits:
+            return None
+        index, damaged = _read(directory, commits)
+    except OSError as error:
+        raise _failed(directory, error) from error
+    return index.recovered(damaged.values())
 
 
 class Journal:
     """The open journal of a dataset directory; its methods may be called from any thread, one at a time gets through.
 
-    Whoever opens it holds the writer of the directory, which keeps other processes out.
+    Whoever opens it holds the writer of the directory, which keeps other writers out.
     """
 
-    def __init__(self, directory: Path, database: sqlite3.Connection, log: Log, *, trusted: bool) -> None:
+    def __init__(self, directory: Path, index: _Index, *, trusted: bool) -> None:
         self.directory = directory
-        # Entries that could not be kept, by column; changed by `commit` and `keep`.
+        # Entries that could not be stored, by column; changed by `commit` and `keep`.
         self.unkept: Counter[str] = Counter()
         self._trusted = trusted
-        self._path = directory / JOURNAL_NAME
-        # Guards the connection and the log, which says where each record is and follows every transaction.
-        self._lock = threading.Lock()
-        self._log = log
-        self._database: sqlite3.Connection | None = database
-        self._inode = _inode(self._path)
-        self._mark = os.open(directory / MARK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
-        write_mark(self._mark, log.totals)
+        self._lock = threading.Lock()  # guards all that follows
+        self._index = index
+        self._freed: set[Key] = set()  # not on disk yet: the manifest says the same
+        self._file: io.FileIO | None = None
+        self._active = max(index.segments, default=0)
+        self._closed = False
 
     @classmethod
-    def create(cls, directory: Path) -> Journal:
-        """Start an empty journal in a dataset directory."""
-        log = Log()
-        change = Change(log)
-        change.finish()
-        try:
-            make_database(directory / JOURNAL_NAME, change.inserted)
+    def create(cls, directory: Path, *, commits: int = 0) -> Journal:
+        """Start an empty journal in a dataset directory; its first commit comes after `commits`."""
+        journal = cls(directory, _Index(number=commits), trusted=True)
+        with journal._closed_on_error():
+            journal._append([])
             faults.reach("journal made")
-            log.apply(change)
-            return cls(directory, connect(directory / JOURNAL_NAME), log, trusted=True)
-        except (OSError, sqlite3.Error) as error:
-            raise _failed(directory, error) from error
+        return journal
 
     @classmethod
-    def open(cls, directory: Path, *, trusted: bool) -> tuple[Journal, Recovered]:
-        """Go on with the journal of a dataset directory; one that is missing is made.
+    def open(cls, directory: Path, *, trusted: bool, commits: int = 0) -> tuple[Journal, Recovered]:
+        """Continue the journal of a dataset directory; one that is missing is started.
 
-        All of it is read. What is left of a damaged one is put into a new file that takes its place. Values of types
-        that are not known to be harmless are read only if the directory is `trusted`, that is, may run code as the
-        caller's own does; otherwise the entries that hold them are left out.
+        All of it is read; what is left of damaged segments is copied. Values of user-defined types are read only if the
+        directory is `trusted`, that is, may run code as the caller's own does; other entries are left out. `commits` is
+        the number of the last commit that the manifest knows of: a journal that ends before it has lost something.
         """
-        if not has_journal(directory):
+        if not has_journal(directory) and not commits:
             return cls.create(directory), Recovered()
         try:
-            finish_replacing(directory)
-            database, log, damage = _open_files(directory)
-            journal = cls(directory, database, log, trusted=trusted)
-        except (OSError, sqlite3.Error) as error:
+            index, damaged = _read(directory, commits)
+        except OSError as error:
             raise _failed(directory, error) from error
-        return journal, Recovered(
-            groups={group: found.entries for group, found in log.groups.items()},
-            kept=frozenset(log.kept),
-            spending=log.totals.spending,
-            states={name: journal._entries([at])[0][1] for name, at in log.states.items()},
-            damage=damage,
-        )
+        journal = cls(directory, index, trusted=trusted)
+        if damaged:
+            index.number = max(index.number, commits)
+            with journal._closed_on_error():
+                journal._copy([number for number in damaged if number in index.segments])
+                faults.reach("journal recovered")
+        return journal, index.recovered(damaged.values())
+
+    @property
+    def commits(self) -> int:
+        """The number of the last commit."""
+        return self._index.number
 
     def commit(self, batch: Batch) -> int:
-        """Make a batch durable; return how many of its entries are, which is all but those that cannot be pickled.
+        """Make a batch durable; return how many of its entries are: all but those whose values cannot be stored.
 
         `StoreError` if it cannot be written or the directory is gone; then nothing of it is durable.
         """
-        blobs = {}
-        unkept: Counter[str] = Counter()
-        stored = 0
-        for group, entries in batch.groups.items():
-            data, left_out = codec.encode(entries)
-            unkept.update(str(entries[position][1]) for position in left_out)
-            count = len(entries) - len(left_out)
-            stored += count
-            if count:
-                blobs[group] = (count, data)
-        with self._transaction("journal committed") as change:
-            for group, (count, data) in blobs.items():
-                change.append(group, count, data)
-            for name, state in batch.states.items():
-                change.set_state(name, state)
-            if batch.spending is not None:
-                change.spending = batch.spending
-        self.unkept.update(unkept)
-        return stored
-
-    def read(self, group: int) -> list[Entry]:
-        """Return the entries of an unfinished row group, in the order of their commits."""
+        stored, unkept = self._encode(batch.groups)
         with self._lock:
-            return self._entries(self._log.groups[group].identities if group in self._log.groups else ())
+            self._append(stored, states=dict(batch.states), usage=batch.spending)
+            faults.reach("journal committed")
+            self.unkept.update(unkept)
+        return sum(each.count for each in stored)
 
-    def kept(self, group: int) -> list[Entry]:
-        """Return what `keep` kept of a row group."""
+    def keep(self, key: Key, entries: Sequence[Entry]) -> None:
+        """Store these under a long-lived key in place of what is stored there."""
+        stored, unkept = self._encode({key: entries})
         with self._lock:
-            return self._entries([self._log.kept[group]] if group in self._log.kept else ())
+            self._free(key)
+            self._append(stored)
+            faults.reach("journal kept")
+            self.unkept.update(unkept)
 
-    def keep(self, group: int, entries: Sequence[Entry]) -> None:
-        """Keep these of a row group beyond its end: what is finished of its dropped rows."""
-        data, left_out = codec.encode(entries)
-        with self._transaction("journal kept") as change:
-            change.keep(group, len(entries) - len(left_out), data)
-        self.unkept.update(str(entries[position][1]) for position in left_out)
+    def read(self, key: Key) -> list[Entry]:
+        """Return the entries of a key, in the order of their commits."""
+        with self._lock:
+            self._check_open()
+            found: list[Entry] = []
+            try:
+                for _, stored in self._stored(key):
+                    found += from_tuples(codec.decode(stored.data, trusted=self._trusted))
+            except (OSError, msgspec.MsgspecError) as error:
+                raise _failed(self.directory, error) from error
+            return found
 
-    def free(self, group: int) -> None:
-        """Forget the entries of a row group that is finished on disk."""
-        if group in self._log.groups:
-            with self._transaction("journal freed") as change:
-                change.forget(group)
-
-    def drop_kept(self, group: int) -> None:
-        """Forget what was kept of a row group."""
-        if group in self._log.kept:
-            with self._transaction("journal freed") as change:
-                change.keep(group, 0, b"")
+    def free(self, key: Key) -> None:
+        """Forget the entries of a key: its row group is finished on disk, or they are of no use any more."""
+        with self._lock:
+            if self._free(key):
+                self._tidy()
+                faults.reach("journal freed")
 
     def forget_states(self) -> None:
-        """Forget the states of stateful generators: some of what they have given is lost."""
-        if self._log.states:
-            with self._transaction("journal freed") as change:
-                for name in list(self._log.states):
-                    change.set_state(name, None)
+        """Forget the states of stateful generators: some of what they have generated is lost."""
+        with self._lock:
+            if states := dict.fromkeys(self._index.states):
+                self._append([], states=states)
+                faults.reach("journal freed")
 
     def finish(self) -> None:
-        """Close the journal of a build that is done: its files go, or shrink to the finished cells of dropped rows."""
-        if not self._log.kept:
-            self.close()
-            # In this order: a journal without its mark is whole, a mark without its journal says that one is missing.
-            try:
-                (self.directory / MARK_NAME).unlink(missing_ok=True)
-                faults.reach("journal unmarked")
-                for name in (JOURNAL_NAME, WAL_NAME):
-                    (self.directory / name).unlink(missing_ok=True)
-                sync_directory(self.directory)
-            except OSError as error:
-                raise self._failed(error) from error
-            faults.reach("journal removed")
-            return
-        with self._transaction("journal freed") as change:
-            for group in list(self._log.groups):
-                change.forget(group)
-            for name in list(self._log.states):
-                change.set_state(name, None)
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            # It needs room for a copy; without it the file is only larger than it need be.
-            self._connection().execute("VACUUM")
+        """Close the journal of a build that is done: it goes, or shrinks to its long-lived entries."""
+        with self._lock:
+            for key in [key for key in self._index.entries if not key.is_long_lived]:
+                self._free(key)
+            self._index.states.clear()
+            old = list(self._index.segments)
+            if self._index.entries:
+                self._end_segment()
+                self._copy(old)
+            else:
+                self._remove(old)
+                faults.reach("journal removed")
         self.close()
 
     def close(self) -> None:
         """Let go of the files; a second time does nothing."""
         with self._lock:
-            if self._database is None:
+            if self._closed:
                 return
-            database, self._database = self._database, None
-            os.close(self._mark)
             try:
-                database.close()
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
+                if self._freed and self._index.segments:
+                    self._append([])
+            finally:
+                self._closed = True
+                self._end_segment()
         faults.reach("journal closed")
 
-    def _entries(self, identities: Sequence[int]) -> list[Entry]:
-        found: list[Entry] = []
-        for identity in identities:
-            try:
-                data = row_data(self._connection(), identity)
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
-            found += codec.decode(data, trusted=self._trusted)
-        return found
+    def _encode(self, groups: Mapping[Key, Sequence[Entry]]) -> tuple[list[_Stored], Counter[str]]:
+        stored, unkept = [], Counter[str]()
+        for key, entries in groups.items():
+            data, left_out = codec.encode([to_tuple(entry) for entry in entries])
+            unkept.update(column_of(entries[position]) for position in left_out)
+            if count := len(entries) - len(left_out):
+                stored.append(_Stored(key.group, key.revision, key.purpose, 0, count, data))
+        return stored, unkept
 
-    @contextlib.contextmanager
-    def _transaction(self, done: str) -> Iterator[Change]:
-        """Yield what is to be changed and make it durable; the log follows only then."""
-        with self._lock:
-            database = self._connection()
-            try:
-                if _inode(self._path) != self._inode:
-                    raise FileNotFoundError("it was removed or replaced while it was in use")
-                change = Change(self._log)
-                yield change
-                change.finish()
-                database.execute("BEGIN IMMEDIATE")
-                change_rows(database, change.deleted, change.inserted)
-                faults.reach("journal written")
-                database.execute("COMMIT")
-            except (OSError, sqlite3.Error) as error:
-                _roll_back(database)
-                raise self._failed(error) from error
-            except BaseException:
-                _roll_back(database)
-                raise
-            self._log.apply(change)
-            faults.reach(done)
-            with contextlib.suppress(OSError):
-                # What the mark misses it only cannot tell; the commit itself is on disk.
-                write_mark(self._mark, self._log.totals)
-            faults.reach("journal marked")
+    def _free(self, key: Key) -> bool:
+        if key not in self._index.entries:
+            return False
+        self._index.free(key, before=self._index.number + 1)
+        self._freed.add(key)
+        return True
 
-    def _connection(self) -> sqlite3.Connection:
-        if self._database is None:
-            raise StoreError(f"the journal in {str(self.directory)!r} is closed")
-        return self._database
+    def _stored(self, key: Key) -> Iterator[tuple[_Place, _Stored]]:
+        for _, place in sorted(self._index.entries.get(key, {}).items()):
+            with open_file(self.directory, _name(place.segment)) as file:
+                start = place.start + HEADER_SIZE
+                payload = os.pread(file.fileno(), place.end - start, start)
+            yield place, _DECODER.decode(payload).stored[place.position]
 
-    def _failed(self, error: Exception) -> StoreError:
-        return _failed(self.directory, error)
-
-
-def inspect_journal(directory: Path) -> Recovered | None:
-    """Look into the journal of a directory without changing anything; None if there is none."""
-    if not has_journal(directory):
-        return None
-    if is_being_written(directory):
-        return Recovered(in_use=True)
-    with tempfile.TemporaryDirectory(prefix="seedbed-") as scratch:
+    def _append(
+        self,
+        stored: Sequence[_Stored],
+        *,
+        states: Mapping[str, bytes | None] | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """Append one commit to the newest segment and wait for the disk; the index follows only then."""
+        self._check_open()
+        index, number = self._index, self._index.number + 1
         try:
-            for name in (JOURNAL_NAME, WAL_NAME, MARK_NAME, SALVAGED_NAME):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(directory / name, Path(scratch) / name)
+            file, lengths = self._segment()
+            commit = _Commit(
+                number,
+                [msgspec.structs.replace(each, number=each.number or number) for each in stored],
+                dict(states or {}),
+                None if usage is None else list(usage),
+                [(key.group, key.revision, key.purpose, index.freed[key]) for key in self._freed],
+                lengths,
+            )
+            start = file.seek(0, os.SEEK_END)
+            append(file, frame(_COMMIT, msgspec.msgpack.encode(commit)), written="journal written")
         except OSError as error:
-            raise _failed(directory, error) from error
-        journal, found = Journal.open(Path(scratch), trusted=False)
-        journal.close()
-    return found
+            raise _failed(self.directory, error) from error
+        self._freed.clear()
+        index.take(self._active, start, file.tell(), commit)
+
+    def _segment(self) -> tuple[io.FileIO, list[tuple[int, int]]]:
+        """Return the newest segment of this process, and for a new one how long the others are."""
+        file = self._file
+        if file is not None:
+            named = (self.directory / _name(self._active)).lstat()
+            if not os.path.samestat(named, os.fstat(file.fileno())):
+                raise FileNotFoundError("it was removed or replaced while it was in use")
+            if file.tell() < SEGMENT_SIZE:
+                return file, []
+            self._end_segment()
+        self._active += 1
+        lengths = [(number, segment.size) for number, segment in self._index.segments.items()]
+        self._file = create(self.directory, _name(self._active), replace=False)
+        sync_directory(self.directory / PRIVATE)
+        self._index.segments[self._active] = _Segment()
+        return self._file, lengths
+
+    def _end_segment(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _tidy(self) -> None:
+        """Copy what is still needed out of segments that hold little of it, and remove them."""
+        hardly = [
+            number
+            for number, segment in self._index.segments.items()
+            if number != self._active and segment.needed <= _WORTH_COPYING * segment.size
+        ]
+        if hardly:
+            self._copy(hardly)
+
+    def _copy(self, numbers: Sequence[int]) -> None:
+        """Copy what is needed of segments to the newest one, then remove them."""
+        index = self._index
+        try:
+            stored = [
+                each
+                for key, places in index.entries.items()
+                if any(place.segment in numbers for place in places.values())
+                for place, each in self._stored(key)
+                if place.segment in numbers
+            ]
+        except (OSError, msgspec.MsgspecError) as error:
+            raise _failed(self.directory, error) from error
+        left = set[Key]().union(*(each.keys for number, each in index.segments.items() if number not in numbers))
+        index.freed = {key: before for key, before in index.freed.items() if key in left}
+        self._freed = set(index.freed)
+        states = {name: state for name, (state, segment) in index.states.items() if segment in (0, *numbers)}
+        self._append(stored, states=states, usage=index.usage[0] or None)
+        self._remove(numbers)
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        try:
+            for number in numbers:
+                if number == self._active:
+                    self._end_segment()
+                remove(self.directory, _name(number))
+                del self._index.segments[number]
+            sync_directory(self.directory / PRIVATE)
+        except OSError as error:
+            raise _failed(self.directory, error) from error
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._end_segment()
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"the journal in {str(self.directory)!r} is closed")
 
 
-def _open_files(directory: Path) -> tuple[sqlite3.Connection, Log, tuple[str, ...]]:
-    """Open the database of a journal, or one with what is left if it is damaged, and say what was found."""
-    path = directory / JOURNAL_NAME
-    # Read before SQLite sees it: what it cannot use it throws away.
-    wal = _read(directory / WAL_NAME)
-    mark = read_mark(directory / MARK_NAME)
-    database = None
-    log = Log()
-    is_sane = False
+def _read(directory: Path, commits: int) -> tuple[_Index, dict[int, str]]:
+    """Read every segment; return what counts, and by segment what is damaged (0 for all of them)."""
+    index = _Index()
+    damaged: dict[int, str] = {}
+    lengths: dict[int, int] = {}
+    for number in _segments(directory):
+        try:
+            data = read_file(directory, _name(number))
+        except FileNotFoundError:
+            continue  # the build that writes it has no more need of it
+        found = scan(data)
+        index.segments[number] = _Segment(size=found.end)
+        ranges = list(found.damaged)
+        for record in found.records:
+            try:
+                commit = _DECODER.decode(record.payload)
+            except (msgspec.MsgspecError, RecursionError):
+                ranges.append((record.start, record.end))
+                continue
+            lengths.update(commit.lengths)
+            index.take(number, record.start, record.end, commit)
+        if ranges:
+            places = ", ".join(f"{start:,} to {end - 1:,}" for start, end in sorted(ranges))
+            damaged[number] = f"{_name(number)!r} is damaged (bytes {places}); {_COST}"
+    for number, segment in index.segments.items():
+        if segment.size < lengths.get(number, 0):
+            damaged.setdefault(number, f"{_name(number)!r} is cut off at byte {segment.size:,}; {_COST}")
+    if index.number < commits:
+        damaged[0] = f"the journal ends at commit {index.number:,} of at least {commits:,}; {_COST}"
+    if damaged:
+        # A state knows of calls whose values are lost: a generator that had it would not generate them again.
+        index.states = dict.fromkeys(index.states, (None, 0))
+    return index, damaged
+
+
+_COST = "cells of unfinished row groups that are lost with it are generated again"
+
+
+def _name(number: int) -> str:
+    return f"{PRIVATE}/journal-{number:07}.log"
+
+
+def _segments(directory: Path) -> list[int]:
     try:
-        with path.open("rb") as file:
-            is_sane = header_is_whole(file.read(100))
-        if is_sane:
-            database = connect(path)
-            is_sane = is_sound(database) and all(log.take(row) for row in every_row(database)) and log.is_whole
-    except (FileNotFoundError, sqlite3.DatabaseError):
-        is_sane = False
-    wal_is_whole = not log_is_broken(wal) and (mark is None or mark[0] <= log.totals.commits)
-    if database is not None and is_sane and wal_is_whole:
-        return database, log, ()
-    left = salvage(_read(path), wal, mark)
-    what = "is damaged" if path.exists() else "is missing"
-    name = WAL_NAME if is_sane else JOURNAL_NAME
-    replace_database(directory, left.rows)
-    if database is not None:
-        # Only now: it must not tidy up what was not salvaged yet. The file that it has open is in no directory now.
-        database.close()
-    log = Log()
-    for row in left.rows:
-        log.take(row)
-    return connect(path), log, (f"{name!r} {what}: {left.cost()}",)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
+        names = [path.name for path in (directory / PRIVATE).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
 def _failed(directory: Path, error: Exception) -> StoreError:
     return StoreError(f"the journal in {str(directory)!r} cannot be used: {error}")
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _roll_back(database: sqlite3.Connection) -> None:
-    if database.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
-            database.execute("ROLLBACK")

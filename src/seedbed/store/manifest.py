@@ -1,29 +1,31 @@
 """The manifest: an append-only log that says what the dataset directory holds.
 
-A line is one JSON record with a checksum as its last key, followed by two newlines. A checkpoint appends one record
-whatever came before it, so it costs the same for the first row group and the millionth. Damage costs only the line it
-hits: even a lost newline joins no two lines, because the other one still parts them. Every line is written twice, so
-that damage in one place costs nothing.
+A record of the log holds one record of the manifest as JSON. A checkpoint appends one whatever came before it, so it
+costs the same for the first row group and the millionth. Damage costs only the records it hits. The header, without
+which a directory is no dataset, is written twice.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import attrs
+import pyarrow as pa
 
 from ..errors import ManifestError
 from ..runtime import faults
+from . import log
+from .files import PRIVATE, exists, open_file, read_file
+from .parts import PROCESSED_NAME, is_staged_name, part_name
 from .records import (
     FORMAT,
     Finished,
     GroupRecord,
     Header,
+    PartRecord,
     Processed,
     Record,
     Spending,
@@ -33,14 +35,14 @@ from .records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    import io
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-MANIFEST_NAME = "manifest.jsonl"
+MANIFEST_NAME = f"{PRIVATE}/manifest.log"
+_VERSION_0_1 = "manifest.jsonl"
 
-_SUM_KEY = b',"sum":"'
-_SUM_BYTES = 16
-_SUM_LENGTH = len(_SUM_KEY) + 2 * _SUM_BYTES + len(b'"}')
+_RECORD = 1
 
 
 @attrs.define(eq=False)
@@ -80,6 +82,11 @@ class Manifest:
         yield from (record for record in found if record is not None)
 
     @property
+    def commits(self) -> int:
+        """The number of the last commit to the journal that must be there; 0 if none must."""
+        return 0 if self.finished is not None else max((group.commits for group in self.groups.values()), default=0)
+
+    @property
     def expected_groups(self) -> int:
         """How many row groups the whole dataset has."""
         return self.header.layout.count if self.header else 0
@@ -94,83 +101,69 @@ class Manifest:
 class ManifestFile:
     """A manifest as it was read.
 
-    `damaged` are the numbers of lines that cannot be trusted, `lost` those among them of which no other copy is left;
-    `length` is how many bytes count: what follows is a line that was being written when the process died.
+    `damaged` are the ranges of bytes that cannot be read; `length` is how many bytes count: what follows is a record
+    that was being written when the process died.
     """
 
     manifest: Manifest
-    damaged: tuple[int, ...]
-    lost: tuple[int, ...]
+    damaged: tuple[tuple[int, int], ...]
     length: int
 
     @property
     def damage(self) -> tuple[str, ...]:
         """One sentence for what is damaged and what that costs."""
-        sentences = []
-        if spared := [number for number in self.damaged if number not in self.lost]:
-            sentences.append(f"{_lines(spared)} damaged; nothing is lost, there is a copy of what it said")
-        if self.lost:
-            sentences.append(
-                f"{_lines(self.lost)} damaged and without a copy; a row group that was listed there is lost"
-            )
-        return tuple(sentences)
-
-
-def _lines(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"line {numbers[0]} of {MANIFEST_NAME!r} is"
-    return f"lines {', '.join(map(str, numbers))} of {MANIFEST_NAME!r} are"
+        return tuple(
+            f"{MANIFEST_NAME!r} is damaged (bytes {start:,} to {end - 1:,}); a row group that was listed there is lost"
+            for start, end in self.damaged
+        )
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as a line with its checksum, newlines included."""
-    body = json.dumps(record_to_dict(record), separators=(",", ":")).encode()
-    return body[:-1] + _SUM_KEY + _checksum(body) + b'"}\n\n'
+    """Return the record as it is appended to the log."""
+    data = log.frame(_RECORD, json.dumps(record_to_dict(record), separators=(",", ":")).encode())
+    return data * 2 if isinstance(record, Header) else data
 
 
-def decode(line: bytes) -> Record | None:
-    """Return the record of a line without its newlines, or None if the line is not what was written."""
-    body = line[:-_SUM_LENGTH] + b"}"
-    if line[-_SUM_LENGTH:] != _SUM_KEY + _checksum(body) + b'"}':
-        return None
+def decode(payload: bytes) -> Record | None:
+    """Return the record that the log holds, or None if it is not one of this version.
+
+    `ManifestError` if it names a file that no writer generates.
+    """
     try:
-        return record_from_dict(json.loads(body))
-    except (ValueError, KeyError, TypeError):
+        record = record_from_dict(json.loads(payload))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException):
         # Whole but unknown: written by a later version of the format, which the header is asked about.
         return None
+    _check_names(record)
+    return record
+
+
+def _check_names(record: Record) -> None:
+    """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
+    match record:
+        case GroupRecord(part=PartRecord() as part):
+            name = part_name(record.index)
+            is_ours = part.name == name and (part.staged is None or is_staged_name(part.staged, name))
+        case Processed(part=part):
+            is_ours = part.name == PROCESSED_NAME and part.staged is None
+        case _:
+            return
+    if not is_ours:
+        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {(part.staged, part.name)!r}")
 
 
 def parse(data: bytes) -> ManifestFile:
     """Read the bytes of a manifest, whatever happened to them."""
     manifest = Manifest()
-    *lines, tail = data.split(b"\n")
-    found = [(number, line, decode(line)) for number, line in enumerate(lines, start=1) if line]
-    last = decode(tail)
-    if last is not None:
-        found.append((len(lines) + 1, tail, last))
-    damaged = [number for number, _, record in found if record is None]
-    lost: list[int] = []
-    # A run of damaged lines cost nothing if it is no longer than the copies that the records beside it lack.
-    run: list[int] = []
-    lacking = position = 0
-    while position < len(found):
-        number, line, record = found[position]
-        position += 1
+    found = log.scan(data)
+    damaged = list(found.damaged)
+    for each in found.records:
+        record = decode(each.payload)
         if record is None:
-            run.append(number)
-            continue
-        manifest.apply(record)
-        copies = 1
-        while position < len(found) and found[position][1] == line:
-            position += 1
-            copies += 1
-        if len(run) > lacking + copies % 2:
-            lost += run
-        run, lacking = [], copies % 2
-    if len(run) > lacking:
-        lost += run
-    length = len(data) - (len(tail) if last is None else 0)
-    return ManifestFile(manifest=manifest, damaged=tuple(damaged), lost=tuple(lost), length=length)
+            damaged.append((each.start, each.end))
+        else:
+            manifest.apply(record)
+    return ManifestFile(manifest=manifest, damaged=tuple(sorted(damaged)), length=found.end)
 
 
 def is_dataset(directory: Path) -> bool:
@@ -182,17 +175,38 @@ def read(directory: Path) -> ManifestFile:
     """Read the manifest of a dataset directory; `ManifestError` if there is none that can be used."""
     path = directory / MANIFEST_NAME
     try:
-        data = path.read_bytes()
+        data = read_file(directory, MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if exists(directory, _VERSION_0_1):
+            raise ManifestError(
+                f"{str(directory)!r} was written by seedbed 0.1 (format 1), which this version does not read: "
+                "use seedbed 0.1, or build the dataset again"
+            ) from error
         found = "it has no " + MANIFEST_NAME if directory.is_dir() else "there is no such directory"
         raise ManifestError(f"{str(directory)!r} is not a dataset: {found}") from error
+    except OSError as error:
+        raise ManifestError(f"{str(path)!r} cannot be read: {error}") from error
     content = parse(data)
     header = content.manifest.header
     if header is None:
         raise ManifestError(f"{str(path)!r} has no header that can be read: it is damaged or not a manifest")
     if header.format != FORMAT:
         raise ManifestError(f"{str(path)!r} has format {header.format}, this version reads format {FORMAT}")
+    _check_layout(path, header, content.manifest)
     return content
+
+
+def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
+    """Raise `ManifestError` if a row group has other rows than its number says."""
+    layout = header.layout
+    if any(before > after for before, after in pairwise((*header.segments, header.rows))):
+        raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
+    count = layout.count
+    for index, group in manifest.groups.items():
+        if index >= count or layout.group_rows(index) != range(group.start, group.stop):
+            raise ManifestError(f"{str(path)!r} lists row group {index} with rows that are not those of that group")
+        if any(drop.row not in range(group.start, group.stop) for drop in group.drops):
+            raise ManifestError(f"{str(path)!r} lists a dropped row in row group {index} that is not one of its rows")
 
 
 def lock(file: io.FileIO, *, exclusive: bool) -> bool:
@@ -211,31 +225,18 @@ def lock(file: io.FileIO, *, exclusive: bool) -> bool:
 def is_being_written(directory: Path) -> bool:
     """Whether a process is writing the dataset in this directory now."""
     try:
-        with io.FileIO(directory / MANIFEST_NAME) as file:
+        with open_file(directory, MANIFEST_NAME) as file:
             return not lock(file, exclusive=False)
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
 def append(file: io.FileIO, record: Record) -> None:
-    """Append a record, twice, and wait until it is on disk; after an error the file ends where it ended before."""
+    """Append a record and wait until it is on disk; after an error the file ends where it ended before."""
     write(file, [record])
 
 
 def write(file: io.FileIO, records: Iterable[Record]) -> None:
     """Append several records as one."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        rest = memoryview(b"".join(encode(record) * 2 for record in records))
-        while rest:
-            rest = rest[file.write(rest) :]
-        faults.reach("line written")
-        os.fsync(file.fileno())
-    except OSError:
-        file.truncate(end)
-        raise
-    faults.reach("line synced")
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=_SUM_BYTES).hexdigest().encode()
+    log.append(file, b"".join(map(encode, records)), written="record written")
+    faults.reach("record synced")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-import sys
-import uuid
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from ..errors import PartError
 from ..runtime import faults
+from .files import create, exists, open_file, remove, rename, sync_directory, temporary_name
 from .records import PartRecord
 from .schema import stored_table
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_SUFFIX = ".tmp"
+PROCESSED_NAME = "processed.parquet"
 
 
 def part_name(index: int) -> str:
@@ -29,37 +31,45 @@ def part_name(index: int) -> str:
     return f"batch_{index:07d}.parquet"
 
 
+def is_staged_name(staged: str, name: str) -> bool:
+    """Whether a name is one that `stage` gives to what is to become the file `name`."""
+    return re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{12}}\.tmp", staged, re.ASCII) is not None
+
+
 def stage(path: Path, table: pa.Table) -> PartRecord:
     """Write a compressed parquet file under a temporary name, the record's `staged`, and wait until it is on disk.
 
     If anything raises the temporary file is removed and nothing has changed.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_SUFFIX}")
+    directory, temporary = path.parent, temporary_name(path.name)
     try:
-        pq.write_table(stored_table(table), temporary, compression="zstd")
-        faults.reach("part written")
-        with temporary.open("r+b") as file:
+        with create(directory, temporary) as file, io.BufferedWriter(file) as buffered:
+            pq.write_table(stored_table(table), buffered, compression="zstd")
+            buffered.flush()
+            faults.reach("part written")
             os.fsync(file.fileno())
-        # Its name too: a manifest that lists what is staged must never be ahead of it.
-        sync_directory(path.parent)
-        faults.reach("part synced")
-        return PartRecord(
-            name=path.name,
-            rows=table.num_rows,
-            size=temporary.stat().st_size,
-            checksum=checksum(temporary),
-            schema=table.schema.remove_metadata(),
-            staged=temporary.name,
-        )
+            # Its name too: a manifest that lists what is staged must never be ahead of it.
+            sync_directory(directory)
+            faults.reach("part synced")
+            size = file.seek(0, os.SEEK_END)
+            return PartRecord(
+                name=path.name,
+                rows=table.num_rows,
+                size=size,
+                checksum=checksum(file),
+                schema=table.schema.remove_metadata(),
+                staged=temporary,
+            )
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove(directory, temporary)
         raise
 
 
 def place(directory: Path, part: PartRecord) -> PartRecord:
     """Give a staged file the name of its part, in place of what had it before; the record no longer says `staged`."""
     if part.staged is not None:
-        (directory / part.staged).replace(directory / part.name)
+        rename(directory, part.staged, part.name)
         faults.reach("part renamed")
         sync_directory(directory)
         faults.reach("part directory synced")
@@ -69,24 +79,24 @@ def place(directory: Path, part: PartRecord) -> PartRecord:
 def discard(directory: Path, part: PartRecord) -> None:
     """Remove a staged file that is not to count."""
     if part.staged is not None:
-        (directory / part.staged).unlink(missing_ok=True)
+        remove(directory, part.staged)
 
 
 def locate(directory: Path, part: PartRecord) -> Path:
     """Return where the content of a part is: still staged if the process died, or has not come, before the rename."""
-    if part.staged is not None and (directory / part.staged).exists():
+    if part.staged is not None and exists(directory, part.staged):
         return directory / part.staged
     return directory / part.name
 
 
 def damage(directory: Path, part: PartRecord) -> str | None:
     """Read a whole part and say what is wrong with it, if anything is; `PermissionError` if that may not be known."""
-    path = locate(directory, part)
     try:
-        size = path.stat().st_size
-        if size != part.size:
-            return f"part {part.name!r} is damaged: it has {size:,} bytes and should have {part.size:,}"
-        return None if checksum(path) == part.checksum else f"part {part.name!r} is damaged: its checksum differs"
+        with open_file(directory, locate(directory, part).name) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size != part.size:
+                return f"part {part.name!r} is damaged: it has {size:,} bytes and should have {part.size:,}"
+            return None if checksum(file) == part.checksum else f"part {part.name!r} is damaged: its checksum differs"
     except FileNotFoundError:
         return f"part {part.name!r} is missing"
     except PermissionError:
@@ -98,7 +108,7 @@ def damage(directory: Path, part: PartRecord) -> str | None:
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a parquet file, or only some of its columns (those it lacks are left out); `PartError` if it cannot be."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_file(path.parent, path.name) as opened, pq.ParquetFile(opened) as file:
             there = file.schema_arrow.names
             names = there if columns is None else [name for name in columns if name in there]
             # A dotted name also matches a field inside a struct, so that more may come than was asked for.
@@ -109,23 +119,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         raise PartError(f"part {path.name!r} in {str(path.parent)!r} cannot be read: {error}") from error
 
 
-def checksum(path: Path) -> str:
-    """Return the BLAKE2b hash of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
-
-
-def sync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on disk; on Windows a directory cannot be opened for that."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a file is one that a writer left behind when it died."""
-    return path.name.startswith(".") and path.name.endswith(_SUFFIX)
+def checksum(file: io.FileIO) -> str:
+    """Return the BLAKE2b hash of an open file."""
+    file.seek(0)
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

@@ -1,4 +1,4 @@
-"""What the manifest says, one frozen record a line, and each as JSON and back."""
+"""What the manifest says, one frozen class for each kind of record, and each as JSON and back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,46 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import pyarrow as pa
+from attrs.validators import and_, deep_iterable, ge, instance_of, lt, optional
 
+from .dtypes import canonical
 from .layout import Layout
 from .schema import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = 1
+FORMAT = 2
+
+# Records are read from files of strangers: a field of another type must not get further than this.
+_TEXT = instance_of(str)
+_NAME = optional(_TEXT)
+_COUNT = and_(instance_of(int), ge(0))
+# Rows are counted with `len(range(...))`.
+_ROWS = and_(_COUNT, lt(2**63))
+_NUMBER = instance_of((int, float))
+_SCHEMA = instance_of(pa.Schema)
+
+
+def _all(each: Any) -> Any:
+    return deep_iterable(each, instance_of(tuple))
+
+
+def entry_of(*fields: Any) -> Any:
+    """Return a validator of a tuple with one for each of its values."""
+
+    def check(record: Any, attribute: Any, value: Any) -> None:
+        if not isinstance(value, tuple) or len(value) != len(fields):
+            raise ValueError(f"{attribute.name} has an entry that is not {len(fields)} values")
+        for field, each in zip(fields, value, strict=True):
+            field(record, attribute, each)
+
+    return check
+
+
+_CONFLICTS = _all(instance_of(Conflict))
+# Column, model, calls, input tokens, output tokens, cost.
+SPENT = _all(entry_of(_TEXT, _TEXT, _COUNT, _COUNT, _COUNT, _NUMBER))
 
 
 @attrs.frozen(kw_only=True)
@@ -26,13 +58,13 @@ class Drop:
     `copy` is 0, or 1, 2, … for rows that were added behind the last number of the row group.
     """
 
-    row: int
-    copy: int = 0
-    column: str
-    attempts: int
-    error: str
+    row: int = attrs.field(validator=_COUNT)
+    copy: int = attrs.field(default=0, validator=_COUNT)
+    column: str = attrs.field(validator=_TEXT)
+    attempts: int = attrs.field(validator=_COUNT)
+    error: str = attrs.field(validator=_TEXT)
     # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
-    kind: str
+    kind: str = attrs.field(validator=_TEXT)
 
     @property
     def reason(self) -> str:
@@ -47,12 +79,12 @@ class PartRecord:
     `staged` is the name that the file has until it takes the place of one that was listed before under `name`.
     """
 
-    name: str
-    rows: int
-    size: int
-    checksum: str
-    schema: pa.Schema
-    staged: str | None = None
+    name: str = attrs.field(validator=_TEXT)
+    rows: int = attrs.field(validator=_ROWS)
+    size: int = attrs.field(validator=_COUNT)
+    checksum: str = attrs.field(validator=_TEXT)
+    schema: pa.Schema = attrs.field(validator=_SCHEMA)
+    staged: str | None = attrs.field(default=None, validator=_NAME)
 
 
 @attrs.frozen(kw_only=True)
@@ -62,17 +94,17 @@ class Header:
     `segments` are the numbers of rows that were asked for before the dataset was grown, as `Layout` has them.
     """
 
-    rows: int
-    buffer_size: int
-    segments: tuple[int, ...] = ()
-    columns: tuple[str, ...]
-    declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]))
-    fingerprint: Mapping[str, Any] = attrs.field(factory=dict)
+    rows: int = attrs.field(validator=_ROWS)
+    buffer_size: int = attrs.field(validator=and_(_ROWS, ge(1)))
+    segments: tuple[int, ...] = attrs.field(default=(), validator=_all(_ROWS))
+    columns: tuple[str, ...] = attrs.field(validator=_all(_TEXT))
+    declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]), validator=_SCHEMA)
+    fingerprint: Mapping[str, Any] = attrs.field(factory=dict, validator=instance_of(dict))
     # The recipe file that is kept beside the manifest, should that be lost.
-    recipe: str | None = None
-    created: float
-    version: str
-    format: int = FORMAT
+    recipe: str | None = attrs.field(default=None, validator=_NAME)
+    created: float = attrs.field(validator=_NUMBER)
+    version: str = attrs.field(validator=_TEXT)
+    format: int = attrs.field(default=FORMAT, validator=instance_of(int))
 
     @property
     def layout(self) -> Layout:
@@ -88,16 +120,18 @@ class GroupRecord:
     counts how often dropped rows of it were tried again.
     """
 
-    index: int
-    start: int
-    stop: int
-    part: PartRecord | None = None
-    drops: tuple[Drop, ...] = ()
-    removed: int = 0
-    added: int = 0
-    conflicts: tuple[Conflict, ...] = ()
-    skipped: str | None = None
-    revision: int = 0
+    index: int = attrs.field(validator=_COUNT)
+    start: int = attrs.field(validator=_COUNT)
+    stop: int = attrs.field(validator=_COUNT)
+    part: PartRecord | None = attrs.field(default=None, validator=optional(instance_of(PartRecord)))
+    drops: tuple[Drop, ...] = attrs.field(default=(), validator=_all(instance_of(Drop)))
+    removed: int = attrs.field(default=0, validator=_COUNT)
+    added: int = attrs.field(default=0, validator=_COUNT)
+    conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
+    skipped: str | None = attrs.field(default=None, validator=_NAME)
+    revision: int = attrs.field(default=0, validator=_COUNT)
+    # The number of the last commit to the journal before this: a journal that ends earlier has lost something.
+    commits: int = attrs.field(default=0, validator=and_(_COUNT, lt(2**62)))
 
     @property
     def rows(self) -> int:
@@ -109,30 +143,30 @@ class GroupRecord:
 class Finished:
     """Every part now has this schema, but for the columns in conflict."""
 
-    schema: pa.Schema
-    conflicts: tuple[Conflict, ...] = ()
+    schema: pa.Schema = attrs.field(validator=_SCHEMA)
+    conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
 
 
 @attrs.frozen(kw_only=True)
 class Processed:
     """The whole dataset as a processor after generation left it, beside the parts."""
 
-    part: PartRecord
-    conflicts: tuple[Conflict, ...] = ()
+    part: PartRecord = attrs.field(validator=instance_of(PartRecord))
+    conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
 
 
 @attrs.frozen(kw_only=True)
 class Spending:
     """What all runs of this dataset have used up to here: (column, model, calls, input tokens, output tokens, cost)."""
 
-    entries: tuple[tuple[str, str, int, int, int, float], ...]
+    entries: tuple[tuple[str, str, int, int, int, float], ...] = attrs.field(validator=SPENT)
 
 
 @attrs.frozen(kw_only=True)
 class States:
     """The states of stateful generators when everything was made, for a dataset that grows: (name, base64)."""
 
-    entries: tuple[tuple[str, str], ...]
+    entries: tuple[tuple[str, str], ...] = attrs.field(validator=_all(entry_of(_TEXT, _TEXT)))
 
     @classmethod
     def of(cls, states: Mapping[str, bytes]) -> States:
@@ -204,4 +238,9 @@ def _plain(value: Any) -> Any:
 @functools.lru_cache(maxsize=256)
 def _read_schema(ipc: str) -> pa.Schema:
     # Nearly all parts have the same schema: it is decoded once and shared.
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ipc)))
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ipc)))
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError("a schema has two columns of one name")
+    for field in schema:
+        canonical(field.type)  # TypeError for what no writer stores: polars would panic
+    return schema

@@ -8,6 +8,7 @@ import attrs
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from attrs.validators import instance_of
 
 from ..errors import SchemaConflict
 from .dtypes import DECIMAL_DIGITS, canonical, declared_type, fits, stored, unite
@@ -34,10 +35,10 @@ __all__ = [
 class Conflict:
     """A column whose values could not have the type they should; the part that holds them kept them as `found`."""
 
-    column: str
-    part: str
-    found: str
-    expected: str
+    column: str = attrs.field(validator=instance_of(str))
+    part: str = attrs.field(validator=instance_of(str))
+    found: str = attrs.field(validator=instance_of(str))
+    expected: str = attrs.field(validator=instance_of(str))
 
     def __str__(self) -> str:
         return f"column {self.column!r} of {self.part} holds {self.found}, expected {self.expected}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import threading
@@ -15,17 +14,20 @@ import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
+from .files import PRIVATE, create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
 from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
-from .parts import damage, discard, is_temporary, part_name, place, read_table, stage, sync_directory
+from .parts import PROCESSED_NAME, damage, discard, part_name, place, read_table, stage
 from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending, States
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import polars as pl
 
-PROCESSED_NAME = "processed.parquet"
+
+_TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
 
 
 def check_output(out: str | os.PathLike[str]) -> Path:
@@ -49,14 +51,19 @@ def check_output(out: str | os.PathLike[str]) -> Path:
 
 
 def _refuse_used(directory: Path) -> None:
-    # What a process that died before its first line left behind is no reason to refuse.
-    found = sorted(path.name for path in directory.iterdir() if not is_temporary(path))
+    # What a process that died before its first record left behind is no reason to refuse.
+    found = sorted(path.name for path in directory.iterdir() if not is_temporary(path) and not _is_leftover(path))
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise OutputDirectoryError(
             f"the output directory {str(directory)!r} is not empty, it holds {found[0]!r}{more}: "
             "pass a new directory or an empty one"
         )
+
+
+def _is_leftover(path: Path) -> bool:
+    """True for a private folder in which nothing was ever finished."""
+    return path.name == PRIVATE and path.is_dir() and not path.is_symlink() and all(map(is_temporary, path.iterdir()))
 
 
 def _probe(existing: Path, directory: Path) -> None:
@@ -72,7 +79,7 @@ def _unwritable(directory: Path, error: OSError) -> OutputDirectoryError:
 
 
 class DatasetWriter:
-    """Writes row groups into a directory, each as a part and then a line of the manifest: without it no part exists.
+    """Writes row groups into a directory, each as a part and then a record of the manifest: without it no part exists.
 
     Row groups may come in any order and from several threads at once: parts are written side by side, only the manifest
     is written under a lock. No other process may write the directory as long as this one does (`close`, or the end of
@@ -94,20 +101,18 @@ class DatasetWriter:
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
         """Make the directory, parents too, and start its manifest; `OutputDirectoryError` as in `check_output`."""
         directory = check_output(out)
-        temporary = directory / f".{MANIFEST_NAME}.tmp"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            file = io.FileIO(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            refuse_links(directory)
+            file = _claim(directory)
         except OSError as error:
             raise _unwritable(directory, error) from error
         try:
-            # Whoever holds the lock has this directory; a second one either finds it taken or finds the manifest.
-            _lock_file(file, directory)
             _refuse_used(directory)
-            file.truncate(0)
             append(file, header)
-            temporary.replace(directory / MANIFEST_NAME)
+            rename(directory, _TEMPORARY, MANIFEST_NAME)
             faults.reach("manifest renamed")
+            sync_directory(directory / PRIVATE)
             sync_directory(directory)
             faults.reach("manifest directory synced")
         except OSError as error:
@@ -124,21 +129,22 @@ class DatasetWriter:
     ) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
         """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
 
-        Temporary files, parts that the manifest does not list and a half-written last line are removed. Every part is
-        read: a row group whose part is damaged is not there any more, and damaged lines are cleared away, so that a
+        Temporary files, parts that the manifest does not list and a half-written last record are removed. Every part is
+        read: a row group whose part is damaged is not there any more, and damaged records are cleared away, so that a
         second time nothing is found damaged; `on_damage` is called before that. `ManifestError` if there is no
         manifest, `OutputDirectoryError` if another process writes it.
         """
         directory = Path(out)
         read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
         try:
-            file = io.FileIO(os.open(directory / MANIFEST_NAME, os.O_RDWR), "r+")
+            refuse_links(directory)
+            file = open_file(directory, MANIFEST_NAME, writable=True)
         except OSError as error:
             raise _unwritable(directory, error) from error
         writer = None
         try:
             _lock_file(file, directory)
-            if os.fstat(file.fileno()).st_ino != (directory / MANIFEST_NAME).stat().st_ino:
+            if not _is_named(file, directory / MANIFEST_NAME):
                 # Another process has put a new one in its place since, and has let go of both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             content = read(directory)
@@ -185,15 +191,14 @@ class DatasetWriter:
 
     def _renew(self, manifest: Manifest) -> None:
         """Put a manifest that says what this one says in the place of the damaged one."""
-        temporary = self.path / f".{MANIFEST_NAME}.tmp"
         # The old one stays open, and with it locked: a process that has it open already must not take it for free.
         self._replaced = self._file
-        self._file = io.FileIO(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), "r+")
+        self._file = create(self.path, _TEMPORARY)
         _lock_file(self._file, self.path)
         write(self._file, manifest.records())
-        temporary.replace(self.path / MANIFEST_NAME)
+        rename(self.path, _TEMPORARY, MANIFEST_NAME)
         faults.reach("manifest renamed")
-        sync_directory(self.path)
+        sync_directory(self.path / PRIVATE)
         faults.reach("manifest directory synced")
 
     def grow(self, header: Header) -> None:
@@ -204,7 +209,7 @@ class DatasetWriter:
         with self._alone():
             self._append(header)
             self.header = header
-            (self.path / PROCESSED_NAME).unlink(missing_ok=True)
+            remove(self.path, PROCESSED_NAME)
 
     def write_group(
         self,
@@ -217,9 +222,10 @@ class DatasetWriter:
         removed: int = 0,
         added: int = 0,
         skipped: str | None = None,
+        commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
-        """Write a finished row group: its part, if it has rows, then its line.
+        """Write a finished row group: its part, if it has rows, then its record.
 
         None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
@@ -243,11 +249,12 @@ class DatasetWriter:
             added=added,
             conflicts=conflicts,
             skipped=skipped,
+            commits=commits,
         )
         with self._alone():
             if abandoned():
                 if part is not None:
-                    (self.path / part.name).unlink(missing_ok=True)
+                    remove(self.path, part.name)
                 return None
             self._append(group)
             self._groups[index] = group
@@ -263,9 +270,10 @@ class DatasetWriter:
         removed: int | None = None,
         added: int | None = None,
         skipped: str | None = None,
+        commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
-        """Add rows to a row group that is written: its part is replaced as a whole, and its line by a newer one.
+        """Add rows to a row group that is written: its part is replaced as a whole, and its record by a newer one.
 
         `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
         `removed` and `added` stay as they are unless given.
@@ -289,6 +297,7 @@ class DatasetWriter:
             conflicts=conflicts,
             skipped=skipped,
             revision=before.revision + 1,
+            commits=commits,
         )
         staged = stage(self.path / part_name(index), table) if table.num_rows else None
         with self._alone():
@@ -311,7 +320,7 @@ class DatasetWriter:
             raise
         faults.reach("part listed")
         if group.part is None:
-            (self.path / part_name(group.index)).unlink(missing_ok=True)
+            remove(self.path, part_name(group.index))
         else:
             group = attrs.evolve(group, part=place(self.path, group.part))
         self._groups[group.index] = group
@@ -421,10 +430,48 @@ class DatasetWriter:
         listed = {group.part.name for group in self._groups.values() if group.part is not None}
         if processed:
             listed.add(PROCESSED_NAME)
+        for path in (self.path / PRIVATE).iterdir():
+            if is_temporary(path):
+                remove(self.path, f"{PRIVATE}/{path.name}")
         for path in self.path.iterdir():
             ours = path.name == PROCESSED_NAME or (path.name.startswith("batch_") and path.suffix == ".parquet")
             if is_temporary(path) or (ours and path.name not in listed):
-                path.unlink(missing_ok=True)
+                remove(self.path, path.name)
+
+
+def _claim(directory: Path) -> io.FileIO:
+    """Create the file that becomes the manifest, and lock it: of several processes, one gets the directory.
+
+    Only the process that has the lock of the file of that name removes or renames it.
+    """
+    while True:
+        try:
+            file = create(directory, _TEMPORARY, replace=False)
+            is_new = True
+        except FileExistsError:
+            try:
+                file = open_file(directory, _TEMPORARY, writable=True)
+            except FileNotFoundError:
+                continue
+            is_new = False
+        try:
+            _lock_file(file, directory)
+            if _is_named(file, directory / _TEMPORARY):
+                if is_new:
+                    return file
+                remove(directory, _TEMPORARY)  # its process died
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_named(file: io.FileIO, path: Path) -> bool:
+    """Whether a name is still that of an open file: another process may have put a new one in its place."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock_file(file: io.FileIO, directory: Path) -> None:

@@ -364,8 +364,11 @@ class RedisClient:
             # What is sent from now on is late no earlier than what is sent now.
             late_at = (trio.current_time() if wanted is None else wanted) + timeout
             await trio.sleep_until(min(stalled_at, late_at))
-            # If we ourselves were busy for so long, the reply may be there, unread.
+            # If our own loop was held up, replies are here but unread: what the server has sent is not late. The reader
+            # takes some of it in each round.
             await trio.lowlevel.checkpoint()
+            while connection.transport.has_unread():
+                await trio.lowlevel.checkpoint()
             now = trio.current_time()
             self._errors += pipeline.expire(now, timeout, lambda: self._unavailable(f"did not answer within {late} ms"))
             oldest = pipeline.oldest

@@ -25,8 +25,12 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 _RANGE_ENDS: dict[tuple[int, int], bytes] = {}
 _MOST_RANGE_ENDS = 1024
 
-# Errors that say something about the server and not about the command: another time, it would be answered.
-_NOT_NOW = frozenset({"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOAUTH", "DENIED"})
+# Errors that say something about the server, its cluster or our account and not about the key: another server, or
+# this one at another time, would answer.
+_NOT_HERE = frozenset(
+    {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM"}
+    | {"MOVED", "ASK", "NOAUTH", "WRONGPASS", "NOPERM", "DENIED"}
+)
 _CLIENTS = "ERR max number of clients reached"
 
 
@@ -105,7 +109,7 @@ def unexpected(reply: Reply, asked: str) -> EndpointUnavailable | NodeFailed:
     """The error for a reply that does not answer the command."""
     if isinstance(reply, hiredis.ReplyError):
         text = str(reply)
-        if text.partition(" ")[0] in _NOT_NOW or text.startswith(_CLIENTS):
+        if text.partition(" ")[0] in _NOT_HERE or text.startswith(_CLIENTS):
             return EndpointUnavailable(f"{asked} was refused: {text}")
         return NodeFailed(f"{asked} failed: {text}")
     if isinstance(reply, UnicodeDecodeError):

@@ -13,10 +13,13 @@ RECEIVE_BYTES = 1 << 16
 class Transport(Protocol):
     """A connection; `receive` gives `b""` at its end, and both ways raise OSError when it is lost.
 
-    `send_some` says how many bytes there was room for, and `wait_for_room` waits until there may be room again.
+    `has_unread` says whether bytes have come that `receive` has not given yet. `send_some` says how many bytes there
+    was room for, and `wait_for_room` waits until there may be room again.
     """
 
     async def receive(self) -> bytes: ...
+
+    def has_unread(self) -> bool: ...
 
     def send_some(self, data: bytes | memoryview) -> int: ...
 
@@ -44,6 +47,12 @@ class SocketTransport:
                 return self._socket.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 continue
+
+    def has_unread(self) -> bool:
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except OSError:  # nothing is there, or `receive` will raise it
+            return False
 
     def send_some(self, data: bytes | memoryview) -> int:
         try:

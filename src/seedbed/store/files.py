@@ -1,0 +1,171 @@
+"""Files of a dataset directory, which a stranger may have prepared: no link in it is followed.
+
+Everything that is written into a dataset directory is created by `create`, and what is to be whole or not there gets
+its name by `rename`. Everything that is read from one is opened by `open_file`. A name is relative to the directory and
+may have folders (`images/a/1.png`); each of them is opened relative to the one before, so that a link in place of a
+folder is an error too. The directory itself may be a link.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import sys
+import uuid
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from ..errors import OutputDirectoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# The folder of a dataset directory that holds everything but its rows.
+PRIVATE = ".seedbed"
+
+_SUFFIX = ".tmp"
+# A directory with more links is named by the first of them.
+_NAMED_LINKS = 5
+# Windows has neither; there a pipe cannot be in a directory, and a link needs a privilege.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NO_BLOCK = getattr(os, "O_NONBLOCK", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+def temporary_name(name: str) -> str:
+    """Return a new name, in the same folder, for what is to become the file `name` once it is whole."""
+    folder, slash, last = name.rpartition("/")
+    return f"{folder}{slash}.{last}.{uuid.uuid4().hex[:12]}{_SUFFIX}"
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is one that a writer left behind when it died."""
+    return path.name.startswith(".") and path.name.endswith(_SUFFIX)
+
+
+def create(directory: Path, name: str, *, replace: bool = True) -> io.FileIO:
+    """Create a file, and the folders of its name, for writing and reading.
+
+    What has the name already, a link too, is removed first, or is a `FileExistsError` without `replace`.
+    """
+    with _opened_folder(directory, name, make=True) as (folder, last):
+        if replace:
+            with suppress(FileNotFoundError):
+                os.unlink(last, dir_fd=folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY
+        return io.FileIO(os.open(last, flags, 0o666, dir_fd=folder), "r+")
+
+
+def write_file(directory: Path, name: str, data: bytes) -> None:
+    """Write a file: it is there as a whole and on disk, or not at all."""
+    temporary = temporary_name(name)
+    try:
+        with io.BufferedWriter(create(directory, temporary)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        rename(directory, temporary, name)
+    except BaseException:
+        with suppress(OSError):
+            remove(directory, temporary)
+        raise
+    sync_directory((directory / name).parent)
+
+
+def rename(directory: Path, old: str, new: str) -> None:
+    """Give a file another name in the same folder, in place of what has that name."""
+    with _opened_folder(directory, old) as (folder, last):
+        target = new.rpartition("/")[2] if folder is not None else os.fspath(directory / new)
+        os.replace(last, target, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def remove(directory: Path, name: str) -> None:
+    """Remove a file, or a link and not what it points to; one that is not there is no error."""
+    with suppress(FileNotFoundError), _opened_folder(directory, name) as (folder, last):
+        os.unlink(last, dir_fd=folder)
+
+
+def open_file(directory: Path, name: str, *, writable: bool = False) -> io.FileIO:
+    """Open a file that is there; `OSError` for a link or anything else that is not a regular file."""
+    with _opened_folder(directory, name) as (folder, last):
+        # Without blocking: opening a pipe would wait for ever.
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | _NO_FOLLOW | _NO_BLOCK | _BINARY
+        try:
+            descriptor = os.open(last, flags, dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", name) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", name)
+    return io.FileIO(descriptor, "r+" if writable else "r")
+
+
+def read_file(directory: Path, name: str, *, limit: int = -1) -> bytes:
+    """Return what is in a file, at most `limit` bytes of it; errors are those of `open_file`."""
+    with io.BufferedReader(open_file(directory, name)) as file:
+        return file.read(limit)
+
+
+def exists(directory: Path, name: str) -> bool:
+    """Whether there is something of that name, whatever it is."""
+    return os.path.lexists(directory / name)
+
+
+def refuse_links(directory: Path) -> None:
+    """Raise `OutputDirectoryError` that names the links in a directory, if it holds any, however deep."""
+    found: list[str] = []
+    folders = [os.fspath(directory)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    found.append(os.path.relpath(entry.path, directory))
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    if found:
+        found.sort()
+        names = ", ".join(map(repr, found[:_NAMED_LINKS]))
+        more = f" and {len(found) - _NAMED_LINKS} more" if len(found) > _NAMED_LINKS else ""
+        raise OutputDirectoryError(
+            f"the dataset directory {str(directory)!r} holds symbolic links, so nothing is written there: "
+            f"{names}{more}; remove them, or replace each by a copy of its file"
+        )
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in a directory are on disk; on Windows a directory cannot be opened for that."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened_folder(directory: Path, name: str, *, make: bool = False) -> Iterator[tuple[int | None, str]]:
+    """Yield a descriptor of the folder that a file is in, and the file's name in it; on Windows none, and its path."""
+    *folders, last = name.split("/")
+    if sys.platform == "win32":
+        if make:
+            directory.joinpath(*folders).mkdir(parents=True, exist_ok=True)
+        yield None, os.fspath(directory / name)
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(folder, dir_fd=descriptor)
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _NO_FOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor, last
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,233 @@
+"""Dataset directories as a stranger may hand them over: the one place of the tests that knows what is in them.
+
+Every attack changes a sound, unfinished dataset. `home` is a folder of the user's beside it; whatever reads or resumes
+the dataset must leave it as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+from hostile_pickles import OBJECT_POINTER
+
+import seedbed as sb
+from seedbed.store.entries import Finished, Key
+from seedbed.store.files import PRIVATE
+from seedbed.store.journal import Batch, Journal
+from seedbed.store.log import frame, scan
+from seedbed.store.manifest import MANIFEST_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RECIPE = """
+name: harmless
+columns:
+  - {name: topic, type: category, values: [a, b]}
+"""
+SECRET = b"# the user's own file\n"
+
+
+@attrs.frozen
+class Hostile:
+    """A dataset directory of a stranger, and a folder of the user's with one file."""
+
+    directory: Path
+    home: Path
+
+    @property
+    def secret(self) -> Path:
+        """The file of the user's."""
+        return self.home / ".profile"
+
+    def check_untouched(self) -> None:
+        """Nothing outside of the directory was written, removed or added."""
+        assert [path.name for path in self.home.iterdir()] == [self.secret.name]
+        assert self.secret.read_bytes() == SECRET
+
+
+def sound(place: Path) -> Hostile:
+    """A dataset whose last row group and recipe file are missing, as a kill leaves it; nothing is wrong with it."""
+    home, directory, recipe = place / "home", place / "data", place / "recipe.yaml"
+    home.mkdir()
+    (home / ".profile").write_bytes(SECRET)
+    recipe.write_text(RECIPE)
+    sb.build(sb.load_recipe(recipe), rows=4, out=directory, config=sb.RunConfig(buffer_size=2))
+    found = Hostile(directory, home)
+    change_records(found, lambda record: None if record["kind"] == "finished" or record.get("index") == 1 else record)
+    (directory / PRIVATE / "recipe.yaml").unlink()
+    return found
+
+
+def change_records(found: Hostile, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Change or remove records of the manifest; their checksums are right again afterwards."""
+    path = found.directory / MANIFEST_NAME
+    records = []
+    for record in scan(path.read_bytes()).records:
+        changed = change(json.loads(record.payload))
+        if changed is not None:
+            records.append(frame(record.kind, json.dumps(changed).encode()))
+    path.write_bytes(b"".join(records))
+
+
+def change_group(found: Hostile, **changes: Any) -> None:
+    """Change fields of the record of the first row group; those that begin with `part_` are those of its part."""
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        if record["kind"] == "group":
+            for name, value in changes.items():
+                target = record["part"] if name.startswith("part_") else record
+                target[name.removeprefix("part_")] = value
+        return record
+
+    change_records(found, change)
+
+
+def change_header(found: Hostile, **changes: Any) -> None:
+    """Change fields of the header."""
+    change_records(found, lambda record: {**record, **changes} if record["kind"] == "header" else record)
+
+
+def make_journal(found: Hostile) -> None:
+    """Give it a journal, as a build that was killed has."""
+    journal = Journal.create(found.directory)
+    entry = Finished(column="topic", row=-1, attempt=1, salvage_round=0, value=([0, 1], [["a", "b"]]), cost=None)
+    journal.commit(Batch(groups={Key(group=1): [entry]}))
+    journal.close()
+
+
+def _link(name: str) -> Callable[[Hostile], None]:
+    def attack(found: Hostile) -> None:
+        path = found.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(found.secret)
+
+    return attack
+
+
+def _link_folder(name: str) -> Callable[[Hostile], None]:
+    return lambda found: (found.directory / name).symlink_to(found.home)
+
+
+# Names and links that reach for files outside. Each must be refused by what writes.
+LINKS: dict[str, Callable[[Hostile], None]] = {
+    name: _link(name)
+    for name in (
+        ".seedbed/.recipe.yaml.tmp",
+        ".seedbed/recipe.yaml",
+        ".seedbed/.manifest.log.tmp",
+        ".seedbed/journal-0000001.log",
+        ".seedbed/journal-0000002.log",
+        "batch_0000000.parquet",
+        "batch_0000001.parquet",
+        "processed.parquet",
+        ".seedbed/traces/run_0001.arrow",
+        "images/x.png",
+    )
+} | {name: _link_folder(name) for name in (".seedbed/traces", "images")}
+
+
+def _linked_manifest(found: Hostile) -> None:
+    path = found.directory / MANIFEST_NAME
+    path.rename(found.directory / PRIVATE / "other")
+    path.symlink_to("other")
+
+
+def _copy_out(found: Hostile, name: str) -> None:
+    # The file of the part itself, so that its size and checksum are right.
+    (found.directory / ".batch_0000000.parquet.0123456789ab.tmp").write_bytes(
+        (found.directory / "batch_0000000.parquet").read_bytes()
+    )
+    change_group(found, part_name=name, part_staged=".batch_0000000.parquet.0123456789ab.tmp")
+
+
+# Records that no writer writes: each is a `ManifestError`.
+MANIFESTS: dict[str, Callable[[Hostile], None]] = {
+    "name above": lambda found: _copy_out(found, "../home/.profile"),
+    "absolute name": lambda found: _copy_out(found, str(found.secret)),
+    "name of another part": lambda found: _copy_out(found, "batch_0000001.parquet"),
+    "name of the recipe": lambda found: _copy_out(found, ".seedbed/recipe.yaml"),
+    "staged above": lambda found: change_group(found, part_staged="../home/.profile"),
+    "staged with a newline": lambda found: change_group(found, part_staged=".batch_0000000.parquet.0123456789ab.tmp\n"),
+    "staged elsewhere": lambda found: change_group(found, part_staged=".seedbed/recipe.yaml"),
+    "rows of another group": lambda found: change_group(found, start=2, stop=4),
+    "a group beyond the end": lambda found: change_group(found, index=7, part_name="batch_0000007.parquet"),
+    "groups of no rows": lambda found: change_header(found, buffer_size=0),
+    "segments out of order": lambda found: change_header(found, segments=[3, 1]),
+    "rows that are text": lambda found: change_header(found, rows="many"),
+    "a linked manifest": _linked_manifest,
+    "no manifest but a pipe": lambda found: _pipe(found, MANIFEST_NAME),
+}
+
+
+def _pipe(found: Hostile, name: str) -> None:
+    path = found.directory / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def _journal_of(data: bytes) -> Callable[[Hostile], None]:
+    """A journal that holds these bytes as a record, and as the entries of one."""
+
+    def attack(found: Hostile) -> None:
+        make_journal(found)
+        commit = msgspec.msgpack.encode([9, [[1, 0, 0, 9, 1, data]], {"topic": data}])
+        segment = found.directory / PRIVATE / "journal-0000002.log"
+        segment.write_bytes(frame(1, data) + frame(1, commit) + frame(7, b"") + data)
+
+    return attack
+
+
+def _entry(*fields: Any) -> Callable[[Hostile], None]:
+    return _journal_of(msgspec.msgpack.encode(([fields], [])))
+
+
+# What is odd but not refused: read as damaged, or not read at all.
+ODD: dict[str, Callable[[Hostile], object]] = {
+    "a part that is a pipe": lambda found: _pipe(found, "batch_0000000.parquet"),
+    "a part that is not parquet": lambda found: change_group(found, part_checksum="0"),
+    "a journal of nothing": _journal_of(b""),
+    "a journal that is nested": _journal_of(b"\x91" * 100_000),
+    "a journal of a pickle": _journal_of(OBJECT_POINTER),
+    "a journal of a marked pickle": _journal_of(msgspec.msgpack.encode(([], [[0, OBJECT_POINTER]]))),
+    "a journal of an unknown entry": _entry(99, "topic"),
+    "a journal with a value that is none": _entry(1, "topic", -1, 1, 0, 5, None, None, None),
+    "a journal with too many values": _entry(1, "topic", -1, 1, 0, [[0, 1], [["a"] * 9]], None, None, None),
+    "a journal with other columns": _entry(1, "topic", -1, 1, 0, [[0, 1], [["a", "b"]] * 2], None, None, None),
+    "a journal with rows beyond the end": _entry(1, "topic", -1, 1, 0, [[7, 8], [["a", "b"]]], None, None, None),
+    "a journal with a row beyond the end": _entry(1, "topic", 9, 1, 0, "a", None, None, None),
+    "a journal with columns of no length": _entry(1, "topic", -1, 1, 0, [5, 6], None, None, None),
+    "a journal of failures": _entry(2, "topic", -1, 1 << 60, 1 << 60, "no", "dropped"),
+    "a journal with other rows": _entry(4, {"topic": ["a"]}, [[5, 5]], [{"row": "x"}]),
+    "a journal whose segment is a pipe": lambda found: _pipe(found, ".seedbed/journal-0000001.log"),
+    "a trace that is none": lambda found: _trace(found, b"not arrow"),
+    "a drop that is no drop": lambda found: change_group(found, drops=[{"row": "x"}]),
+    "a schema that is none": lambda found: change_group(found, part_schema={"ipc": "AAAA"}),
+    "a recipe without end": lambda found: _sparse(found, "recipe.yaml"),
+    "a recipe that is no text": lambda found: (found.directory / "recipe.yaml").write_bytes(b"columns: \xff"),
+    "a recipe with half a surrogate pair": lambda found: change_header(found, recipe="name: \ud800"),
+    "nesting": lambda found: change_group(found, skipped=_nested()),
+}
+
+
+def _sparse(found: Hostile, name: str) -> None:
+    (found.directory / name).touch()
+    os.truncate(found.directory / name, 2**36)
+
+
+def _nested() -> Any:
+    value: Any = []
+    for _ in range(500):
+        value = [value]
+    return value
+
+
+def _trace(found: Hostile, data: bytes) -> None:
+    (found.directory / PRIVATE / "traces").mkdir()
+    (found.directory / PRIVATE / "traces" / "run_0001.arrow").write_bytes(data)
