@@ -301,7 +301,6 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         instance=column.generator if column.is_stateful else None,
         skipped_with=node.upstream if column.skip_policy == "skip" else (),
         lane_limit=column.lane_limit,
-        wants_context=call.wants_context,
     )
 
 

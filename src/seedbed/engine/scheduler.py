@@ -250,7 +250,8 @@ class Scheduler:
         """An attempt ended: give back what it held, and let its row group take in the outcome."""
         task = outcome.task
         self._release(task, outcome.usage, sent=outcome.status is not Status.RATE_LIMITED)
-        self._shared.notify.finished(outcome)
+        if self._shared.notify.events.active:
+            self._shared.notify.finished(outcome)
         group = self.groups.get(task.group)
         usage = outcome.usage
         if usage is not None and usage.calls:
@@ -259,7 +260,8 @@ class Scheduler:
             return
         group.in_flight -= 1
         self._touched.add(group)
-        if outcome.status not in (Status.RATE_LIMITED, Status.CANCELLED) and task.step.node >= 0:
+        status = outcome.status
+        if status is not Status.RATE_LIMITED and status is not Status.CANCELLED and task.step.node >= 0:
             self._count_outcome(group, outcome)
         group.apply(outcome)
 
