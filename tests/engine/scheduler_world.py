@@ -316,6 +316,7 @@ class World:
         self.succeeded: set[tuple[int, int, int, int]] = set()  # (row group, generation, node, row)
         self.order: dict[int, list[tuple[int, int, int]]] = {identity: [] for identity in nodes}
         self.ended = False
+        self.failed = False  # a check failed: there is nothing left to be learned
 
     @property
     def done(self) -> bool:
@@ -326,6 +327,11 @@ class World:
         """Ask the scheduler, perform what it decides, and check that it decided everything that it could."""
         if self.ended:
             return
+        self.failed = True
+        self._decide()
+        self.failed = False
+
+    def _decide(self) -> None:
         actions = self.scheduler.decide()
         for action in actions:
             self._perform(action)
@@ -519,8 +525,6 @@ class World:
         if status is Status.SUCCESS and step.node >= 0:
             self.succeeded.add((task.group, group.rows.generation, step.node, task.row))
         self._count(task, used, sent=status is not Status.RATE_LIMITED)
-        if step.node < 0 and status is Status.SUCCESS and step is not self.pre_batch[-1:]:
-            pass
         try:
             self.scheduler.finished(outcome)
         except ProcessorFailed:
@@ -686,9 +690,6 @@ class World:
         if scheduler.stopping is not None:
             return
         sequential = config.engine == "sequential"
-        for lane in scheduler._lanes._lanes.values():
-            while lane.size and lane.peek().state is not State.QUEUED:
-                lane.pop()
         for task in self.heads():
             assert not self._could_start(task), f"{task} could start; blocked: {scheduler.statistics().blocked}"
         room = len(self.groups) < (1 if sequential else config.max_concurrent_row_groups)
@@ -696,7 +697,10 @@ class World:
         assert self.admitting is not None or not room or not left, "a row group could be admitted"
 
     def heads(self) -> Sequence[Task]:
-        return [lane.peek() for lane in self.scheduler._lanes._lanes.values() if lane.size]
+        """The next task of each lane."""
+        queues = [[lane._queues[group] for group in sorted(lane._queues)] for lane in self.scheduler._lanes._lanes.values()]
+        in_lanes = [[task for queue in lane for task in queue if task.state is State.QUEUED] for lane in queues]
+        return [tasks[0] for tasks in in_lanes if tasks]
 
     def _could_start(self, task: Task) -> bool:
         step, config = task.step, self.config

@@ -199,7 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened before, the run ends, and another run without a budget finishes the dataset."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "world") or self.world.failed:
             return
         world = self.world
         world.run_to_end()

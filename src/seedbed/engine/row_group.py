@@ -462,7 +462,10 @@ class RowGroup:
         while pending:
             node, row = pending.popleft()
             step = self._shared.steps[node]
+            # Its rows may have been dropped since by a skip rule that raised.
             if row == GROUP and not self.frontier.missing_rows(node):
+                continue
+            if row != GROUP and self.frontier.dropped[row] and not self.frontier.runs_always(node):
                 continue
             if row != GROUP and step.has_skip_rule:
                 more = self._skip_cell(step, row)
@@ -477,8 +480,6 @@ class RowGroup:
 
     def _skip_cell(self, step: Step, row: int) -> Sequence[tuple[int, int]] | None:
         """Complete a cell that is skipped and return what that makes ready; None if it is to run."""
-        if self.frontier.dropped[row] and not self.frontier.runs_always(step.node):
-            return ()
         ready: Sequence[tuple[int, int]]
         try:
             if not self.rows.skips(step, row):

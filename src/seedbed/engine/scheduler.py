@@ -237,7 +237,8 @@ class Scheduler:
         group.close()
         self._touched.discard(group)
         self._lanes.discard(index)
-        for task in group.unfinished_tasks():
+        # Those in `cancelled` were not taken over yet if an exception ends the run.
+        for task in [*group.unfinished_tasks(), *(task for task, _ in group.cancelled)]:
             if task.state is State.PARKED:
                 self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             task.state = State.DONE
