@@ -31,7 +31,7 @@ from seedbed.engine.scheduler import (
     Start,
     WakeAt,
 )
-from seedbed.engine.stateful import Instance
+from seedbed.engine.stateful import Instance, stateful_nodes
 from seedbed.engine.tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Outcome, State, Status, Step, Task
 from seedbed.errors import CellError, ProcessorFailed
 from seedbed.generators import Usage
@@ -272,10 +272,7 @@ class World:
             self.budget.take_over(column, calls, tokens, cost)
         # By how much calls exceeded what was known of them before they were sent, and what earlier runs used.
         self.surprise = [float(self.budget.tokens), self.budget.cost]
-        nodes: dict[int, list[int]] = {}
-        for node in self.graph.order:
-            if self.steps[node].instance is not None:
-                nodes.setdefault(id(self.steps[node].instance), []).append(node)
+        nodes = stateful_nodes(self.graph, self.steps)
         always: set[int] = set()
         for node in reversed(self.graph.order):
             if self.steps[node].instance is not None or always.intersection(self.graph.nodes[node].downstream):
