@@ -412,16 +412,16 @@ class RowGroup:
             gate.settle(task.step.node, task.row)
         for each in self._gate_list:
             each.advance()
-        if not self.frontier.live:
-            self._cancel_tasks(GROUP, "every row of the group was dropped")
         self._make_ready(ready)
 
     def _drop(self, row: int, failed: Task, error: str) -> None:
-        """Record a dropped row and cancel its tasks."""
+        """Record a dropped row and cancel its tasks, and with the last row those of the whole group."""
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
         for spent in self._spent.pop(row, ()):
             self._shared.ledger.waste(*spent)
         self._cancel_tasks(row, f"row {drop.row} was dropped: {drop.reason}")
+        if not self.frontier.live:
+            self._cancel_tasks(GROUP, "every row of the group was dropped")
         self._shared.notify.dropped(self.index, drop)
 
     def _cancel_tasks(self, row: int, reason: str) -> None:
