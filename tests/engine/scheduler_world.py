@@ -329,7 +329,9 @@ class World:
         self.failed = False
 
     def _decide(self) -> None:
+        was_stopping = self.scheduler.stopping is not None
         actions = self.scheduler.decide()
+        assert not was_stopping or not any(isinstance(action, Start | Admit) for action in actions)
         for action in actions:
             self._perform(action)
             if self.ended:
@@ -374,7 +376,6 @@ class World:
     def _started(self, task: Task) -> None:
         group, step, row = self.groups[task.group], task.step, task.row
         rows: Rows = group.rows
-        assert self.scheduler.stopping is None, "a task was started after the stop"
         assert task.group not in self.closing
         cell = (task.group, step.name, row)
         assert all((each.group, each.step.name, each.row) != cell for each in self.attempts), f"{cell} runs twice"
@@ -682,12 +683,16 @@ class World:
         ]
 
     def _check_work_conserving(self) -> None:
-        """No lane's next task could start; every row group that could be admitted is."""
+        """No queued task could start; every row group that could be admitted is.
+
+        Where tasks of one lane may differ in what they need, by the order of columns or by their usage, none is
+        overtaken: then it is the lane's next task.
+        """
         scheduler, config = self.scheduler, self.config
         if scheduler.stopping is not None:
             return
         sequential = config.engine == "sequential"
-        for task in self.heads():
+        for task in self.heads() if sequential or self.budget.limited else self.queued():
             assert not self._could_start(task), f"{task} could start; blocked: {scheduler.statistics().blocked}"
         room = len(self.groups) < (1 if sequential else config.max_concurrent_row_groups)
         left = [i for i in range(len(self.plan.rows)) if i not in self.written and i not in self.groups]

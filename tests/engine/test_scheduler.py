@@ -70,7 +70,7 @@ def test_a_throttled_key_holds_nothing_and_delays_no_other_key() -> None:
     world.decide()
     assert not running(world, "k")
     assert len(running(world, "l")) == world.scheduler.statistics().active == 2
-    assert world.scheduler.statistics().blocked["k"] == "a permit"
+    assert world.scheduler.statistics().blocked["k", "thread"] == "a permit"
 
 
 def test_tasks_that_need_no_slot_do_not_wait_for_one() -> None:
@@ -206,6 +206,29 @@ def test_columns_from_scratch_have_the_first_turns_with_a_stateful_generator() -
     world = World(Plan(columns=columns, rows=(2, 2), pre_batch=1))
     world.run_to_end()
     assert set(world.written) == {0, 1}
+
+
+def test_a_resume_knows_which_rows_a_whole_column_skipped() -> None:
+    """Cells that are skipped with a row of a whole column are skipped too if the column is from an earlier run."""
+    columns = (
+        ColumnPlan(kind=Kind.FULL_COLUMN, skips=True),
+        ColumnPlan(requires=("c0",), skips_with_inputs=True),
+    )
+    world = World(Plan(columns=columns, rows=(16,)))
+    world.decide()
+    world.open_group()
+    world.decide()
+    (whole,) = world.attempts.values()
+    world.finish(whole, Status.SUCCESS)
+    world.decide()
+    started = {task.row for task in world.attempts}
+    assert 0 < len(started) < 16
+    world.end_run()
+    world.start_run(world.config)
+    world.decide()
+    world.open_group()
+    world.decide()
+    assert {task.row for task in world.attempts} == started
 
 
 def test_the_first_reason_to_stop_counts() -> None:

@@ -175,10 +175,17 @@ class RowGroup:
             self._write_cell(step, row, value)
         else:
             self.salvage.discard(task)
+            if row == GROUP and step.has_skip_rule:
+                self._restore_skipped(step, value[0])
             self._complete(task, value, work)
         if step.instance is not None:
             self.note_call(step, row, value)
         return True
+
+    def _restore_skipped(self, step: Step, generated: Sequence[int]) -> None:
+        """Rows that a whole column was not generated for were skipped; what is skipped with them must know."""
+        for row in set(self.frontier.missing_rows(step.node)).difference(generated):
+            self.rows.skips(step, row)
 
     def restore_failed(
         self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, fate: Consequence
