@@ -559,6 +559,7 @@ class World:
         """Perform `Admit`."""
         assert self.admitting is not None
         (index, turn), self.admitting = self.admitting, None
+        self.failed = True
         rows = Rows(self, index, self.plan.rows[index])
         journal = Journal(self.log, index, rows)
         group = RowGroup(index, turn, self.shared, rows, journal=journal, barrier=bool(self.pre_batch))
@@ -569,11 +570,14 @@ class World:
             if of == index:
                 self._restore(group, rows, by_name, entry)
         self.scheduler.admitted(group)
+        self.failed = False
 
     def _restore(self, group: RowGroup, rows: Rows, steps: dict[str, Step], entry: tuple[Any, ...]) -> None:
         match entry:
             case ("finished", name, row, value, work):
-                assert group.restore_finished(steps[name], row, value, work), f"{name!r} of row {row} is lost"
+                was_live = group.frontier.live
+                restored = group.restore_finished(steps[name], row, value, work)
+                assert restored or (row == GROUP and not was_live), f"{name!r} of row {row} is lost"
                 self.succeeded.add((group.index, rows.generation, steps[name].node, row))
             case ("failed", name, row, attempt, salvage_round, error, fate):
                 group.restore_failed(
