@@ -47,7 +47,7 @@ class FakeJournal:
         self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
         return sum(map(len, batch.groups.values()))
 
-    def free(self, key: Key) -> None:
+    def free(self, key: Key, *, finished: int | None = None) -> None:
         self.freed.append(key)
 
 

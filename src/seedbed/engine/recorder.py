@@ -169,8 +169,9 @@ class Recorder:
         """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""
         gone = self._pending.pop(key, [])
         self._count -= len(gone)
+        finished = self._finished()
         async with self._alone():
-            await self._in_thread(lambda: self._journal.free(key))
+            await self._in_thread(lambda: self._journal.free(key, finished=finished))
         self._on_commit(cells_in(gone))
 
     @asynccontextmanager

@@ -301,9 +301,15 @@ class Journal:
                 raise _failed(self.directory, error) from error
             return found
 
-    def free(self, key: Key) -> None:
-        """Forget the entries of a key: its row group is finished on disk, or they are of no use any more."""
+    def free(self, key: Key, *, finished: int | None = None) -> None:
+        """Forget the entries of a key: its row group is finished on disk, or they are of no use any more.
+
+        `finished` is how many row groups are in the manifest, if that changed: it is stored with the news that the
+        entries are gone.
+        """
         with self._lock:
+            if finished is not None:
+                self._index.finished = finished
             if self._free(key):
                 self._tidy()
                 faults.reach("journal freed")
