@@ -27,6 +27,7 @@ def open_world(*columns: ColumnPlan, rows: tuple[int, ...] = (4,), **options: ob
 
 
 def running(world: World, key: str | None) -> list[Attempt]:
+    """The running tasks of a key."""
     return [attempt for attempt in world.attempts.values() if attempt.task.step.key == key]
 
 
@@ -63,9 +64,7 @@ def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:
 
 def test_a_throttled_key_holds_nothing_and_delays_no_other_key() -> None:
     """Tasks of a key without permits hold no slot, and those of another key use all of them."""
-    world = open_world(
-        ColumnPlan(key="k", runs_in="thread"), ColumnPlan(key="l", runs_in="thread"), max_active_tasks=2
-    )
+    world = open_world(ColumnPlan(key="k", runs_in="thread"), ColumnPlan(key="l", runs_in="thread"), max_active_tasks=2)
     world.throttles["k"].total = 0
     world.decide()
     assert not running(world, "k")
@@ -201,7 +200,7 @@ def test_tasks_of_the_whole_group_end_with_its_last_row() -> None:
 
 
 def test_columns_from_scratch_have_the_first_turns_with_a_stateful_generator() -> None:
-    """A generator shared by cells and by a column from scratch behind them does not wait for the barrier it is behind."""
+    """Cells that share a generator with a column from scratch do not keep it from its turn before the barrier."""
     columns = (ColumnPlan(generator=0), ColumnPlan(kind=Kind.FROM_SCRATCH, generator=0))
     world = World(Plan(columns=columns, rows=(2, 2), pre_batch=1))
     world.run_to_end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -18,8 +20,10 @@ LANES = ("m", "n")
 @st.composite
 def columns(draw: st.DrawFn, index: int) -> ColumnPlan:
     """One column that may require those before it."""
-    kind = draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN])) if index else (
-        draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL]))
+    kind = (
+        draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN]))
+        if index
+        else (draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL])))
     )
     before = [f"c{n}" for n in range(index)]
     requires = ()
@@ -102,22 +106,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         pick=picks,
         count=st.integers(1, 4),
-        tokens=st.integers(0, 10),
-        cost=st.sampled_from([0.0, 0.5, 1.0]),
-        bad_rows=st.sampled_from([0, 0, 0, 1, 4]),
-        rows_after=st.integers(0, 2),
+        result=st.fixed_dictionaries(
+            {
+                "tokens": st.integers(0, 10),
+                "cost": st.sampled_from([0.0, 0.5, 1.0]),
+                "bad_rows": st.sampled_from([0, 0, 0, 1, 4]),
+                "rows_after": st.integers(0, 2),
+            }
+        ),
         batch=st.booleans(),
     )
-    def succeed(
-        self, pick: int, count: int, tokens: int, cost: float, bad_rows: int, rows_after: int, batch: bool
-    ) -> None:
+    def succeed(self, pick: int, count: int, result: dict[str, Any], batch: bool) -> None:
         for _ in range(count):
             running = list(self.world.attempts.values())
             if running:
-                attempt = running[pick % len(running)]
-                self.world.finish(
-                    attempt, Status.SUCCESS, tokens=tokens, cost=cost, bad_rows=bad_rows, rows_after=rows_after
-                )
+                self.world.finish(running[pick % len(running)], Status.SUCCESS, **result)
         self.decide(batch)
 
     @precondition(lambda self: self.world.attempts)
