@@ -172,6 +172,21 @@ def test_a_throttle_that_will_call_is_no_stall() -> None:
     assert len(world.attempts) == 2
 
 
+def test_a_sequential_run_reconsiders_when_another_task_comes_first() -> None:
+    """A retry that goes before a task without a permit is started, and does not wait for that permit."""
+    seed = ColumnPlan(kind=Kind.FROM_SCRATCH)
+    world = open_world(seed, ColumnPlan(key="k"), rows=(1,), engine="sequential")
+    world.throttles["k"].total = 0
+    world.decide()
+    (attempt,) = world.attempts.values()
+    world.finish(attempt, Status.RATE_LIMITED, delay=1.0)
+    world.decide()
+    assert not world.attempts
+    world.now = 1.0
+    world.decide()
+    assert list(world.attempts) == [attempt.task]
+
+
 def test_a_skip_rule_that_raises_drops_the_row_with_its_other_cells() -> None:
     """Cells that became ready together with one whose skip rule raises are not started."""
     columns = (ColumnPlan(skips=True), ColumnPlan())

@@ -51,7 +51,7 @@ def plans(draw: st.DrawFn) -> Plan:
     """A graph of up to four columns, up to three small row groups, and tight limits."""
     config = RunConfig(
         max_concurrent_row_groups=draw(st.integers(1, 3)),
-        max_submitted_tasks=draw(st.sampled_from([1, 2, 3, 100])),
+        max_submitted_tasks=draw(st.sampled_from([1, 3, 100, 100])),
         max_active_tasks=draw(st.sampled_from([1, 2, 100])),
         salvage_max_rounds=draw(st.integers(0, 2)),
         shutdown_error_window=draw(st.sampled_from([4, 1000, 1000])),
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide(batch)
 
     @precondition(lambda self: not self.world.ended)
-    @rule(key=st.sampled_from(KEYS), total=st.integers(0, 3), paused=st.booleans())
+    @rule(key=st.sampled_from(KEYS), total=st.sampled_from([0, 1, 2, 3, 3]), paused=st.sampled_from([False, False, True]))
     def change_permits(self, key: str, total: int, paused: bool) -> None:
         throttle = self.world.throttles[key]
         throttle.total, throttle.paused = total, paused
@@ -182,13 +182,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(is_running)
-    @rule(chance=st.integers(0, 3))
+    @rule(chance=st.integers(0, 9))
     def stop(self, chance: int) -> None:
         if not chance:
             self.world.stop()
             self.decide()
 
-    @rule(chance=st.integers(0, 3), keep=st.floats(0, 1))
+    @rule(chance=st.integers(0, 9), keep=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.2, 0.0]))
     def crash_and_resume(self, chance: int, keep: float) -> None:
         """The process ends, or has ended, and a prefix of the journal is left."""
         world = self.world
