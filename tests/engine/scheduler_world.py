@@ -243,6 +243,13 @@ class Attempt:
     had_slot: bool = False
     cancelled: bool = False
     request: PermitRequest | None = None
+    permit: Permit | None = None  # of a further call that is on the wire
+
+    def end_call(self) -> None:
+        """The further call is answered."""
+        permit, self.permit = self.permit, None
+        if permit is not None:
+            permit.accepted()
 
 
 class World:
@@ -445,6 +452,7 @@ class World:
     def call(self, attempt: Attempt, key: str, tokens: int) -> None:
         """A running task wants to send one more call."""
         task = attempt.task
+        attempt.end_call()
         self._give_back(task)
         request = PermitRequest(task, key, tokens, lambda: None)
         waits = any(each.request.key == key for each in self.waiting() if each.request is not None)
@@ -457,7 +465,7 @@ class World:
             self._send(attempt, request)
 
     def _send(self, attempt: Attempt, request: PermitRequest) -> None:
-        """The call is sent, if the budget allows it, and answered at once."""
+        """The call is sent, if the budget allows it."""
         task, permit = attempt.task, request.permit
         assert permit is not None
         before = task.reserved
@@ -470,7 +478,7 @@ class World:
             assert task.reserved is not None
             assert before is None or task.reserved >= before
         attempt.usage.add("m", 1, request.tokens, 0, 0.0)
-        permit.accepted()
+        attempt.permit = permit
 
     def withdraw(self, attempt: Attempt) -> None:
         """A task that waits for a permit is cancelled."""
@@ -507,6 +515,7 @@ class World:
         if step.key is not None and status is not Status.RATE_LIMITED and (tokens or cost):
             attempt.usage.add("m", 1, tokens, 0, cost)
         del self.attempts[task]
+        attempt.end_call()
         self._give_back(task)
         if attempt.thread:
             if abandon:
@@ -626,6 +635,7 @@ class World:
             if attempt.request is not None:
                 self.withdraw(attempt)
             del self.attempts[attempt.task]
+            attempt.end_call()
             self._give_back(attempt.task)
             if attempt.thread:
                 self.scheduler.thread_ended(attempt.task.step, had_slot=attempt.had_slot, late=False)
