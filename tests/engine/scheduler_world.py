@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 KEYS = ("k", "l")
 PROCESSES = 1
+LARGE = 10  # no column declares more tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -208,6 +209,7 @@ class Throttle:
     notify: Callable[[], None]
     total: int = 2
     paused: bool = False  # as by a rate: not full, but there is no permit
+    small_only: bool = False  # as by a rate of tokens: large calls wait
     broken: bool = False  # it refuses, and will never say that it does so no more
     held: list[Permit] = attrs.field(factory=list)
 
@@ -219,12 +221,11 @@ class Throttle:
     def will_notify(self) -> bool:
         return not self.broken
 
-    @property
-    def grants(self) -> bool:
-        return not self.full and not self.paused and not self.broken
+    def grants(self, tokens: int = 0) -> bool:
+        return not (self.full or self.paused or self.broken or (self.small_only and tokens > LARGE))
 
     def try_acquire(self, tokens: int = 0) -> Permit | None:
-        if not self.grants:
+        if not self.grants(tokens):
             return None
         permit = Permit(self)
         self.held.append(permit)
@@ -386,6 +387,7 @@ class World:
         assert task.group not in self.closing
         cell = (task.group, step.name, row)
         assert all((each.group, each.step.name, each.row) != cell for each in self.attempts), f"{cell} runs twice"
+        before = list(self.attempts.values())
         attempt = self.attempts[task] = Attempt(task, Usage())
         if step.node < 0:
             self._check_processor(group, rows, step)
@@ -404,6 +406,9 @@ class World:
             assert step.node in self.always or not rows.dropped.keys() & set(of), "a task of a dropped row"
         if step.key is not None:
             assert task.permit in self.throttles[step.key].held
+            assert all(each.request is None or each.request.key != step.key for each in before), (
+                "a new task went before a call of a running one"
+            )
         if step.instance is not None:
             self._check_turn(task)
         if step.needs_slot and not step.process:
@@ -456,7 +461,7 @@ class World:
         self._give_back(task)
         request = PermitRequest(task, key, tokens, lambda: None)
         waits = any(each.request.key == key for each in self.waiting() if each.request is not None)
-        could = self.throttles[key].grants and not waits
+        could = self.throttles[key].grants(tokens) and not waits
         self.scheduler.request_permit(request)
         if request.permit is None:
             assert not could, "a request waits for nothing"
@@ -737,7 +742,7 @@ class World:
             return False
         if any(each.request is not None and each.request.key == step.key for each in self.attempts.values()):
             return False
-        return self.throttles[step.key].grants
+        return self.throttles[step.key].grants(step.tokens)
 
     # The end.
 
@@ -748,7 +753,7 @@ class World:
     def run_to_end(self) -> None:
         """Let everything succeed until the run has ended."""
         for throttle in self.throttles.values():
-            throttle.total, throttle.paused = 2, False
+            throttle.total, throttle.paused, throttle.small_only = 2, False, False
             throttle.notify()
         self.decide()
         for _ in range(100_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from scheduler_world import ColumnPlan, Plan, World
+from scheduler_world import LARGE, ColumnPlan, Plan, World
 
 import seedbed as sb
 from seedbed.engine.config import RunConfig
@@ -45,6 +45,23 @@ def test_a_further_call_of_a_running_task_goes_before_new_tasks() -> None:
     world.scheduler.decide()
     assert request.permit is not None
     assert not running(world, "k")
+
+
+def test_new_tasks_do_not_overtake_a_large_call_of_a_running_task() -> None:
+    """While the rates allow small calls only, new tasks wait behind the large call of a running task."""
+    world = open_world(ColumnPlan(key="k"), ColumnPlan())
+    throttle = world.throttles["k"]
+    throttle.small_only, throttle.total = True, 1
+    world.decide()
+    (first,), (other, *_) = running(world, "k"), running(world, None)
+    world.call(other, "k", LARGE + 1)
+    world.finish(first, Status.SUCCESS)
+    world.decide()
+    assert not running(world, "k")
+    throttle.small_only = False
+    throttle.notify()
+    world.decide()
+    assert other.permit is not None
 
 
 def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:

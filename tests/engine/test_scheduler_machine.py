@@ -167,7 +167,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.world.sendable())
-    @rule(count=st.integers(1, 4), key=st.sampled_from(KEYS), tokens=st.integers(0, 10), batch=st.booleans())
+    @rule(count=st.integers(1, 4), key=st.sampled_from(KEYS), tokens=st.integers(0, 12), batch=st.booleans())
     def call_again(self, count: int, key: str, tokens: int, batch: bool) -> None:
         for attempt in self.world.sendable()[:count]:
             if attempt.task in self.world.attempts:
@@ -176,12 +176,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.world.ended)
     @rule(
-        key=st.sampled_from(KEYS), total=st.sampled_from([0, 1, 2, 3, 3]), paused=st.sampled_from([False, False, True])
+        key=st.sampled_from(KEYS),
+        total=st.sampled_from([0, 1, 2, 3, 3]),
+        paused=st.sampled_from([False, False, True]),
+        small_only=st.booleans(),
     )
-    def change_permits(self, key: str, total: int, paused: bool) -> None:
+    def change_permits(self, key: str, total: int, paused: bool, small_only: bool) -> None:
         throttle = self.world.throttles[key]
-        throttle.total, throttle.paused = total, paused
-        if throttle.grants:
+        throttle.total, throttle.paused, throttle.small_only = total, paused, small_only
+        if throttle.grants():
             throttle.notify()
         self.decide()
 
