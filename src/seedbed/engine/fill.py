@@ -39,20 +39,25 @@ _IMMUTABLE = frozenset(
 )
 
 
-def bind_cell(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> Callable[[], Any]:
-    """The call that fills one cell, with its arguments; nested values are copies."""
+def cell_arguments(
+    step: Step, buffer: Buffer, row: int, context: CellContext | None
+) -> tuple[list[Any], dict[str, Any]]:
+    """What the function of one cell is called with; nested values are copies."""
     call = step.call
-    arguments = [context if name is None else _argument(buffer.values(name)[row]) for name in call.positional]
-    if not call.keywords and call.context_keyword is None:
-        return functools.partial(call.function, *arguments)
-    keywords: dict[str, Any] = {name: _argument(buffer.values(name)[row]) for name in call.keywords}
+    arguments: list[Any] = []
+    for name in call.positional:
+        if name is None:
+            arguments.append(context)
+        else:
+            value = buffer.values(name)[row]
+            arguments.append(value if value.__class__ in _IMMUTABLE else copy.deepcopy(value))
+    keywords: dict[str, Any] = {}
+    for name in call.keywords:
+        value = buffer.values(name)[row]
+        keywords[name] = value if value.__class__ in _IMMUTABLE else copy.deepcopy(value)
     if call.context_keyword is not None:
         keywords[call.context_keyword] = context
-    return functools.partial(call.function, *arguments, **keywords)
-
-
-def _argument(value: Any) -> Any:
-    return value if value.__class__ in _IMMUTABLE else copy.deepcopy(value)
+    return arguments, keywords
 
 
 def bind_group(step: Step, argument: Any, context: CellContext | None) -> Callable[[], Any]:

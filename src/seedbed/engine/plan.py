@@ -22,6 +22,7 @@ from .config import RunConfig
 from .fingerprint import columns_fingerprint
 from .guard import check_resumable
 from .processor import Processor, Stage
+from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Step
 
 if TYPE_CHECKING:
@@ -101,13 +102,8 @@ class BuildPlan:
 
     @property
     def instances(self) -> dict[int, tuple[int, ...]]:
-        """For each stateful generator (by identity) the nodes that use it, in topological order."""
-        found: dict[int, list[int]] = {}
-        for node in self.graph.order:
-            instance = self.steps[node].instance
-            if instance is not None:
-                found.setdefault(id(instance), []).append(node)
-        return {instance: tuple(nodes) for instance, nodes in found.items()}
+        """For each stateful generator (by identity) the nodes that use it, in the order of their turns."""
+        return stateful_nodes(self.graph, self.steps)
 
 
 def _is_ours(function: object) -> bool:
@@ -301,7 +297,6 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         instance=column.generator if column.is_stateful else None,
         skipped_with=node.upstream if column.skip_policy == "skip" else (),
         lane_limit=column.lane_limit,
-        wants_context=call.wants_context,
     )
 
 

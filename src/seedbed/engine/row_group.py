@@ -175,10 +175,17 @@ class RowGroup:
             self._write_cell(step, row, value)
         else:
             self.salvage.discard(task)
+            if row == GROUP and step.has_skip_rule:
+                self._restore_skipped(step, value[0])
             self._complete(task, value, work)
         if step.instance is not None:
             self.note_call(step, row, value)
         return True
+
+    def _restore_skipped(self, step: Step, generated: Sequence[int]) -> None:
+        """Rows that a whole column was not generated for were skipped; what is skipped with them must know."""
+        for row in set(self.frontier.missing_rows(step.node)).difference(generated):
+            self.rows.skips(step, row)
 
     def restore_failed(
         self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, fate: Consequence
@@ -412,16 +419,16 @@ class RowGroup:
             gate.settle(task.step.node, task.row)
         for each in self._gate_list:
             each.advance()
-        if not self.frontier.live:
-            self._cancel_tasks(GROUP, "every row of the group was dropped")
         self._make_ready(ready)
 
     def _drop(self, row: int, failed: Task, error: str) -> None:
-        """Record a dropped row and cancel its tasks."""
+        """Record a dropped row and cancel its tasks, and with the last row those of the whole group."""
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
         for spent in self._spent.pop(row, ()):
             self._shared.ledger.waste(*spent)
         self._cancel_tasks(row, f"row {drop.row} was dropped: {drop.reason}")
+        if not self.frontier.live:
+            self._cancel_tasks(GROUP, "every row of the group was dropped")
         self._shared.notify.dropped(self.index, drop)
 
     def _cancel_tasks(self, row: int, reason: str) -> None:
@@ -462,7 +469,10 @@ class RowGroup:
         while pending:
             node, row = pending.popleft()
             step = self._shared.steps[node]
+            # Its rows may have been dropped since by a skip rule that raised.
             if row == GROUP and not self.frontier.missing_rows(node):
+                continue
+            if row != GROUP and self.frontier.dropped[row] and not self.frontier.runs_always(node):
                 continue
             if row != GROUP and step.has_skip_rule:
                 more = self._skip_cell(step, row)
@@ -477,8 +487,6 @@ class RowGroup:
 
     def _skip_cell(self, step: Step, row: int) -> Sequence[tuple[int, int]] | None:
         """Complete a cell that is skipped and return what that makes ready; None if it is to run."""
-        if self.frontier.dropped[row] and not self.frontier.runs_always(step.node):
-            return ()
         ready: Sequence[tuple[int, int]]
         try:
             if not self.rows.skips(step, row):

@@ -202,6 +202,7 @@ class Run:
             unkeyed=unkeyed,
             ledger=ledger,
             notify=notify,
+            trace=config.trace,
             now=now,
             wake=self._wake,
         )
@@ -314,10 +315,12 @@ class Run:
             raise
 
     def _perform(self, action: Action, nursery: trio.Nursery) -> None:
+        if type(action) is Start:
+            task = action.task
+            group = self.services.groups[task.group]
+            group.nursery.start_soon(self._run_task, group, task, name=task.step.name)
+            return
         match action:
-            case Start(task):
-                group = self.services.groups[task.group]
-                group.nursery.start_soon(self._run_task, group, task, name=task.step.name)
             case Cancel(task, reason):
                 # Without a scope it has not made its first step, and will see that its row was dropped.
                 if task.scope is not None:

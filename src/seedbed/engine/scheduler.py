@@ -28,7 +28,7 @@ from ..errors import BudgetExceeded, BuildStopped, EarlyShutdown, Stalled, Threa
 from ..runtime.lanes import Lanes
 from .error_window import ErrorWindow
 from .row_group import Phase
-from .tasks import Outcome, State, Status, Task
+from .tasks import PROCESS_LANE, THREAD_LANE, Outcome, State, Status, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -48,6 +48,11 @@ class Throttle(Protocol):
     @property
     def full(self) -> bool:
         """True if no permit can be granted now, whatever the rates allow."""
+        ...
+
+    @property
+    def will_notify(self) -> bool:
+        """True if something is under way that ends with `permits_available`."""
         ...
 
     def try_acquire(self, tokens: int = 0) -> Permit | None: ...
@@ -237,7 +242,8 @@ class Scheduler:
         group.close()
         self._touched.discard(group)
         self._lanes.discard(index)
-        for task in group.unfinished_tasks():
+        # Those in `cancelled` were not taken over yet if an exception ends the run.
+        for task in [*group.unfinished_tasks(), *(task for task, _ in group.cancelled)]:
             if task.state is State.PARKED:
                 self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             task.state = State.DONE
@@ -250,7 +256,8 @@ class Scheduler:
         """An attempt ended: give back what it held, and let its row group take in the outcome."""
         task = outcome.task
         self._release(task, outcome.usage, sent=outcome.status is not Status.RATE_LIMITED)
-        self._shared.notify.finished(outcome)
+        if self._shared.notify.events.active:
+            self._shared.notify.finished(outcome)
         group = self.groups.get(task.group)
         usage = outcome.usage
         if usage is not None and usage.calls:
@@ -259,7 +266,8 @@ class Scheduler:
             return
         group.in_flight -= 1
         self._touched.add(group)
-        if outcome.status not in (Status.RATE_LIMITED, Status.CANCELLED) and task.step.node >= 0:
+        status = outcome.status
+        if status is not Status.RATE_LIMITED and status is not Status.CANCELLED and task.step.node >= 0:
             self._count_outcome(group, outcome)
         group.apply(outcome)
 
@@ -476,7 +484,12 @@ class Scheduler:
     # Lanes, permits, slots and the usage budget.
 
     def _lane(self, step: Step) -> Hashable:
-        return "sequential" if self._sequential else step.lane
+        """Tasks with the same needs share a lane: one that waits for a slot does not delay one that needs none."""
+        if self._sequential:
+            return "sequential"
+        if not step.needs_slot or step.lane in (THREAD_LANE, PROCESS_LANE):
+            return step.lane
+        return step.lane, "process" if step.process else "thread"
 
     def _enqueue(self, task: Task, *, first: bool) -> None:
         task.state = State.QUEUED
@@ -585,7 +598,7 @@ class Scheduler:
         step = task.step
         if step.lane_limit is not None:
             self._in_lane[step.lane] -= 1
-            self._unblock(self._lane(step), Blocked.LANE_LIMIT)
+            self._unblock_all(Blocked.LANE_LIMIT)
         if task.reserved is not None:
             self._budget.settle(step, task.reserved, usage, sent=sent)
             task.reserved = None
@@ -650,6 +663,11 @@ class Scheduler:
             min((check[0] for check in self._thread_checks), default=math.inf),
         )
 
+    def _keys_waited_for(self) -> list[str]:
+        """The keys whose lanes wait for a permit."""
+        blocked = {lane for lane, why in self._blocked.items() if why is Blocked.PERMIT}
+        return [key for key, lanes in self._lanes_of_key.items() if not blocked.isdisjoint(lanes)]
+
     def _check_progress(self) -> None:
         """Raise `Stalled` if no event can come that would let the build go on."""
         waits_outside = (
@@ -658,7 +676,7 @@ class Scheduler:
             or self._parked_count
             or self._overrun.total()  # an abandoned thread ends
             or any(group.phase is Phase.CLOSING for group in self.groups.values())
-            or Blocked.PERMIT in self._blocked.values()  # the throttle calls
+            or any(self._throttle(key).will_notify for key in self._keys_waited_for())
             or not self.groups
         )
         if not waits_outside:

@@ -78,6 +78,7 @@ class Services:
     recorder: Recorder | None = None
     ledger: Ledger
     notify: Notices
+    trace: bool  # a `TaskTrace` of every attempt is recorded
     now: Callable[[], float]
     wake: Callable[[], None]  # something was reported to the scheduler: ask it for actions
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)

@@ -11,13 +11,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..graph import Frontier, Graph
+    from .tasks import Step
+
+
+def stateful_nodes(graph: Graph, steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
+    """For each stateful generator (by identity) the nodes that use it, in the order of their turns.
+
+    That is a topological order with the columns from scratch first: they run before pre-batch processors, and the
+    others behind them.
+    """
+    found: dict[int, list[int]] = {}
+    for node in sorted(graph.order, key=lambda node: graph.nodes[node].kind is not Kind.FROM_SCRATCH):
+        instance = steps[node].instance
+        if instance is not None:
+            found.setdefault(id(instance), []).append(node)
+    return {identity: tuple(nodes) for identity, nodes in found.items()}
 
 
 class Instance:
     """One stateful generator in one run, shared by all row groups."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
-        self.nodes = tuple(nodes)  # the columns that it fills, in topological order
+        self.nodes = tuple(nodes)  # the columns that it fills, in the order of their turns
         self.turnstile = Turnstile()
         # A thread that was given up may still be in the generator; nobody else may enter before it has ended.
         self._busy = 0

@@ -43,14 +43,21 @@ class Step:
     skipped_with: tuple[int, ...] = ()
     lane_limit: int | None = None
     process: bool = False
-    wants_context: bool = False
+    # Derived from the column; every attempt reads them.
+    call: Call = attrs.field(init=False, repr=False)
+    is_async_cell: bool = attrs.field(init=False)
+    wants_context: bool = attrs.field(init=False)
+    has_skip_rule: bool = attrs.field(init=False)  # some of its cells may be skipped
 
-    @property
-    def call(self) -> Call:
-        """How the generator of a column is called."""
-        assert self.column is not None
-        assert self.column.call is not None  # the start-up check reported a column without one
-        return self.column.call
+    def __attrs_post_init__(self) -> None:
+        """Derive what every attempt reads."""
+        call = None if self.column is None else self.column.call
+        put = object.__setattr__
+        put(self, "call", call)
+        put(self, "is_async_cell", self.kind is Kind.CELL and call is not None and call.is_async)
+        put(self, "wants_context", call is not None and call.wants_context)
+        has_rule = self.column is not None and self.column.skip is not None
+        put(self, "has_skip_rule", has_rule or bool(self.skipped_with))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -60,11 +67,6 @@ class Step:
     def required_outputs(self) -> tuple[str, ...]:
         """The outputs that must be returned; the others are side effects."""
         return () if self.column is None else self.column.outputs
-
-    @property
-    def has_skip_rule(self) -> bool:
-        """True if some of its cells may be skipped."""
-        return bool(self.skipped_with) or (self.column is not None and self.column.skip is not None)
 
 
 class Status(enum.Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -15,7 +16,7 @@ from ..store.buffer import make_frame
 from .context import Context
 from .error_window import breakdown, is_panic
 from .failures import classify
-from .fill import bind_cell, bind_group, cell_value, group_values
+from .fill import bind_group, cell_arguments, cell_value, group_values
 from .tasks import Outcome, Status, Task
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         # Its row was dropped between its start and this first step: nothing is called and nothing is paid.
         _settle(services, task, Status.CANCELLED, None, None)
         return Outcome(task, Status.CANCELLED, None, None, started, started)
-    services.notify.started(task)
+    if services.notify.events.active:
+        services.notify.started(task)
     deadline = math.inf if step.timeout is None else started + step.timeout
     scope = task.scope = trio.CancelScope(deadline=deadline)
     context = None
@@ -49,7 +51,12 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     try:
         with scope:
             try:
-                value = await _generate(services, group, task, context)
+                if step.is_async_cell:
+                    # Most cells, those of model columns among them: no other coroutine in between (overhead benchmark).
+                    arguments, keywords = cell_arguments(step, group.rows.buffer, task.row, context)
+                    value = cell_value(step, await step.call.function(*arguments, **keywords))
+                else:
+                    value = await _generate(services, group, task, context)
             except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
                 error = exception
     except Exception as exception:  # noqa: BLE001  raised by a generator's own nursery beside its cancellation
@@ -69,12 +76,18 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
             outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {step.timeout:g} s")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
+    return _settled(services, outcome, context)
+
+
+def _settled(services: Services, outcome: Outcome, context: Context | None) -> Outcome:
+    """The outcome with its usage, after the permit was ended."""
+    task = outcome.task
     if context is not None:
         outcome.usage = context.usage
         outcome.keeps_answers = context.end(outcome)
     if task.permit is not None or context is not None or outcome.status is Status.RATE_LIMITED:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
-    if services.plan.config.trace:
+    if services.trace:
         services.ledger.traces.append(_trace(outcome, context))
     return outcome
 
@@ -107,14 +120,15 @@ async def _generate(services: Services, group: OpenGroup, task: Task, context: C
         return await services.threads.run(task, group.nursery, group.rows.processor_call(step, group.live_rows()))
     if step.kind is not Kind.CELL:
         return await _generate_group(services, group, task, context)
-    work = bind_cell(step, group.rows.buffer, task.row, context)
-    if step.call.is_async:
+    arguments, keywords = cell_arguments(step, group.rows.buffer, task.row, context)
+    work = partial(step.call.function, *arguments, **keywords)
+    if not step.needs_slot:
         result = await work()
     elif step.process:
         result = await services.processes.run(step.name, work)
     else:
         result = await services.threads.run(task, group.nursery, work)
-    return cell_value(step, result) if len(step.outputs) > 1 else result
+    return cell_value(step, result)
 
 
 async def _generate_group(

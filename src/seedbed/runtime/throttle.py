@@ -189,6 +189,16 @@ class Throttle:
         return self._waiting > 0 or self._limiter.borrowed_tokens >= self._total
 
     @property
+    def will_notify(self) -> bool:
+        """True if something is under way that calls the listeners: a permit, a pause or a wait for the rates ends."""
+        return (
+            self._limiter.borrowed_tokens > 0
+            or self._waiting > 0
+            or self._paused_until is not None
+            or self._wake_at < math.inf
+        )
+
+    @property
     def in_flight(self) -> int:
         """Calls on the wire."""
         return self._policy.in_flight

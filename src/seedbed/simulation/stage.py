@@ -240,7 +240,7 @@ class _Staging:
         runtime = column.runtime if fill is None else None
         column = attrs.evolve(column, generator=generator, runtime=runtime, requires=column.inputs, skip=rule)
         assert column.call is not None
-        return attrs.evolve(step, column=column, wants_context=column.call.wants_context)
+        return attrs.evolve(step, column=column)
 
     def _skip_rule(self, name: str, rule: SkipRule, *, made_up: bool) -> GuardedSkip:
         said = self._resolve(name, None, "code")

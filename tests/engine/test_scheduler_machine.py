@@ -1,0 +1,212 @@
+"""The whole scheduler without trio: whatever happens in whatever order, its promises hold after every decision."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduler_world import KEYS, ColumnPlan, Plan, World
+
+from seedbed.engine.config import RunConfig
+from seedbed.engine.tasks import Status
+from seedbed.graph import Kind
+
+picks = st.integers(0, 7)
+LANES = ("m", "n")
+
+
+@st.composite
+def columns(draw: st.DrawFn, index: int) -> ColumnPlan:
+    """One column that may require those before it."""
+    kind = draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN])) if index else (
+        draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL]))
+    )
+    before = [f"c{n}" for n in range(index)]
+    requires = ()
+    if kind is not Kind.FROM_SCRATCH and before:
+        requires = tuple(draw(st.lists(st.sampled_from(before), unique=True, max_size=2)))
+    key = draw(st.sampled_from([None, *KEYS]))
+    generator = draw(st.sampled_from([None, None, 0, 1]))
+    runs_in = draw(st.sampled_from(["async", "thread"] if generator is not None else ["async", "thread", "process"]))
+    return ColumnPlan(
+        kind=kind,
+        requires=requires,
+        key=key,
+        tokens=draw(st.sampled_from([0, 5, 10])),
+        runs_in=runs_in,
+        outputs=draw(st.sampled_from([1, 1, 2])),
+        generator=generator,
+        skips=kind is not Kind.FROM_SCRATCH and draw(st.booleans()) and draw(st.booleans()),
+        skips_with_inputs=bool(requires) and draw(st.booleans()) and draw(st.booleans()),
+        lane=draw(st.sampled_from([None, None, *LANES])),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A graph of up to four columns, up to three small row groups, and tight limits."""
+    config = RunConfig(
+        max_concurrent_row_groups=draw(st.integers(1, 3)),
+        max_submitted_tasks=draw(st.sampled_from([1, 2, 3, 100])),
+        max_active_tasks=draw(st.sampled_from([1, 2, 100])),
+        salvage_max_rounds=draw(st.integers(0, 2)),
+        shutdown_error_window=draw(st.sampled_from([4, 1000, 1000])),
+        max_tokens=draw(st.sampled_from([None, None, 30, 100])),
+        max_cost=draw(st.sampled_from([None, None, 2.0, 10.0])),
+        engine=draw(st.sampled_from(["concurrent", "concurrent", "concurrent", "sequential"])),
+    )
+    count = draw(st.integers(1, 4))
+    made = tuple(draw(columns(index)) for index in range(count))
+    has_seed = any(column.kind is Kind.FROM_SCRATCH for column in made)
+    return Plan(
+        columns=made,
+        rows=tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))),
+        pre_batch=draw(st.integers(0, 2)) if has_seed else 0,
+        post_batch=draw(st.integers(0, 1)),
+        config=config,
+        lane_limits={lane: draw(st.integers(1, 2)) for lane in LANES},
+        salt=draw(st.integers(0, 3)),
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One dataset, from its first run to its last; each rule is something that the trio side reports."""
+
+    @initialize(plan=plans())
+    def begin(self, plan: Plan) -> None:
+        self.world = World(plan)
+        self.world.decide()
+
+    def decide(self, batch: bool = False) -> None:
+        """Events are often reported in batches: then one decision follows several of them."""
+        if not batch:
+            self.world.decide()
+
+    def is_running(self) -> bool:
+        return not self.world.done
+
+    @precondition(lambda self: self.world.admitting is not None and not self.world.ended)
+    @rule()
+    def open_group(self) -> None:
+        self.world.open_group()
+        self.decide()
+
+    @precondition(lambda self: self.world.closing and not self.world.ended)
+    @rule(pick=picks)
+    def close_group(self, pick: int) -> None:
+        closing = list(self.world.closing)
+        self.world.close_group(closing[pick % len(closing)])
+        self.decide()
+
+    @precondition(lambda self: self.world.attempts)
+    @rule(
+        pick=picks,
+        count=st.integers(1, 4),
+        tokens=st.integers(0, 10),
+        cost=st.sampled_from([0.0, 0.5, 1.0]),
+        bad_rows=st.sampled_from([0, 0, 0, 1, 4]),
+        rows_after=st.integers(0, 2),
+        batch=st.booleans(),
+    )
+    def succeed(
+        self, pick: int, count: int, tokens: int, cost: float, bad_rows: int, rows_after: int, batch: bool
+    ) -> None:
+        for _ in range(count):
+            running = list(self.world.attempts.values())
+            if running:
+                attempt = running[pick % len(running)]
+                self.world.finish(
+                    attempt, Status.SUCCESS, tokens=tokens, cost=cost, bad_rows=bad_rows, rows_after=rows_after
+                )
+        self.decide(batch)
+
+    @precondition(lambda self: self.world.attempts)
+    @rule(pick=picks, delay=st.sampled_from([0.0, 1.0, 10.0]), batch=st.booleans())
+    def rate_limit(self, pick: int, delay: float, batch: bool) -> None:
+        running = list(self.world.attempts.values())
+        self.world.finish(running[pick % len(running)], Status.RATE_LIMITED, delay=delay)
+        self.decide(batch)
+
+    @precondition(lambda self: self.world.attempts)
+    @rule(
+        pick=picks,
+        status=st.sampled_from([Status.RETRYABLE, Status.RETRYABLE, Status.PERMANENT]),
+        tokens=st.integers(0, 10),
+        abandon=st.booleans(),
+        batch=st.booleans(),
+    )
+    def fail(self, pick: int, status: Status, tokens: int, abandon: bool, batch: bool) -> None:
+        """An error, or a timeout that leaves the thread behind."""
+        running = list(self.world.attempts.values())
+        self.world.finish(running[pick % len(running)], status, tokens=tokens, abandon=abandon)
+        self.decide(batch)
+
+    @precondition(lambda self: any(attempt.cancelled for attempt in self.world.attempts.values()))
+    @rule(pick=picks, abandon=st.booleans(), batch=st.booleans())
+    def cancel(self, pick: int, abandon: bool, batch: bool) -> None:
+        cancelled = [attempt for attempt in self.world.attempts.values() if attempt.cancelled]
+        self.world.finish(cancelled[pick % len(cancelled)], Status.CANCELLED, abandon=abandon)
+        self.decide(batch)
+
+    @precondition(lambda self: self.world.threads and not self.world.ended)
+    @rule(pick=picks)
+    def end_thread(self, pick: int) -> None:
+        self.world.end_thread(self.world.threads[pick % len(self.world.threads)])
+        self.decide()
+
+    @precondition(lambda self: self.world.sendable())
+    @rule(pick=picks, key=st.sampled_from(KEYS), tokens=st.integers(0, 10), batch=st.booleans())
+    def call_again(self, pick: int, key: str, tokens: int, batch: bool) -> None:
+        sendable = self.world.sendable()
+        self.world.call(sendable[pick % len(sendable)], key, tokens)
+        self.decide(batch)
+
+    @precondition(lambda self: not self.world.ended)
+    @rule(key=st.sampled_from(KEYS), total=st.integers(0, 3), paused=st.booleans())
+    def change_permits(self, key: str, total: int, paused: bool) -> None:
+        throttle = self.world.throttles[key]
+        throttle.total, throttle.paused = total, paused
+        if throttle.grants:
+            throttle.notify()
+        self.decide()
+
+    @precondition(lambda self: self.world.wakes)
+    @rule()
+    def wake(self) -> None:
+        world = self.world
+        world.now = max(world.now, min(world.wakes))
+        world.wakes = [when for when in world.wakes if when > world.now]
+        self.decide()
+
+    @precondition(is_running)
+    @rule(chance=st.integers(0, 3))
+    def stop(self, chance: int) -> None:
+        if not chance:
+            self.world.stop()
+            self.decide()
+
+    @rule(chance=st.integers(0, 3), keep=st.floats(0, 1))
+    def crash_and_resume(self, chance: int, keep: float) -> None:
+        """The process ends, or has ended, and a prefix of the journal is left."""
+        world = self.world
+        if chance and not world.done:
+            return
+        if not world.ended:
+            world.end_run()
+        del world.log[round(len(world.log) * keep) :]
+        world.start_run(world.config)
+        self.decide()
+
+    def teardown(self) -> None:
+        """Whatever happened before, the run ends, and another run without a budget finishes the dataset."""
+        if not hasattr(self, "world") or self.world.failed:
+            return
+        world = self.world
+        world.run_to_end()
+        if len(world.written) < len(world.plan.rows):
+            world.start_run(attrs.evolve(world.config, max_tokens=None, max_cost=None, shutdown_error_window=100_000))
+            world.run_to_end()
+        assert len(world.written) == len(world.plan.rows)
+
+
+TestScheduler = SchedulerMachine.TestCase
