@@ -704,7 +704,9 @@ class World:
 
     def heads(self) -> Sequence[Task]:
         """The next task of each lane."""
-        queues = [[lane._queues[group] for group in sorted(lane._queues)] for lane in self.scheduler._lanes._lanes.values()]
+        queues = [
+            [lane._queues[group] for group in sorted(lane._queues)] for lane in self.scheduler._lanes._lanes.values()
+        ]
         in_lanes = [[task for queue in lane for task in queue if task.state is State.QUEUED] for lane in queues]
         return [tasks[0] for tasks in in_lanes if tasks]
 
@@ -799,9 +801,7 @@ def _compile(plan: Plan) -> tuple[Graph, tuple[Step, ...]]:
                 process=column.runs_in == "process",
                 outputs=node.outputs,
                 column=attrs.evolve(columns[index], skip=_Skip()) if column.skips else columns[index],
-                instance=None
-                if column.generator is None
-                else generators.setdefault(column.generator, object()),
+                instance=None if column.generator is None else generators.setdefault(column.generator, object()),
                 skipped_with=node.upstream if column.skips_with_inputs else (),
                 lane_limit=limit,
             )

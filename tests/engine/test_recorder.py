@@ -64,6 +64,7 @@ class Scene:
             RunConfig(**knobs),
             in_thread=self._in_thread,
             spending=tuple,
+            finished=int,
             on_commit=self._on_commit,
             on_unkept=self.unkept.append,
         )

@@ -63,9 +63,7 @@ def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:
 
 def test_a_throttled_key_holds_nothing_and_delays_no_other_key() -> None:
     """Tasks of a key without permits hold no slot, and those of another key use all of them."""
-    world = open_world(
-        ColumnPlan(key="k", runs_in="thread"), ColumnPlan(key="l", runs_in="thread"), max_active_tasks=2
-    )
+    world = open_world(ColumnPlan(key="k", runs_in="thread"), ColumnPlan(key="l", runs_in="thread"), max_active_tasks=2)
     world.throttles["k"].total = 0
     world.decide()
     assert not running(world, "k")

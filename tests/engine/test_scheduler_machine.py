@@ -18,8 +18,10 @@ LANES = ("m", "n")
 @st.composite
 def columns(draw: st.DrawFn, index: int) -> ColumnPlan:
     """One column that may require those before it."""
-    kind = draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN])) if index else (
-        draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL]))
+    kind = (
+        draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN]))
+        if index
+        else (draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL])))
     )
     before = [f"c{n}" for n in range(index)]
     requires = ()
