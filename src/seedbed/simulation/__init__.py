@@ -1,4 +1,4 @@
-"""What a build will take, before it is run: the true engine on a clock that jumps, with models that only take time.
+"""Predict the time, usage and cost of a build: the real engine on a virtual clock, with simulated model clients.
 
-Stands on build and on everything below it; cli and the public names import it.
+Imports engine and everything below it; cli and the public names import it.
 """
