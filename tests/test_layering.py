@@ -193,7 +193,6 @@ KNOWN_CYCLES = [
     {"errors", "observe.report", "store.dtypes", "store.records", "store.schema"},
     {"runtime.async_functions", "runtime.on_asyncio"},
     {"plans.ops", "plans.opspec"},
-    {"models.http", "models.http2"},
     {"simulation.result", "simulation.text"},
 ]
 
