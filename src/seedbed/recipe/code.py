@@ -34,6 +34,13 @@ def import_object(reference: str, *, base: Path, where: str) -> Any:
     return found
 
 
+def find_name(module: Any, name: str) -> Any:
+    """What stands under a qualified name in a module; None if nothing does."""
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
 def reference_to(value: Any) -> str:
     """The `module:name` of a function or class; of any other object its name in the module of its class, or that class.
 
