@@ -63,7 +63,7 @@ class Custom(ColumnSpec, Generic[P, R]):
     `module:name`, and is imported only where the user allows code. `requires` are its columns (the function's
     parameters if not given); `models` says which model a parameter of type `Model` gets, by alias (the parameter's own
     name if not given); `key` is the throttle key (that of its first model if not given). `runtime` says whose loop an
-    async function is written for, `trio` or `asyncio`; trio's if not given and not certainly asyncio's.
+    async function is written for, `trio` (also if not given) or `asyncio`.
     """
 
     type: ClassVar[str] = "custom"
