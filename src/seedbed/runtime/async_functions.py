@@ -1,4 +1,4 @@
-"""Whose an async function of a user's is, trio's or asyncio's, and how the engine calls it."""
+"""Decide whether a user's coroutine function targets trio or asyncio, and adapt it."""
 
 from __future__ import annotations
 
