@@ -115,7 +115,8 @@ class Throttle:
     """How many calls of one key are in flight, and which may go next.
 
     The limiter's `total_tokens` is how many calls may be in flight: the policy's limit, 0 in a pause; `_total` mirrors
-    it. Permits are its borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and what follows.
+    it. Permits are its borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and
+    what follows.
     """
 
     def __init__(
