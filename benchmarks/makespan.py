@@ -3,7 +3,7 @@
 2,000 rows of the diamond on the real clock: A is made from scratch, each cell of the others is a call as long as a
 latency drawn beforehand: constant, or log-normal with a heavy tail. All calls share one key, or B and C have one and D
 and E another; a key takes 128 calls at once. Beside it what a schedule without any cost would reach, and the same calls
-made column by column, by hand, and one after the other, by the sequential engine.
+made column by column, by hand, and one after the other, with `engine="sequential"`.
 
 What no engine that cannot see into the future, or no single core, could meet is shown and not judged: a tail so heavy
 that the last calls decide (σ = 1, and σ = 0.5 where a second key waits for the first), where the free schedule itself
@@ -186,7 +186,7 @@ async def column_by_column(latencies: Latencies) -> float:
 
 
 def sequentially(latencies: Latencies, seconds: float) -> float:
-    """Seconds that the sequential engine would take for all rows, from as many as it makes in about `seconds`."""
+    """Seconds that `engine="sequential"` would take for all rows, from as many as it makes in about `seconds`."""
     rows = range(len(latencies["a"]))
     work = [sum(column[row] for column in latencies.values()) for row in rows]
     tried = max(1, sum(1 for row in rows if sum(work[: row + 1]) <= seconds))

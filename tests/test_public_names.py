@@ -45,7 +45,7 @@ def test_dir_shows_public_names_only() -> None:
     assert dir(seedbed) == sorted(seedbed.__all__)
 
 
-def test_rooms_are_there_too() -> None:
+def test_packages_are_there_too() -> None:
     """As attributes, without an import of their own; what is not there is told as always."""
     assert seedbed.errors.ConfigError is seedbed.ConfigError
     with pytest.raises(AttributeError, match="module 'seedbed' has no attribute 'biuld'"):

@@ -1,6 +1,6 @@
 """The engine as a whole: random graphs, latencies, failures and limits, in virtual time.
 
-Every run is held against what its script alone implies and against the sequential engine.
+Every run is held against what its script alone implies and against the same build with `engine="sequential"`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a recipe's columns and processors through the real engine, as the build room does."""
+"""Runs a recipe's columns and processors through the real engine, as a build does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row group that is finished goes to disk, and so does the dataset at the end of the services."""
+"""Write finished row groups to disk, and complete the dataset at the end of the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the services.
+# A checkpoint is shielded from cancellation, but not for ever: a disk that hangs must not hang the run.
 CHECKPOINT_DEADLINE = 60.0
 
 

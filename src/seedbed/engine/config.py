@@ -1,4 +1,4 @@
-"""Every knob of a run."""
+"""The options of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What determines the data of a build, as JSON values that are kept with it.
+"""The fingerprint of a build: what determines its data, as JSON values that are stored with it.
 
 Besides what a recipe says there are two sections of what is somewhere else and may change there: `code`, the functions
 by name and digest, and `data`, the content of the files that rows come from.

@@ -1,4 +1,4 @@
-"""Which directory a build may go on with: what may have changed since and what may not, told field by field.
+"""Check whether a directory may be resumed: which fields may have changed since the last run, and which may not.
 
 docs/reference/resume.md has the table.
 """

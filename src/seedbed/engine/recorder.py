@@ -1,4 +1,4 @@
-"""Making finished cells durable while the run goes on: entries are collected on the loop and committed in a thread."""
+"""Make finished cells durable during a run: entries are collected on the loop and committed in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trying dropped rows again in a later run: which ones, what is finished of them, and where they go in the part."""
+"""Retry dropped rows in a later run: which ones, what is finished of them, and their position in the part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has on disk: the writer of its directory and the journal, opened together and found as they were left."""
+"""The files of a run: the writer of its directory and the journal, opened together, with what earlier runs left."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What fills a column: the column itself, how its generator is called, and the bridge between sync and async.
+"""What fills a column: the column itself, the implementation of each spec, and how a generator's function is called.
 
-May import graph, runtime, observe and errors; build imports it.
+Imports errors, graph, models, recipe, runtime and store; engine, simulation and cli import it.
 """
 
 from .bridge import Bridged, bridge

@@ -1,4 +1,4 @@
-"""Loads what makes columns and processors: the modules of this room, then plug-ins by their entry points."""
+"""Load the implementations of columns and processors: the modules of this package, then plug-ins by entry points."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ class Environment:
     """What a maker may need besides the spec.
 
     `client` gives the open client of an alias while a build runs (not before), `http` connections to any other server.
-    `base` is where relative paths of a
-    recipe file begin; `artifacts` is the dataset's directory, where files such as images go (None in a preview: then
-    bytes stay in the cell). `allow_code` is whether the user lets the recipe import code, `access` what a recipe from a
-    file may reach (None: anything). Makers open paths of a recipe as `path` returns them.
+    `base` is where relative paths of a recipe file begin; `artifacts` is the dataset's directory, where files such as
+    images go (None in a preview: then bytes stay in the cell). `allow_code` is whether the user lets the recipe import
+    code, `access` what a recipe from a file may reach (None: anything). Makers open paths of a recipe as `path` returns
+    them.
     """
 
     seed: int = 0
@@ -175,7 +175,7 @@ def planning_environment(recipe: Recipe, *, allow_code: bool = False) -> Environ
 
 
 def vocabulary(*, models: Mapping[str, type], run: type | None = None, allow_code: bool = False) -> Vocabulary:
-    """Everything that a recipe file may be written with; model types and the class of knobs come from their rooms."""
+    """Everything that a recipe file may be written with; model types and the class of run options are passed in."""
 
     def make(recipe: Recipe) -> Callable[[ColumnSpec], Column]:
         environment = planning_environment(recipe, allow_code=allow_code)

@@ -1,6 +1,6 @@
-"""Which column needs which, and which cell is ready: pure, synchronous, no input or output.
+"""Which column requires which, and which cell is ready: pure, synchronous, no input or output.
 
-Imports nothing of seedbed but `errors` and `observe.events`; every other room may import it.
+Imports errors only; every package but embed and errors may import it.
 """
 
 from .frontier import GROUP, Frontier

@@ -1,6 +1,7 @@
-"""Who answers: models behind HTTP, the embedded one, the scripted one, and what is common to them.
+"""Model clients: OpenAI-compatible and Anthropic over HTTP, the local one, the scripted one, and what they share.
 
-May import errors, graph and runtime; generators, build and cli import it.
+A client sends one call and never retries. Imports embed, errors, graph and runtime; recipe, generators, store, engine
+and the packages above import it.
 """
 
 from .anthropic import Anthropic

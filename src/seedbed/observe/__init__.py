@@ -1,4 +1,4 @@
-"""What one sees of a run: events, and the readers that make traces and reports of them.
+"""What can be seen of a run: events, and the readers that turn them into progress, log lines, traces and reports.
 
-Imports nothing of seedbed but `errors` and `graph`; every other room may import it.
+May import errors and graph only; every other package may import it.
 """

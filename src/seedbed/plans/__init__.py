@@ -1,6 +1,6 @@
-"""Entry 2, a plan: format, registries, row sets, expressions, ops, compile, execute, endpoints.
+"""Plans, executed for one request under a deadline: format, registries, row sets, ops, compile, execute, endpoints.
 
-May import graph, runtime, observe and errors; never build, nor build this.
+An engine of its own beside that of builds: imports embed, errors, graph and runtime, never engine; cli imports it.
 """
 
 from .builder import EP, Expr, Key, P, Pred, plan

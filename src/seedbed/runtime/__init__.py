@@ -1,4 +1,4 @@
-"""What runs on trio and knows neither columns nor requests: timers, throttles, lanes, threads, backoff, turnstile.
+"""What builds and plans need of trio: throttles, lanes, timers, threads and processes, backoff, asyncio adapters.
 
-May import graph, observe and errors; every room above may import it.
+Knows no recipes, datasets or plans. Imports embed and errors; every package above may import it.
 """

@@ -1,4 +1,4 @@
-"""Leave to send: one throttle per key of provider, model and domain."""
+"""Adaptive concurrency and rate limits, one throttle per (provider, model, domain)."""
 
 from __future__ import annotations
 
@@ -114,8 +114,9 @@ class Permit:
 class Throttle:
     """How many calls of one key are in flight, and which may go next.
 
-    The limiter's `total_tokens` is the only truth about concurrency: the policy's limit, 0 in a pause. Permits are its
-    borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and what follows.
+    The limiter's `total_tokens` is how many calls may be in flight: the policy's limit, 0 in a pause; `_total` mirrors
+    it. Permits are its borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and
+    what follows.
     """
 
     def __init__(

@@ -7,6 +7,6 @@ holds, `layout` which rows are in which group; `dataset` reads a directory back.
 `journal` stores what is finished of row groups that are not: `entries` are its entries, `codec` makes bytes of them.
 `log` is the framing of manifest and journal, `files` the one way to the files of a directory.
 
-Everything here is synchronous and runs in whatever thread calls it. It may import `errors`, `graph`, `runtime` and
-`observe.events`; `build`, `plans` and what stands on them may import it.
+Everything here is synchronous and runs in the thread that calls it. Imports errors, runtime, `models.base` (answers
+are values of the journal) and `observe.profile`; recipe, generators, engine, simulation and cli import it.
 """

@@ -163,7 +163,7 @@ def _vectors(values: Sequence[Any], kinds: set[type]) -> pa.Array[Any] | None:
 
 
 def _is_numpy(kind: type, name: str | None = None) -> bool:
-    # numpy is no dependency: its values are known by name, and only when a user brings them.
+    # By name, so that numpy need not be imported to store values that are not its own.
     return kind.__module__.partition(".")[0] == "numpy" and name in (None, kind.__name__)
 
 

@@ -1,6 +1,6 @@
 """Helpers for tests, ours and those of users: a model server that fails as real ones do, and time that jumps.
 
-May import every room but cli; no room imports it.
+Imports models and runtime; no package imports it.
 """
 
 from ..models.behaviour import Behaviour, Fate
