@@ -23,7 +23,7 @@ from ..observe.events import Event, Events
 from ..recipe.access import Grants
 from ..recipe.recipe import Recipe
 from ..runtime.clocks import new_clock
-from ..runtime.exceptions import leaves
+from ..runtime.exceptions import open_hidden_nursery
 from ..runtime.offload import Lease, finish_in_thread
 from ..runtime.portal import in_event_loop
 from ..store.dataset import Dataset
@@ -200,25 +200,9 @@ async def open_build(
         source, rows=rows, out=path, resume=resume, retry_dropped=retry_dropped, accept_changes=accept_changes
     )
     build = Build(plan, Events(readers), throttles)
-    raised: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
-            try:
-                yield build
-            except BaseException as error:
-                raised = error
-                raise
-            nursery.cancel_scope.cancel(reason="the block of open_build was left")
-    except BaseExceptionGroup as group:
-        # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
-        if raised is not None and group.exceptions == (raised,):
-            raise raised from raised.__cause__
-        # So does what ended the run from inside and is no Exception: a generator that calls sys.exit.
-        found = list(leaves(group))
-        if len(found) == 1:
-            raise found[0] from found[0].__cause__
-        raise
+    async with open_hidden_nursery("the block of open_build was left") as nursery:
+        nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
+        yield build
     if not build._failure_seen:  # noqa: SLF001
         build._raise_failure()  # noqa: SLF001
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CellError, Permanent, RateLimited, Retryable, SeedbedError
 from ..runtime.async_functions import looks_like_asyncio
+from ..runtime.exceptions import leaves
 from .tasks import Status
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
     """What kind of failure this is, and the exception that says why."""
     if isinstance(error, ExceptionGroup):
-        error = _sole_cause(error)
+        # A generator's own nursery raised it: the leaf that weighs most stands for all, of equals the first.
+        error = max((leaf for leaf in leaves(error) if isinstance(leaf, Exception)), key=_weight)
     if isinstance(error, RateLimited):
         return Status.RATE_LIMITED, error
     if isinstance(error, Retryable) or (step.column is not None and isinstance(error, step.column.retry_on)):
@@ -25,19 +27,6 @@ def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
         explained.__cause__ = error
         return Status.PERMANENT, explained
     return Status.PERMANENT, error
-
-
-def _sole_cause(group: ExceptionGroup[Exception]) -> Exception:
-    """What stands for a group that a generator's own nursery raised: the leaf that weighs most."""
-    leaves: list[Exception] = []
-    pending: list[Exception] = [group]
-    while pending:
-        each = pending.pop(0)  # of equals the first one counts
-        if isinstance(each, ExceptionGroup):
-            pending.extend(each.exceptions)
-        else:
-            leaves.append(each)
-    return max(leaves, key=_weight)
 
 
 def _weight(error: Exception) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import Overloaded, PlanError, RequestDeadlineExceeded
+from ..runtime.exceptions import sole_leaf
 from .admission import current_claim
 from .context import OpContext
 from .response import Coverage, Degraded
@@ -121,10 +122,7 @@ class Execution:
         """
         failures, others = group.split(Exception)
         if others is not None:
-            found: BaseException = others
-            while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-                (found,) = found.exceptions
-            return found
+            return sole_leaf(others)
         if self._error is None and failures is not None and self._clock() < self.deadline:
             self._error = failure_of(self._at(next(iter(self._active))).node_id, failures)
         return None

@@ -15,6 +15,7 @@ import trio
 from ..embed import anywhere_context
 from ..errors import ConfigError, QuotaExhausted
 from .backoff import backoff_base, backoff_delay, parse_retry_after
+from .exceptions import open_hidden_nursery
 from .policy import ThrottlePolicy
 from .rates import RateBudget
 from .timers import Timers
@@ -539,32 +540,9 @@ async def open_throttles(
         default=default,
         wall_clock=wall_clock,
     )
-    raised: BaseException | None = None
-    timers_failed = False
-
-    async def run_timers() -> None:
-        nonlocal timers_failed
-        try:
-            await timers.run()
-        except Exception:
-            timers_failed = True
-            raise
-
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_timers)
-            try:
-                yield manager
-            except BaseException as error:
-                raised = error
-                raise
-            nursery.cancel_scope.cancel(reason="the throttles are closed")
-    except BaseExceptionGroup:
-        if timers_failed or raised is None:
-            raise
-    # The nursery is nobody else's business: what the block raised leaves as it was and not in a group.
-    if raised is not None:
-        raise raised
+    async with open_hidden_nursery("the throttles are closed") as nursery:
+        nursery.start_soon(timers.run)
+        yield manager
 
 
 def _take_ticket(permit: Permit) -> Sent:

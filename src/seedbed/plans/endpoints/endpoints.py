@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import trio
 
 from ...errors import ConfigError, EndpointUnavailable
+from ...runtime.exceptions import open_hidden_nursery
 from .memory import MemoryEndpoint, check_seed, read_seed
 
 if TYPE_CHECKING:
@@ -78,22 +78,10 @@ async def open_endpoints(
         if endpoint.kind == "redis"
     }
     described = {name: endpoint for name, endpoint in registries.endpoints.items() if name not in redis}
-    raised: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            for each in redis.values():
-                nursery.start_soon(each.run)
-            try:
-                yield Endpoints(redis, described)
-            except BaseException as error:
-                raised = error
-                raise
-            nursery.cancel_scope.cancel(reason="the endpoints are closed")
-    except BaseExceptionGroup as group:
-        # The nursery is ours alone: what the block raised leaves as it was, not in a group that nobody asked for.
-        if raised is not None and group.exceptions == (raised,):
-            raise raised from raised.__cause__
-        raise
+    async with open_hidden_nursery("the endpoints are closed") as nursery:
+        for each in redis.values():
+            nursery.start_soon(each.run)
+        yield Endpoints(redis, described)
 
 
 def _open_redis(
