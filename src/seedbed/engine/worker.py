@@ -73,10 +73,15 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         if not group.is_wanted(task):
             outcome.status = Status.CANCELLED
         else:
-            outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {step.timeout:g} s")
+            outcome.status, outcome.error = Status.RETRYABLE, _timed_out(step)
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
     return _settled(services, outcome, context)
+
+
+def _timed_out(step: Step) -> CellTimeout:
+    # Without a timeout it was the deadline of a call, which passed in the same instant as the answer came.
+    return CellTimeout("no result after a call" if step.timeout is None else f"no result after {step.timeout:g} s")
 
 
 def _settled(services: Services, outcome: Outcome, context: Context | None) -> Outcome:

@@ -86,7 +86,7 @@ class OpenAIClient:
                 if self._structured_output == "json_object":
                     body["response_format"] = {"type": "json_object"}
         body["messages"] = [_message(message) for message in messages]
-        response = await caller.post("/chat/completions", json.dumps(body).encode())
+        response = await caller.post("/chat/completions", json.dumps(body).encode(), request.scope)
         return self._chat_answer(request, response)
 
     def _chat_answer(self, request: ChatRequest, response: HttpResponse) -> ChatAnswer:
