@@ -119,14 +119,15 @@ class Model:
         )
         return answer.images[0]
 
-    async def _call(self, key: str, ask: Callable[[], Awaitable[T]], idempotency_key: Callable[[], bytes]) -> T:
+    def _call(self, key: str, ask: Callable[[], Awaitable[T]], idempotency_key: Callable[[], bytes]) -> Awaitable[T]:
+        # Not a coroutine around that of the context: each one costs whenever the call goes on (overhead benchmark).
         async def send() -> T:
             answer = await ask()
             self._report(answer.tokens)  # type: ignore[attr-defined]  # every answer of a client has them
             return answer
 
-        answer: T = await self._context.call(send, key=key, idempotency_key=idempotency_key)
-        return answer
+        called: Awaitable[T] = self._context.call(send, key=key, idempotency_key=idempotency_key)
+        return called
 
     def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """The seed of the next call, and its parameters with what is to be sampled drawn.
