@@ -45,7 +45,7 @@ class Context:
         # Seconds in calls, and of waiting for permits.
         self.called = 0.0
         self.waited = 0.0
-        self._rows: list[tuple[int, int]] = []
+        self._rows: Sequence[tuple[int, int]] = ()
 
     def bind_scope(self, scope: trio.CancelScope) -> None:
         """The attempt runs under this scope."""

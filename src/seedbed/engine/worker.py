@@ -16,7 +16,7 @@ from ..store.buffer import make_frame
 from .context import Context
 from .error_window import breakdown, is_panic
 from .failures import classify
-from .fill import bind_group, cell_arguments, cell_value, group_values
+from .fill import bind_group, call_cell, cell_arguments, cell_value, group_values
 from .tasks import Outcome, Status, Task
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
             try:
                 if step.is_async_cell:
                     # Most cells, those of model columns among them: no other coroutine in between (overhead benchmark).
-                    arguments, keywords = cell_arguments(step, group.rows.buffer, task.row, context)
-                    value = cell_value(step, await step.call.function(*arguments, **keywords))
+                    value = cell_value(step, await call_cell(step, group.rows.buffer, task.row, context))
                 else:
                     value = await _generate(services, group, task, context)
             except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
