@@ -281,7 +281,7 @@ class _Http1Endpoint:
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         response = None
         if scope is not None:
-            # A scope for each call would cost more than parsing its answer does (overhead benchmark).
+            # Without a second scope a call is cheaper (overhead benchmark).
             response = await self._send_within(scope, message)
         else:
             with trio.move_on_after(self._timeout):
