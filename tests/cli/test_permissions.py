@@ -94,7 +94,7 @@ def test_a_dataset_that_names_a_folder_reads_nothing_there(tmp_path: Path) -> No
     home = tmp_path / "home"
     home.mkdir()
     (home / "rows.csv").write_text("id\nsecret\n")
-    stored = tmp_path / "out" / "recipe.yaml"
+    stored = tmp_path / "out" / ".seedbed" / "recipe.yaml"
     stored.write_text(stored.read_text().replace(str(folder), str(home)))
     ended = seedbed("resume", tmp_path / "out", "-n", "2", "--accept-changes")
     assert ended.code == 2

@@ -76,9 +76,9 @@ def plan_of(ops: OpRegistry, name: str) -> Any:
 def test_an_op_on_asyncio_reads_endpoints_and_keeps_to_its_time(host: Callable[..., Any]) -> None:
     """Its reads go to trio and back, identical ones once; a deadline cancels it."""
     ops = default_ops().copy()
-    # The second is known by what it awaits; the copy shows that one which was made for trio stays so.
+    # The copy shows that a function which was made for trio stays so.
     ops.add(attrs.evolve(op("embed::gather", gives=Rows.NEW, inputs=(0, 0), runtime="asyncio")(gather), aliases=("g",)))
-    ops.add(op("embed::hangs", gives=Rows.NEW, inputs=(0, 0))(hangs))
+    ops.add(op("embed::hangs", gives=Rows.NEW, inputs=(0, 0), runtime="asyncio")(hangs))
     data = Data()
 
     async def main() -> list[int]:
@@ -90,6 +90,20 @@ def test_an_op_on_asyncio_reads_endpoints_and_keeps_to_its_time(host: Callable[.
 
     assert host(main) == [3, 4]
     assert data.asked == ["user:1"]
+
+
+@HOSTS
+def test_an_op_of_asyncio_that_runs_on_trio_is_told_what_to_say(host: Callable[..., Any]) -> None:
+    """The error of its node says what to write."""
+    ops = default_ops().copy()
+    ops.add(op("embed::hangs", gives=Rows.NEW, inputs=(0, 0))(hangs))
+
+    async def main() -> None:
+        async with PlanEngine(ops=ops, endpoints=Data()) as engine:
+            with pytest.raises(PlanError, match="written for asyncio: say runtime='asyncio' of the op"):
+                await engine.execute(plan_of(ops, "embed::hangs"), {"user_id": 1}, deadline=5)
+
+    host(main)
 
 
 def test_a_runtime_that_an_op_cannot_have_is_refused() -> None:

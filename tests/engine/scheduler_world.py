@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 KEYS = ("k", "l")
 PROCESSES = 1
+LARGE = 10  # no column declares more tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +73,7 @@ class Plan:
     rows: tuple[int, ...]  # of each row group
     pre_batch: int = 0  # processors
     post_batch: int = 0
-    config: RunConfig = RunConfig()
+    config: RunConfig = attrs.field(factory=RunConfig)
     lane_limits: Mapping[str, int] = attrs.field(factory=dict)
     salt: int = 0  # decides which cells are skipped
 
@@ -208,6 +209,7 @@ class Throttle:
     notify: Callable[[], None]
     total: int = 2
     paused: bool = False  # as by a rate: not full, but there is no permit
+    small_only: bool = False  # as by a rate of tokens: large calls wait
     broken: bool = False  # it refuses, and will never say that it does so no more
     held: list[Permit] = attrs.field(factory=list)
 
@@ -219,12 +221,11 @@ class Throttle:
     def will_notify(self) -> bool:
         return not self.broken
 
-    @property
-    def grants(self) -> bool:
-        return not self.full and not self.paused and not self.broken
+    def grants(self, tokens: int = 0) -> bool:
+        return not (self.full or self.paused or self.broken or (self.small_only and tokens > LARGE))
 
     def try_acquire(self, tokens: int = 0) -> Permit | None:
-        if not self.grants:
+        if not self.grants(tokens):
             return None
         permit = Permit(self)
         self.held.append(permit)
@@ -243,6 +244,13 @@ class Attempt:
     had_slot: bool = False
     cancelled: bool = False
     request: PermitRequest | None = None
+    permit: Permit | None = None  # of a further call that is on the wire
+
+    def end_call(self) -> None:
+        """The further call is answered."""
+        permit, self.permit = self.permit, None
+        if permit is not None:
+            permit.accepted()
 
 
 class World:
@@ -379,6 +387,7 @@ class World:
         assert task.group not in self.closing
         cell = (task.group, step.name, row)
         assert all((each.group, each.step.name, each.row) != cell for each in self.attempts), f"{cell} runs twice"
+        before = list(self.attempts.values())
         attempt = self.attempts[task] = Attempt(task, Usage())
         if step.node < 0:
             self._check_processor(group, rows, step)
@@ -397,6 +406,9 @@ class World:
             assert step.node in self.always or not rows.dropped.keys() & set(of), "a task of a dropped row"
         if step.key is not None:
             assert task.permit in self.throttles[step.key].held
+            assert all(each.request is None or each.request.key != step.key for each in before), (
+                "a new task went before a call of a running one"
+            )
         if step.instance is not None:
             self._check_turn(task)
         if step.needs_slot and not step.process:
@@ -445,10 +457,11 @@ class World:
     def call(self, attempt: Attempt, key: str, tokens: int) -> None:
         """A running task wants to send one more call."""
         task = attempt.task
+        attempt.end_call()
         self._give_back(task)
         request = PermitRequest(task, key, tokens, lambda: None)
         waits = any(each.request.key == key for each in self.waiting() if each.request is not None)
-        could = self.throttles[key].grants and not waits
+        could = self.throttles[key].grants(tokens) and not waits
         self.scheduler.request_permit(request)
         if request.permit is None:
             assert not could, "a request waits for nothing"
@@ -457,7 +470,7 @@ class World:
             self._send(attempt, request)
 
     def _send(self, attempt: Attempt, request: PermitRequest) -> None:
-        """The call is sent, if the budget allows it, and answered at once."""
+        """The call is sent, if the budget allows it."""
         task, permit = attempt.task, request.permit
         assert permit is not None
         before = task.reserved
@@ -470,7 +483,7 @@ class World:
             assert task.reserved is not None
             assert before is None or task.reserved >= before
         attempt.usage.add("m", 1, request.tokens, 0, 0.0)
-        permit.accepted()
+        attempt.permit = permit
 
     def withdraw(self, attempt: Attempt) -> None:
         """A task that waits for a permit is cancelled."""
@@ -507,6 +520,7 @@ class World:
         if step.key is not None and status is not Status.RATE_LIMITED and (tokens or cost):
             attempt.usage.add("m", 1, tokens, 0, cost)
         del self.attempts[task]
+        attempt.end_call()
         self._give_back(task)
         if attempt.thread:
             if abandon:
@@ -626,6 +640,7 @@ class World:
             if attempt.request is not None:
                 self.withdraw(attempt)
             del self.attempts[attempt.task]
+            attempt.end_call()
             self._give_back(attempt.task)
             if attempt.thread:
                 self.scheduler.thread_ended(attempt.task.step, had_slot=attempt.had_slot, late=False)
@@ -704,7 +719,9 @@ class World:
 
     def heads(self) -> Sequence[Task]:
         """The next task of each lane."""
-        queues = [[lane._queues[group] for group in sorted(lane._queues)] for lane in self.scheduler._lanes._lanes.values()]
+        queues = [
+            [lane._queues[group] for group in sorted(lane._queues)] for lane in self.scheduler._lanes._lanes.values()
+        ]
         in_lanes = [[task for queue in lane for task in queue if task.state is State.QUEUED] for lane in queues]
         return [tasks[0] for tasks in in_lanes if tasks]
 
@@ -725,7 +742,7 @@ class World:
             return False
         if any(each.request is not None and each.request.key == step.key for each in self.attempts.values()):
             return False
-        return self.throttles[step.key].grants
+        return self.throttles[step.key].grants(step.tokens)
 
     # The end.
 
@@ -736,7 +753,7 @@ class World:
     def run_to_end(self) -> None:
         """Let everything succeed until the run has ended."""
         for throttle in self.throttles.values():
-            throttle.total, throttle.paused = 2, False
+            throttle.total, throttle.paused, throttle.small_only = 2, False, False
             throttle.notify()
         self.decide()
         for _ in range(100_000):
@@ -799,9 +816,7 @@ def _compile(plan: Plan) -> tuple[Graph, tuple[Step, ...]]:
                 process=column.runs_in == "process",
                 outputs=node.outputs,
                 column=attrs.evolve(columns[index], skip=_Skip()) if column.skips else columns[index],
-                instance=None
-                if column.generator is None
-                else generators.setdefault(column.generator, object()),
+                instance=None if column.generator is None else generators.setdefault(column.generator, object()),
                 skipped_with=node.upstream if column.skips_with_inputs else (),
                 lane_limit=limit,
             )

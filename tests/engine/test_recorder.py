@@ -47,7 +47,7 @@ class FakeJournal:
         self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
         return sum(map(len, batch.groups.values()))
 
-    def free(self, key: Key) -> None:
+    def free(self, key: Key, *, finished: int | None = None) -> None:
         self.freed.append(key)
 
 
@@ -64,6 +64,7 @@ class Scene:
             RunConfig(**knobs),
             in_thread=self._in_thread,
             spending=tuple,
+            finished=int,
             on_commit=self._on_commit,
             on_unkept=self.unkept.append,
         )

@@ -9,6 +9,8 @@ import trio
 
 import seedbed as sb
 from seedbed import Column, Dataset, ManifestError, OutputDirectoryError, RunConfig
+from seedbed.store.log import scan
+from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,3 +131,44 @@ def test_resume_takes_the_rows_from_the_directory(tmp_path: Path) -> None:
     assert dataset.complete
     with pytest.raises(ManifestError, match="holds no recipe"):
         sb.resume(out)
+
+
+class Sum:
+    """A stateful column: the sum of all numbers so far."""
+
+    is_stateful = True
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    async def agenerate(self, v: int) -> int:
+        self.total += v
+        return self.total
+
+    def get_state(self) -> int:
+        return self.total
+
+    def set_state(self, state: int) -> None:
+        self.total = state
+
+
+async def test_a_manifest_that_lost_its_last_records_is_noticed(tmp_path: Path) -> None:
+    """Row groups that the manifest forgot are generated again, with stateful generators as they were before them."""
+    out, calls = tmp_path / "d", Calls(35)
+    given = [*columns(calls), Column("sum", Sum())]
+    with pytest.raises(sb.Interrupted):
+        async with sb.open_build(given, rows=50, out=out, config=CONFIG) as calls.build:
+            await calls.build.wait()
+    manifest = out / MANIFEST_NAME
+    data = manifest.read_bytes()
+    groups = [record.start for record in scan(data).records if b"batch_" in record.payload]
+    assert len(groups) == 3
+    manifest.write_bytes(data[: groups[1]])
+    (damage,) = Dataset.open(out).damage()
+    assert "ends before its last 2 row groups" in damage
+    again = [*columns(Calls()), Column("sum", Sum())]
+    dataset = await sb.build_async(again, rows=50, out=out, config=CONFIG, resume=True)
+    assert dataset.report is not None
+    assert dataset.report.damage == (damage,)
+    assert dataset.to_polars()["sum"].to_list() == [n * (n + 1) for n in range(50)]
+    assert Dataset.open(out).damage() == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from scheduler_world import ColumnPlan, Plan, World
+from scheduler_world import LARGE, ColumnPlan, Plan, World
 
 import seedbed as sb
 from seedbed.engine.config import RunConfig
@@ -27,6 +27,7 @@ def open_world(*columns: ColumnPlan, rows: tuple[int, ...] = (4,), **options: ob
 
 
 def running(world: World, key: str | None) -> list[Attempt]:
+    """The running tasks of a key."""
     return [attempt for attempt in world.attempts.values() if attempt.task.step.key == key]
 
 
@@ -46,6 +47,23 @@ def test_a_further_call_of_a_running_task_goes_before_new_tasks() -> None:
     assert not running(world, "k")
 
 
+def test_new_tasks_do_not_overtake_a_large_call_of_a_running_task() -> None:
+    """While the rates allow small calls only, new tasks wait behind the large call of a running task."""
+    world = open_world(ColumnPlan(key="k"), ColumnPlan())
+    throttle = world.throttles["k"]
+    throttle.small_only, throttle.total = True, 1
+    world.decide()
+    (first,), (other, *_) = running(world, "k"), running(world, None)
+    world.call(other, "k", LARGE + 1)
+    world.finish(first, Status.SUCCESS)
+    world.decide()
+    assert not running(world, "k")
+    throttle.small_only = False
+    throttle.notify()
+    world.decide()
+    assert other.permit is not None
+
+
 def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:
     """A task that waited behind a request is started when the request is withdrawn."""
     world = open_world(ColumnPlan(key="k"), ColumnPlan())
@@ -63,9 +81,7 @@ def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:
 
 def test_a_throttled_key_holds_nothing_and_delays_no_other_key() -> None:
     """Tasks of a key without permits hold no slot, and those of another key use all of them."""
-    world = open_world(
-        ColumnPlan(key="k", runs_in="thread"), ColumnPlan(key="l", runs_in="thread"), max_active_tasks=2
-    )
+    world = open_world(ColumnPlan(key="k", runs_in="thread"), ColumnPlan(key="l", runs_in="thread"), max_active_tasks=2)
     world.throttles["k"].total = 0
     world.decide()
     assert not running(world, "k")
@@ -173,6 +189,21 @@ def test_a_throttle_that_will_call_is_no_stall() -> None:
     assert len(world.attempts) == 2
 
 
+def test_a_sequential_run_reconsiders_when_another_task_comes_first() -> None:
+    """A retry that goes before a task without a permit is started, and does not wait for that permit."""
+    seed = ColumnPlan(kind=Kind.FROM_SCRATCH)
+    world = open_world(seed, ColumnPlan(key="k"), rows=(1,), engine="sequential")
+    world.throttles["k"].total = 0
+    world.decide()
+    (attempt,) = world.attempts.values()
+    world.finish(attempt, Status.RATE_LIMITED, delay=1.0)
+    world.decide()
+    assert not world.attempts
+    world.now = 1.0
+    world.decide()
+    assert list(world.attempts) == [attempt.task]
+
+
 def test_a_skip_rule_that_raises_drops_the_row_with_its_other_cells() -> None:
     """Cells that became ready together with one whose skip rule raises are not started."""
     columns = (ColumnPlan(skips=True), ColumnPlan())
@@ -201,7 +232,7 @@ def test_tasks_of_the_whole_group_end_with_its_last_row() -> None:
 
 
 def test_columns_from_scratch_have_the_first_turns_with_a_stateful_generator() -> None:
-    """A generator shared by cells and by a column from scratch behind them does not wait for the barrier it is behind."""
+    """Cells that share a generator with a column from scratch do not keep it from its turn before the barrier."""
     columns = (ColumnPlan(generator=0), ColumnPlan(kind=Kind.FROM_SCRATCH, generator=0))
     world = World(Plan(columns=columns, rows=(2, 2), pre_batch=1))
     world.run_to_end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -12,14 +14,17 @@ from seedbed.engine.tasks import Status
 from seedbed.graph import Kind
 
 picks = st.integers(0, 7)
+seldom = st.sampled_from([False] * 9 + [True])
 LANES = ("m", "n")
 
 
 @st.composite
 def columns(draw: st.DrawFn, index: int) -> ColumnPlan:
     """One column that may require those before it."""
-    kind = draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN])) if index else (
-        draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL]))
+    kind = (
+        draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN]))
+        if index
+        else (draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL])))
     )
     before = [f"c{n}" for n in range(index)]
     requires = ()
@@ -47,12 +52,12 @@ def plans(draw: st.DrawFn) -> Plan:
     """A graph of up to four columns, up to three small row groups, and tight limits."""
     config = RunConfig(
         max_concurrent_row_groups=draw(st.integers(1, 3)),
-        max_submitted_tasks=draw(st.sampled_from([1, 2, 3, 100])),
-        max_active_tasks=draw(st.sampled_from([1, 2, 100])),
+        max_submitted_tasks=draw(st.sampled_from([100, 100, 3, 1])),
+        max_active_tasks=draw(st.sampled_from([100, 2, 1])),
         salvage_max_rounds=draw(st.integers(0, 2)),
-        shutdown_error_window=draw(st.sampled_from([4, 1000, 1000])),
-        max_tokens=draw(st.sampled_from([None, None, 30, 100])),
-        max_cost=draw(st.sampled_from([None, None, 2.0, 10.0])),
+        shutdown_error_window=draw(st.sampled_from([1000, 1000, 1000, 4])),
+        max_tokens=draw(st.sampled_from([None, None, 100, 30])),
+        max_cost=draw(st.sampled_from([None, None, 10.0, 2.0])),
         engine=draw(st.sampled_from(["concurrent", "concurrent", "concurrent", "sequential"])),
     )
     count = draw(st.integers(1, 4))
@@ -60,7 +65,7 @@ def plans(draw: st.DrawFn) -> Plan:
     has_seed = any(column.kind is Kind.FROM_SCRATCH for column in made)
     return Plan(
         columns=made,
-        rows=tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))),
+        rows=tuple(draw(st.lists(st.sampled_from([3, 4, 2, 1]), min_size=1, max_size=3))),
         pre_batch=draw(st.integers(0, 2)) if has_seed else 0,
         post_batch=draw(st.integers(0, 1)),
         config=config,
@@ -72,15 +77,23 @@ def plans(draw: st.DrawFn) -> Plan:
 class SchedulerMachine(RuleBasedStateMachine):
     """One dataset, from its first run to its last; each rule is something that the trio side reports."""
 
-    @initialize(plan=plans())
-    def begin(self, plan: Plan) -> None:
+    @initialize(plan=plans(), slow_groups=st.booleans())
+    def begin(self, plan: Plan, slow_groups: bool) -> None:
         self.world = World(plan)
-        self.world.decide()
+        self.slow_groups = slow_groups  # opening and closing row groups are steps of their own
+        self.decide()
 
     def decide(self, batch: bool = False) -> None:
         """Events are often reported in batches: then one decision follows several of them."""
+        world = self.world
         if not batch:
-            self.world.decide()
+            world.decide()
+        while not self.slow_groups and not batch and not world.ended and (world.admitting or world.closing):
+            if world.admitting:
+                world.open_group()
+            else:
+                world.close_group(next(iter(world.closing)))
+            world.decide()
 
     def is_running(self) -> bool:
         return not self.world.done
@@ -102,22 +115,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         pick=picks,
         count=st.integers(1, 4),
-        tokens=st.integers(0, 10),
-        cost=st.sampled_from([0.0, 0.5, 1.0]),
-        bad_rows=st.sampled_from([0, 0, 0, 1, 4]),
-        rows_after=st.integers(0, 2),
+        result=st.fixed_dictionaries(
+            {
+                "tokens": st.integers(0, 10),
+                "cost": st.sampled_from([0.0, 0.5, 1.0]),
+                "bad_rows": st.sampled_from([0, 0, 0, 1, 4]),
+                "rows_after": st.integers(0, 2),
+            }
+        ),
         batch=st.booleans(),
     )
-    def succeed(
-        self, pick: int, count: int, tokens: int, cost: float, bad_rows: int, rows_after: int, batch: bool
-    ) -> None:
+    def succeed(self, pick: int, count: int, result: dict[str, Any], batch: bool) -> None:
         for _ in range(count):
             running = list(self.world.attempts.values())
             if running:
-                attempt = running[pick % len(running)]
-                self.world.finish(
-                    attempt, Status.SUCCESS, tokens=tokens, cost=cost, bad_rows=bad_rows, rows_after=rows_after
-                )
+                self.world.finish(running[pick % len(running)], Status.SUCCESS, **result)
         self.decide(batch)
 
     @precondition(lambda self: self.world.attempts)
@@ -155,18 +167,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.world.sendable())
-    @rule(pick=picks, key=st.sampled_from(KEYS), tokens=st.integers(0, 10), batch=st.booleans())
-    def call_again(self, pick: int, key: str, tokens: int, batch: bool) -> None:
-        sendable = self.world.sendable()
-        self.world.call(sendable[pick % len(sendable)], key, tokens)
+    @rule(count=st.integers(1, 4), key=st.sampled_from(KEYS), tokens=st.integers(0, 12), batch=st.booleans())
+    def call_again(self, count: int, key: str, tokens: int, batch: bool) -> None:
+        for attempt in self.world.sendable()[:count]:
+            if attempt.task in self.world.attempts:
+                self.world.call(attempt, key, tokens)
         self.decide(batch)
 
     @precondition(lambda self: not self.world.ended)
-    @rule(key=st.sampled_from(KEYS), total=st.integers(0, 3), paused=st.booleans())
-    def change_permits(self, key: str, total: int, paused: bool) -> None:
+    @rule(
+        key=st.sampled_from(KEYS),
+        total=st.sampled_from([0, 1, 2, 3, 3]),
+        paused=st.sampled_from([False, False, True]),
+        small_only=st.booleans(),
+    )
+    def change_permits(self, key: str, total: int, paused: bool, small_only: bool) -> None:
         throttle = self.world.throttles[key]
-        throttle.total, throttle.paused = total, paused
-        if throttle.grants:
+        throttle.total, throttle.paused, throttle.small_only = total, paused, small_only
+        if throttle.grants():
             throttle.notify()
         self.decide()
 
@@ -179,17 +197,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(is_running)
-    @rule(chance=st.integers(0, 3))
-    def stop(self, chance: int) -> None:
-        if not chance:
+    @rule(really=seldom)
+    def stop(self, really: bool) -> None:
+        if really:
             self.world.stop()
             self.decide()
 
-    @rule(chance=st.integers(0, 3), keep=st.floats(0, 1))
-    def crash_and_resume(self, chance: int, keep: float) -> None:
+    @rule(really=seldom, keep=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.2, 0.0]))
+    def crash_and_resume(self, really: bool, keep: float) -> None:
         """The process ends, or has ended, and a prefix of the journal is left."""
         world = self.world
-        if chance and not world.done:
+        if (not really and not world.done) or len(world.written) == len(world.plan.rows):
             return
         if not world.ended:
             world.end_run()

@@ -548,3 +548,28 @@ def test_makers_name_the_column(spec: LLMText, reason: str) -> None:
     """What only a maker can find wrong is said of the column."""
     with pytest.raises(ConfigError, match=reason):
         make_column(spec, Environment(models={"writer": Scripted()}))
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+        "{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}",
+    ],
+    ids=["one huge range", "nested loops"],
+)
+def test_a_prompt_that_loops_drops_its_row_and_no_other(loop: str) -> None:
+    """A rendering without an end is stopped by its bound: the row is dropped, and the reason names the column."""
+    recipe = seedbed.Recipe(
+        seed=1,
+        models={"writer": Scripted()},
+        columns=[
+            seedbed.Category("topic", values=["loops", "ends"]),
+            text(prompt="{% if topic == 'loops' %}" + loop + "{% endif %}Say {{ topic }}"),
+        ],
+    )
+    preview = seedbed.preview(recipe, rows=6, config=seedbed.RunConfig(shutdown_error_rate=1.0))
+    assert set(preview.frame["topic"]) == {"ends"}
+    (reason,) = preview.report.drops_by_reason
+    assert reason.startswith("answer: column 'answer', prompt")
+    assert preview.report.written + len(preview.report.dropped) == 6

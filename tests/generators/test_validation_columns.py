@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import threading
@@ -137,6 +138,8 @@ def test_sql_by_dialect(caplog: pytest.LogCaptureFixture) -> None:
     (explain,) = verdicts(Validation("ok", of="v", kind="sql", dialect="postgres"), ["EXPLAIN SELECT 1"])
     assert (explain["is_valid"], explain["messages"][0]["severity"]) == (True, "warning")
     assert not caplog.records
+    sqlglot = logging.getLogger("sqlglot")
+    assert (sqlglot.level, sqlglot.filters) == (logging.NOTSET, [])
     with pytest.raises(ConfigError, match=r"sqlglot has no dialect 'postgre'.*'postgres'"):
         make_column(Validation("ok", of="v", kind="sql", dialect="postgre"), Environment())
 

@@ -231,7 +231,7 @@ class TestProblems:
             "output 'c' is made more than once",
             "requires 'nothing'",
             "requires its own output 'd'",
-            "allow_resize=True on 'e'",
+            "column 'e' has allow_resize=True",
             "'g' is made from scratch",
         ):
             assert part in text, part

@@ -247,6 +247,53 @@ def test_timeouts_are_retryable() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
 
+HANG = b'{"messages": [{"role": "user", "content": "[[hang]]"}]}'
+
+
+def test_a_scope_that_is_given_carries_the_deadline_of_the_call() -> None:
+    """A timeout in the caller's scope is the same failure, and the scope's deadline is as before after each call."""
+
+    async def main() -> None:
+        async with serve_openai() as server, open_http(timeout=7) as client:
+            begun = trio.current_time()
+            with trio.CancelScope(deadline=begun + 100) as scope:
+                assert (await chat(client, server).send(BODY, scope)).status == 200
+                assert scope.deadline == begun + 100
+                with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+ within 7 s"):
+                    await chat(client, server).send(HANG, scope)
+                assert scope.deadline == begun + 100
+            assert not scope.cancelled_caught
+            assert trio.current_time() - begun == pytest.approx(7, abs=0.1)
+            await server.wait_until(disconnects=1)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+
+
+def test_a_scope_that_is_given_can_end_before_the_call() -> None:
+    """An earlier deadline of the caller's scope, or of one around it, and a cancellation stay what they are."""
+
+    async def main() -> None:
+        async with serve_openai() as server, open_http(timeout=7) as client:
+            with trio.move_on_after(3) as earlier:
+                await chat(client, server).send(HANG, earlier)
+            assert earlier.cancelled_caught
+            with trio.move_on_after(3) as outer, trio.CancelScope() as inner:
+                await chat(client, server).send(HANG, inner)
+            assert outer.cancelled_caught
+            assert not inner.cancelled_caught
+            async with trio.open_nursery() as nursery:
+                with trio.CancelScope() as cancelled:
+                    nursery.start_soon(cancel_later, cancelled)
+                    await chat(client, server).send(HANG, cancelled)
+            assert cancelled.cancelled_caught
+
+    async def cancel_later(scope: trio.CancelScope) -> None:
+        await trio.sleep(2)
+        scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+
+
 async def test_a_connection_that_takes_too_long_is_retryable(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:

@@ -17,6 +17,7 @@ from ..plans.format import parse_plan
 from ..plans.opspec import OpRegistry, default_ops
 from ..plans.registries import default_registries, load_registries
 from ..plans.request import parse_request
+from ..recipe.code import imports_from
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,15 +82,12 @@ def authored_plans(file: Path) -> dict[str, AuthoredPlan]:
     """Run a Python file, as Python would, and give the plans in it by the names that they have there."""
     if not file.is_file():
         raise ConfigError(f"the plan file {str(file)!r} does not exist")
-    beside = str(file.resolve().parent)
-    sys.path.insert(0, beside)
     try:
-        names: dict[str, Any] = runpy.run_path(str(file), run_name=file.stem)
+        with imports_from(file.resolve().parent):
+            names: dict[str, Any] = runpy.run_path(str(file), run_name=file.stem)
     except SystemExit as error:
         # As an exit of ours it would say that all is well, if its status is 0.
         raise ConfigError(f"the plan file {str(file)!r} is no file of plans: it exits ({error.code})") from error
-    finally:
-        sys.path.remove(beside)
     return {name: value for name, value in names.items() if isinstance(value, AuthoredPlan)}
 
 

@@ -32,7 +32,8 @@ class Context:
         self._group = group
         self._task = task
         self.usage = Usage()
-        self._scope: trio.CancelScope | None = None  # of the attempt; its deadline is the cell's timeout
+        # Of the attempt; its deadline is the cell's timeout, or that of a call that lets the scope carry it.
+        self.scope: trio.CancelScope | None = None
         # How long the cell must wait because its first call was rate-limited.
         self.retry_delay: float | None = None
         self._answered = False
@@ -44,11 +45,11 @@ class Context:
         # Seconds in calls, and of waiting for permits.
         self.called = 0.0
         self.waited = 0.0
-        self._rows: list[tuple[int, int]] = []
+        self._rows: Sequence[tuple[int, int]] = ()
 
     def bind_scope(self, scope: trio.CancelScope) -> None:
         """The attempt runs under this scope."""
-        self._scope = scope
+        self.scope = scope
 
     def about(self, rows: list[tuple[int, int]]) -> None:
         """The task is for these rows of the dataset."""
@@ -223,7 +224,7 @@ class Context:
     @contextmanager
     def _timeout_suspended(self) -> Iterator[None]:
         """Waiting for flow control does not count as the cell's time: its timeout is suspended."""
-        scope, began = self._scope, self._services.now()
+        scope, began = self.scope, self._services.now()
         left = math.inf
         if scope is not None:
             left, scope.deadline = scope.deadline - began, math.inf

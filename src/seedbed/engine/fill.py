@@ -60,6 +60,12 @@ def cell_arguments(
     return arguments, keywords
 
 
+def call_cell(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> Any:
+    """Call the function of one cell; its arguments do not outlive that, an async function returns its coroutine."""
+    arguments, keywords = cell_arguments(step, buffer, row, context)
+    return step.call.function(*arguments, **keywords)
+
+
 def bind_group(step: Step, argument: Any, context: CellContext | None) -> Callable[[], Any]:
     """The call that fills a whole column of a row group from its frame or its rows."""
     call = step.call

@@ -82,6 +82,10 @@ class History:
         """True if a row group is checkpointed or skipped, by this run or an earlier one."""
         return index < self._done_below or index in self._done_above
 
+    def finished_groups(self) -> int:
+        """How many row groups are done."""
+        return self._done_below + len(self._done_above)
+
     def must_replay(self, step: Step) -> bool:
         """True if a stateful generator must be called again for rows that earlier runs finished."""
         return step.instance is not None and id(step.instance) in self.replaying

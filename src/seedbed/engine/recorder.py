@@ -49,12 +49,14 @@ class Recorder:
         *,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
         spending: Callable[[], tuple[tuple[str, str, int, int, int, float], ...]],
+        finished: Callable[[], int],
         on_commit: Callable[[int], None],
         on_unkept: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._in_thread = in_thread
         self._spending = spending
+        self._finished = finished
         self._on_commit = on_commit
         self._on_unkept = on_unkept
         self._unkept: set[str] = set()  # columns that were told of
@@ -118,7 +120,9 @@ class Recorder:
                 return
             if self._broken:
                 return
-            batch = Batch(groups=self._pending, spending=self._spending(), states=self._states)
+            batch = Batch(
+                groups=self._pending, spending=self._spending(), states=self._states, finished=self._finished()
+            )
             self._pending, self._states, self._count = {}, {}, 0
             self._wanted, self._full = trio.Event(), trio.Event()
             try:
@@ -165,8 +169,9 @@ class Recorder:
         """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""
         gone = self._pending.pop(key, [])
         self._count -= len(gone)
+        finished = self._finished()
         async with self._alone():
-            await self._in_thread(lambda: self._journal.free(key))
+            await self._in_thread(lambda: self._journal.free(key, finished=finished))
         self._on_commit(cells_in(gone))
 
     @asynccontextmanager

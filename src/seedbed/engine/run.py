@@ -212,6 +212,7 @@ class Run:
                 config,
                 in_thread=self.services.store_thread,
                 spending=self.services.usage_entries,
+                finished=self.history.finished_groups,
                 on_commit=self.services.committed,
                 on_unkept=lambda column: notify.emit(events.ColumnNotKept, column=column),
             )

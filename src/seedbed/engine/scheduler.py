@@ -434,6 +434,7 @@ class Scheduler:
         for task, reason in group.cancelled:
             if task.state is State.QUEUED:
                 group.queued -= 1
+                self._next_changed(self._lane(task.step))
             elif task.state is State.PARKED:
                 self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             elif task.state is State.RUNNING:
@@ -494,7 +495,15 @@ class Scheduler:
     def _enqueue(self, task: Task, *, first: bool) -> None:
         task.state = State.QUEUED
         self.groups[task.group].queued += 1
-        self._lanes.push(self._lane(task.step), task.group, task, first=first)
+        lane = self._lane(task.step)
+        self._lanes.push(lane, task.group, task, first=first)
+        self._next_changed(lane)
+
+    def _next_changed(self, lane: Hashable) -> None:
+        """Another task may be the next of a lane, with another usage or, in a sequential run, with any other needs."""
+        why = self._blocked.get(lane)
+        if why is Blocked.BUDGET or (why is not None and self._sequential):
+            self._unblock(lane, why)
 
     def _park(self, task: Task, when: float) -> None:
         task.state = State.PARKED
@@ -539,8 +548,8 @@ class Scheduler:
                 self._blocked[lanes.block().key] = missing
                 continue
             key = task.step.key
-            if key is not None and self._throttle(key).full:
-                # The next task of the lane would find no permit.
+            if key is not None and not self._sequential and self._throttle(key).full:
+                # The next task of the lane has the same key and would find no permit.
                 lanes.pop_and_block()
                 self._blocked[lane.key] = Blocked.PERMIT
             else:

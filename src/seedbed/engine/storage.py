@@ -119,6 +119,12 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
         if plan.config.durability == "cell" or has_journal(out):
             store.journal, store.recovered = open_journal(manifest.commits)
             store.damage += store.recovered.damage
+            lost = store.recovered.missing_groups(len(manifest.groups))
+            if lost is not None:
+                # Before anything is generated again: the states are those after the rows that are lost.
+                store.journal.forget_states(len(manifest.groups))
+                store.recovered = attrs.evolve(store.recovered, states={})
+                store.damage += () if damage else (lost,)
             _clear(store.journal, store.recovered, manifest)
         # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
         if plan.header is not None:

@@ -16,7 +16,7 @@ from ..store.buffer import make_frame
 from .context import Context
 from .error_window import breakdown, is_panic
 from .failures import classify
-from .fill import bind_group, cell_arguments, cell_value, group_values
+from .fill import bind_group, call_cell, cell_arguments, cell_value, group_values
 from .tasks import Outcome, Status, Task
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
             try:
                 if step.is_async_cell:
                     # Most cells, those of model columns among them: no other coroutine in between (overhead benchmark).
-                    arguments, keywords = cell_arguments(step, group.rows.buffer, task.row, context)
-                    value = cell_value(step, await step.call.function(*arguments, **keywords))
+                    value = cell_value(step, await call_cell(step, group.rows.buffer, task.row, context))
                 else:
                     value = await _generate(services, group, task, context)
             except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
@@ -73,10 +72,15 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         if not group.is_wanted(task):
             outcome.status = Status.CANCELLED
         else:
-            outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {step.timeout:g} s")
+            outcome.status, outcome.error = Status.RETRYABLE, _timed_out(step)
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
     return _settled(services, outcome, context)
+
+
+def _timed_out(step: Step) -> CellTimeout:
+    # Without a timeout it was the deadline of a call, which passed in the same instant as the answer came.
+    return CellTimeout("no result after a call" if step.timeout is None else f"no result after {step.timeout:g} s")
 
 
 def _settled(services: Services, outcome: Outcome, context: Context | None) -> Outcome:

@@ -48,8 +48,14 @@ def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> di
 
 
 def bind_model(spec: ColumnSpec, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-    """The column's model, for one cell."""
+    """The column's model, for one cell whose function awaits nothing after a chat that failed."""
     (alias,) = spec.aliases()
     return Model(
-        alias, environment.model(alias), environment.client(alias), context, seed=environment.seed, dedupe=dedupe
+        alias,
+        environment.model(alias),
+        environment.client(alias),
+        context,
+        seed=environment.seed,
+        dedupe=dedupe,
+        scope=getattr(context, "scope", None),  # no part of what users' own functions may ask of a context
     )

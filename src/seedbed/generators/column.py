@@ -77,7 +77,7 @@ class Column:
     timeout: float | None = attrs.field(default=None, kw_only=True)
     is_stateful: bool = attrs.field(default=None, kw_only=True)
     process: bool = attrs.field(default=False, kw_only=True)
-    # Whose loop its async function is written for, `trio` or `asyncio`; trio's unless it is certainly not.
+    # Whose loop its async function is written for, `trio` (also if not given) or `asyncio`.
     runtime: str | None = attrs.field(default=None, kw_only=True)
     allow_resize: bool = attrs.field(default=False, kw_only=True)
     # Exceptions of its own code that are worth another attempt.

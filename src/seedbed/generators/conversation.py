@@ -72,6 +72,7 @@ def chat_column(
         read=read,
         wanted=wanted,
         schema=schema,
+        side_effects=spec.side_effects,
         dedupe=Dedupe() if spec.dedupe and not _asks_for_variety(parameters) else None,
         places=places,
         access=environment.access and environment.access.granting(places[:-1]),
@@ -105,6 +106,7 @@ class _Conversation:
     wanted: str
     schema: Mapping[str, Any] | None
     dedupe: Dedupe | None
+    side_effects: tuple[str, ...]
     # Where relative paths of pictures begin.
     places: tuple[Path, ...]
     # What of them a recipe from a file may read; a model that writes paths is no more trusted.
@@ -115,10 +117,13 @@ class _Conversation:
         spec = self.spec
         prompt = self.ask(values)
         if prompt is None:
-            return {spec.name: None} if spec.side_effects else None
+            return {spec.name: None} if self.side_effects else None
         if not prompt.strip() and not spec.images:
             raise Permanent(f"column {spec.name!r}: its prompt came out empty, so there is nothing to ask")
-        messages = await self._opening(prompt, values)
+        images = await self._images(values) if spec.images else ()
+        messages = [Message(role="user", text=prompt, images=images)]
+        if self.system is not None:
+            messages.insert(0, Message(role="system", text=self.system.render(values)))
         model = bind_model(spec, self.environment, context_, self.dedupe)
         for repairs in range(spec.max_repairs + 1):
             answer = await model.complete(messages, schema=self.schema, **spec.parameters)
@@ -127,7 +132,7 @@ class _Conversation:
                 raise Retryable(f"column {spec.name!r}: model {spec.model!r} answered with nothing")
             messages.append(Message(role="assistant", text=text))
             try:
-                value = await self._read(text)
+                value = self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
             except BadOutput as misfit:
                 problem = str(misfit)
                 if answer.finish_reason == "length":
@@ -141,7 +146,7 @@ class _Conversation:
                     model = bind_model(spec, self.environment, context_)
             else:
                 break
-        if not spec.side_effects:
+        if not self.side_effects:
             return value
         cell: dict[str, Any] = {spec.name: value}
         if spec.trace:
@@ -150,19 +155,12 @@ class _Conversation:
             cell[spec.reasoning_name] = answer.reasoning or thoughts
         return cell
 
-    async def _opening(self, prompt: str, values: Mapping[str, Any]) -> list[Message]:
-        spec = self.spec
+    async def _images(self, values: Mapping[str, Any]) -> tuple[Image, ...]:
         images: list[Image] = []
-        for name in spec.images:
-            where = f"column {spec.name!r}, images: {name!r}"
+        for name in self.spec.images:
+            where = f"column {self.spec.name!r}, images: {name!r}"
             images += await load_pictures(values[name], places=self.places, where=where, access=self.access)
-        messages = [Message(role="user", text=prompt, images=tuple(images))]
-        if self.system is not None:
-            messages.insert(0, Message(role="system", text=self.system.render(values)))
-        return messages
-
-    async def _read(self, text: str) -> Any:
-        return self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
+        return tuple(images)
 
     def _correction(self, problem: str) -> str:
         return f"That answer cannot be used: {problem}\nAnswer again with {self.wanted}, and with nothing else."

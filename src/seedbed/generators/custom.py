@@ -13,7 +13,7 @@ import polars as pl
 
 from ..errors import ConfigError
 from ..models.model import Model
-from ..recipe.code import is_generator_object
+from ..recipe.code import find_name, is_generator_object
 from ..recipe.custom import Custom
 from ..runtime.async_functions import for_runtime
 from .asyncio_context import for_asyncio
@@ -263,19 +263,14 @@ class ByName:
     name: str
 
     def __call__(self, **values: Any) -> Any:
-        found: Any = importlib.import_module(self.module)
-        for part in self.name.split("."):
-            found = getattr(found, part)
-        return found(**values)
+        return find_name(importlib.import_module(self.module), self.name)(**values)
 
 
 def _for_process(spec: Custom[..., Any], function: Callable[..., Any]) -> Any:
     module, name = function.__module__, function.__qualname__
     if "<" in name:
         raise ConfigError(f"column {spec.name!r} asks for a process: its function must stand at the top of a module")
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = find_name(sys.modules.get(module), name)
     return ByName(module=module, name=name) if isinstance(found, Custom) else function
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -20,6 +22,8 @@ from .remote_validation import remote_column
 from .verdict import CHECKED, TOLD, Message, checked, not_text, told
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import polars as pl
 
 Check = Callable[[list[Any]], list[dict[str, Any]]]
@@ -48,10 +52,6 @@ def _sql_checker(spec: Validation) -> Check:
     known = sorted(filter(None, sqlglot.Dialect.classes))
     if dialect and dialect not in known:
         raise ConfigError(f"column {spec.name!r}: sqlglot has no dialect {dialect!r}{nearest(dialect, known)}")
-    # It logs a warning for every statement that it knows but does not look into; the verdict has one already.
-    logger = logging.getLogger("sqlglot")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)
 
     def judge(text: Any) -> dict[str, Any]:
         if not isinstance(text, str):
@@ -76,7 +76,28 @@ def _sql_checker(spec: Validation) -> Check:
                 messages.append(Message(severity="warning", message=said))
         return checked(messages)
 
-    return lambda texts: [judge(text) for text in texts]
+    def check(texts: list[Any]) -> list[dict[str, Any]]:
+        # It logs a warning for every statement that it knows but does not look into; the verdict has one already.
+        with _no_warnings_of("sqlglot"):
+            return [judge(text) for text in texts]
+
+    return check
+
+
+@contextmanager
+def _no_warnings_of(name: str) -> Iterator[None]:
+    """Drop what this thread logs as a warning with a logger of another library, and nothing of other threads."""
+    here = threading.get_ident()
+    logger = logging.getLogger(name)
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.levelno != logging.WARNING or threading.get_ident() != here
+
+    logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_kept)
 
 
 def _schema_checker(spec: Validation) -> Check:

@@ -96,7 +96,7 @@ class AnthropicClient:
         if system:
             body["system"] = system
         body["messages"] = [_message(message) for message in messages if message.role != "system"]
-        response = await caller.post("/messages", json.dumps(body).encode())
+        response = await caller.post("/messages", json.dumps(body).encode(), request.scope)
         return self._answer(request, response, is_wrapped=is_wrapped)
 
     def _answer(self, request: ChatRequest, response: HttpResponse, *, is_wrapped: bool) -> ChatAnswer:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    import trio
+
     from ..runtime.throttle import KeyLimits
 
 
@@ -46,6 +48,8 @@ class ChatRequest:
     parameters: Mapping[str, Any] = attrs.field(factory=dict)
     schema: Mapping[str, Any] | None = None
     seed: int = attrs.field(default=0, eq=False)
+    # The caller's own, entered in this task: a client may let it carry the deadline of the call (`Endpoint.send`).
+    scope: trio.CancelScope | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)

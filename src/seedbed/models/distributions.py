@@ -29,7 +29,7 @@ _WRITTEN = re.compile(r"\s*([a-z]+)\s*\(([^()]*)\)\s*")
 
 def stable_seed(*parts: object) -> int:
     """A number that depends on the parts alone: the same in every process and on every machine."""
-    text = "\x1f".join(str(part) for part in parts)
+    text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 

@@ -58,8 +58,12 @@ class HttpResponse:
 class Endpoint(Protocol):
     """One URL with its method and headers, ready to be called."""
 
-    async def send(self, body: bytes = b"") -> HttpResponse:
-        """Make one call. Raises `Retryable`, `RateLimited` or `Permanent` where there is no answer."""
+    async def send(self, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
+        """Make one call. Raises `Retryable`, `RateLimited` or `Permanent` where there is no answer.
+
+        `scope` is one that the caller has entered in this task and that carries the deadline of the call meanwhile.
+        After a timeout it is cancelled, so whoever gives it awaits nothing more in it.
+        """
         ...
 
 
@@ -271,21 +275,37 @@ class _Http1Endpoint:
         self._head = head
         self._timeout = timeout
 
-    async def send(self, body: bytes = b"") -> HttpResponse:
+    async def send(self, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
         # Sending does not wait, so it would not notice by itself that nobody wants the answer any more.
         await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
-        with trio.move_on_after(self._timeout):
-            response = await self._exchange(message, fresh=False) or await self._fresh_exchange(message)
-            if response.status == 407 and self._pool.asked_proxy is not None:
-                raise self._pool.asked_proxy.refusal(407, self._pool.name)
-            return _decode(response, self._pool.name) if "content-encoding" in response.headers else response
-        raise Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
+        response = None
+        if scope is not None:
+            # A scope for each call would cost more than parsing its answer does (overhead benchmark).
+            response = await self._send_within(scope, message)
+        else:
+            with trio.move_on_after(self._timeout):
+                response = await self._exchange(message, fresh=False) or await self._exchange(message, fresh=True)
+        if response is None:
+            raise Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
+        if response.status == 407 and self._pool.asked_proxy is not None:
+            raise self._pool.asked_proxy.refusal(407, self._pool.name)
+        return _decode(response, self._pool.name) if "content-encoding" in response.headers else response
 
-    async def _fresh_exchange(self, message: bytes) -> HttpResponse:
-        response = await self._exchange(message, fresh=True)
-        assert response is not None
-        return response
+    async def _send_within(self, scope: trio.CancelScope, message: bytes) -> HttpResponse | None:
+        before, deadline = scope.deadline, trio.current_time() + self._timeout
+        if deadline < before:
+            scope.deadline = deadline
+        try:
+            return await self._exchange(message, fresh=False) or await self._exchange(message, fresh=True)
+        except trio.Cancelled as cancelled:
+            # Of an outer deadline it is true as well, and then the next checkpoint raises `Cancelled` again.
+            if deadline < before and cancelled.source == "deadline" and trio.current_time() >= deadline:
+                return None
+            raise
+        finally:
+            if deadline < before:
+                scope.deadline = before
 
     async def _exchange(self, message: bytes, *, fresh: bool) -> HttpResponse | None:
         """One try; None if the connection was idle too long and had been closed before it heard of this call."""

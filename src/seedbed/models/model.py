@@ -14,6 +14,8 @@ from .distributions import draw, is_distribution, stable_seed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    import trio
+
     from .base import ModelClient, ModelSpec, Tokens
     from .dedupe import Dedupe
 
@@ -25,7 +27,8 @@ class Model:
 
     `seed` is the recipe's: with the column, the row and the number of the call it decides what sampled parameters are
     drawn, so that they are the same however often a cell is tried. With `dedupe` a chat that was asked before is
-    answered from there, without a permit and without tokens.
+    answered from there, without a permit and without tokens. `scope` is the cell's, where its function lets it carry
+    the deadlines of chats: it awaits nothing after a chat that failed.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Model:
         *,
         seed: int = 0,
         dedupe: Dedupe | None = None,
+        scope: trio.CancelScope | None = None,
     ) -> None:
         self.alias = alias
         self._spec = spec
@@ -44,6 +48,7 @@ class Model:
         self._context = context
         self._seed = seed
         self._dedupe = dedupe
+        self._scope = scope
         # Calls made so far; each draws anew.
         self._calls = 0
 
@@ -83,7 +88,7 @@ class Model:
         if system is not None:
             messages.insert(0, Message(role="system", text=system))
         seed, drawn = self._draw(parameters)
-        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed=seed)
+        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed=seed, scope=self._scope)
         key = self._spec.key("chat")
         call = partial(self._call, key, partial(self._client.chat, request), partial(request_key, str(seed), request))
         if self._dedupe is None:
@@ -114,14 +119,15 @@ class Model:
         )
         return answer.images[0]
 
-    async def _call(self, key: str, ask: Callable[[], Awaitable[T]], idempotency_key: Callable[[], bytes]) -> T:
+    def _call(self, key: str, ask: Callable[[], Awaitable[T]], idempotency_key: Callable[[], bytes]) -> Awaitable[T]:
+        # Not a coroutine around that of the context: each one costs whenever the call goes on (overhead benchmark).
         async def send() -> T:
             answer = await ask()
             self._report(answer.tokens)  # type: ignore[attr-defined]  # every answer of a client has them
             return answer
 
-        answer: T = await self._context.call(send, key=key, idempotency_key=idempotency_key)
-        return answer
+        called: Awaitable[T] = self._context.call(send, key=key, idempotency_key=idempotency_key)
+        return called
 
     def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """The seed of the next call, and its parameters with what is to be sampled drawn.

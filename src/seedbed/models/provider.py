@@ -24,6 +24,8 @@ from .proxies import proxy_for
 from .urls import split_url
 
 if TYPE_CHECKING:
+    import trio
+
     from .http import Endpoint, HttpClient, HttpResponse
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -257,17 +259,21 @@ class Caller:
         other.__dict__.update(self.__dict__, model=model)
         return other
 
-    async def post(self, path: str, body: bytes) -> HttpResponse:
-        """One call; a failure of the connection names the model."""
+    async def post(self, path: str, body: bytes, scope: trio.CancelScope | None = None) -> HttpResponse:
+        """One call; a failure of the connection names the model. `scope` is as in `Endpoint.send`."""
         endpoint = self._endpoints.get(path)
         if endpoint is None:
             endpoint = self._endpoints[path] = self.http.endpoint(
                 "POST", f"{self._base_url}{path}{self._query}", self._headers
             )
-        return await self.send(endpoint, body)
-
-    async def send(self, endpoint: Endpoint, body: bytes = b"") -> HttpResponse:
         try:
-            return await endpoint.send(body)
+            return await endpoint.send(body, scope)
+        except CellError as error:
+            raise name_model(self.model, error, self.secrets) from error
+
+    async def send(self, endpoint: Endpoint) -> HttpResponse:
+        """One call of another endpoint, without a body."""
+        try:
+            return await endpoint.send()
         except CellError as error:
             raise name_model(self.model, error, self.secrets) from error

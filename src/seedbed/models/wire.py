@@ -127,9 +127,13 @@ class TlsWire:
         self._lower.socket.close()
 
 
+# Flags of an enumeration are slow to combine, and every call asks.
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+
+
 def _is_quiet(connected: socket.socket) -> bool:
     try:
-        connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        connected.recv(1, _PEEK)
     except BlockingIOError:
         return True
     except OSError:

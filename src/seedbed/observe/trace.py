@@ -9,7 +9,7 @@ import attrs
 class TaskTrace:
     """The life of one attempt of a task; instants of trio's clock, None where that step did not happen.
 
-    `ready`: its inputs were there. `submitted`: the dispatcher took it. `slot`, `permit`: it was granted one (tasks
+    `ready`: its inputs were there. `submitted`: the scheduler started it. `slot`, `permit`: it was granted one (tasks
     that need none have None). `started`: its generator was called. `finished`: its outcome was known.
     """
 
@@ -25,6 +25,6 @@ class TaskTrace:
     permit: float | None
     started: float
     finished: float
-    # Seconds inside of the model calls that it made through its context, and of waiting for leave to make them.
+    # Seconds inside of the model calls that it made through its context, and of waiting for permits to make them.
     called: float = 0.0
     waited: float = 0.0

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
@@ -20,7 +20,6 @@ from ..errors import Overloaded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from .pool import ThreadPool
 
 # How much the last request counts at least.
 _RECENT: Final = 1 / 16
@@ -189,6 +188,13 @@ class LoopMeter(trio.abc.Instrument):
             self.useful += (useful - self.useful) * (_MORE_USEFUL if useful > self.useful else _LESS_USEFUL)
 
 
+class Threads(Protocol):
+    """The thread pool as admission sees it."""
+
+    size: int
+    busy: int
+
+
 class Admission:
     """The slots of an engine: at most `limit` requests run and `max_queue` wait; all others are refused at once.
 
@@ -200,7 +206,7 @@ class Admission:
     """
 
     def __init__(
-        self, limit: int, max_queue: int, *, meter: LoopMeter, pool: ThreadPool, clock: Callable[[], float]
+        self, limit: int, max_queue: int, *, meter: LoopMeter, pool: Threads, clock: Callable[[], float]
     ) -> None:
         self._limit = limit
         self._max_queue = max_queue

@@ -157,7 +157,7 @@ class OpSpec:
     fallback: SyncRun | None = None
     # Short names that plans may use too.
     aliases: tuple[str, ...] = ()
-    # Whose loop `run_async` is written for, `trio` or `asyncio`; trio's unless it is certainly not.
+    # Whose loop `run_async` is written for, `trio` (also if not given) or `asyncio`.
     runtime: str | None = None
 
     def __attrs_post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, RequestDeadlineExceeded
+from ..runtime.async_functions import looks_like_asyncio
 from .context import OpContext
 from .ops import sort_and_take
 from .opspec import Rows
@@ -218,6 +219,8 @@ def _told(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, PlanError):
         return text
+    if looks_like_asyncio(error):
+        return f"its code is written for asyncio: say runtime='asyncio' of the op ({text})"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import builtins
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, SupportsIndex, TypeVar
 
 import attrs
 
 from ..errors import ConfigError
 from ..graph import nearest
 from ..runtime.async_functions import RUNTIMES
-from .code import is_generator_object
+from .code import find_name, is_generator_object
 from .spec import HOW, ColumnSpec
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Custom(ColumnSpec, Generic[P, R]):
     `module:name`, and is imported only where the user allows code. `requires` are its columns (the function's
     parameters if not given); `models` says which model a parameter of type `Model` gets, by alias (the parameter's own
     name if not given); `key` is the throttle key (that of its first model if not given). `runtime` says whose loop an
-    async function is written for, `trio` or `asyncio`; trio's if not given and not certainly asyncio's.
+    async function is written for, `trio` (also if not given) or `asyncio`.
     """
 
     type: ClassVar[str] = "custom"
@@ -103,8 +105,23 @@ class Custom(ColumnSpec, Generic[P, R]):
         """The function, where `inspect` looks for it."""
         return self.function
 
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
+        """Pickle by reference what stands under the function's name: pickle cannot find the function itself there.
+
+        A program's own module, `__main__`, is another one in the process that unpickles.
+        """
+        module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
+        if module != "__main__" and find_name(sys.modules.get(str(module)), name) is self:
+            return _import_column, (module, name)
+        return super().__reduce_ex__(protocol)
+
     def aliases(self) -> tuple[str, ...]:
         return tuple(self.models.values())
 
     def code(self) -> tuple[str, ...]:
         return (*super().code(), *(each for each in self.retry_on if isinstance(each, str)))
+
+
+def _import_column(module: str, name: str) -> Any:
+    """The column that `Custom.__reduce_ex__` refers to."""
+    return find_name(importlib.import_module(module), name)

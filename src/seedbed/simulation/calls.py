@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Grid:
     """Rounds instants, so that calls of a large simulation that end at about the same time end in one step of the loop.
 
-    Up or down by chance, by how near each is, so that on average nothing takes longer or shorter. Without it 100,000
-    rows take longer (benchmarks/simulation.py).
+    Up or down by chance, by how near each is, so that on average nothing takes longer or shorter. Without it a large
+    simulation takes a third longer (benchmarks/simulation.py).
     """
 
     def __init__(self, seconds: float, rng: random.Random) -> None:

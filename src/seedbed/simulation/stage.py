@@ -1,7 +1,7 @@
-"""From a recipe to the plan of its simulation: the same graph, keys and limits, with nobody behind the calls.
+"""From a recipe to the plan of its simulation: the same graph, keys and limits, with simulated model clients.
 
-What is run for real: samplers, seed files, expressions, recipe processors before a batch. What is not: calls, and code
-of the user's unless it is said to be safe; what is after a batch, which would judge rows by placeholders.
+Samplers, seed files, expressions and recipe processors before a batch run as in a build. Not run: user code that
+`run_code` does not name, and what comes after a batch, which would judge rows by placeholders.
 """
 
 from __future__ import annotations

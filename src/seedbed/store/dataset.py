@@ -159,7 +159,10 @@ class Dataset:
         if wrong is not None:
             found.append(f"{wrong}; the rows as generated are still there")
         journal = inspect_journal(self.path, commits=manifest.commits)
-        return (*found, *journal.damage) if journal is not None else tuple(found)
+        if journal is not None:
+            lost = None if self._content.damage else journal.missing_groups(len(manifest.groups))
+            found += [*journal.damage, *([] if lost is None else [lost])]
+        return tuple(found)
 
     def _wrong(self, part: PartRecord | None) -> str | None:
         try:

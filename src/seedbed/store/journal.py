@@ -65,7 +65,8 @@ class _Commit(msgspec.Struct, array_like=True, frozen=True):
     """The payload of a record.
 
     A state that is None does not count any more, nor do entries of `freed` keys: group, revision, purpose, and the
-    number of the first commit that still counts. `lengths` says how long other segments were when this one was started.
+    number of the first commit that still counts. `lengths` says how long other segments were when this one was started,
+    `finished` how many row groups were in the manifest: one that has fewer later has lost records.
     """
 
     number: _Number
@@ -74,6 +75,7 @@ class _Commit(msgspec.Struct, array_like=True, frozen=True):
     usage: list[tuple[str, str, _Number, _Number, _Number, float]] | None = None
     freed: list[tuple[_Number, _Number, Purpose, _Number]] = []
     lengths: list[tuple[_Number, _Number]] = []
+    finished: _Number = 0
 
 
 _DECODER = msgspec.msgpack.Decoder(_Commit)
@@ -81,11 +83,15 @@ _DECODER = msgspec.msgpack.Decoder(_Commit)
 
 @attrs.frozen(kw_only=True)
 class Batch:
-    """What one commit makes durable: entries in order by key, the usage of all runs if it changed, and states."""
+    """What one commit makes durable: entries in order by key, the usage of all runs if it changed, and states.
+
+    `finished` is how many row groups are in the manifest; None if that did not change.
+    """
 
     groups: Mapping[Key, Sequence[Entry]] = attrs.field(factory=dict)
     spending: Usage | None = None
     states: Mapping[str, bytes] = attrs.field(factory=dict)
+    finished: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +105,15 @@ class Recovered:
     kept: frozenset[Key] = frozenset()
     spending: Usage = ()
     states: Mapping[str, bytes] = attrs.field(factory=dict)
+    finished: int = 0  # row groups that were in the manifest at the last commit
     damage: tuple[str, ...] = ()
+
+    def missing_groups(self, groups: int) -> str | None:
+        """What is wrong with a manifest of `groups` row groups, if it had more of them before."""
+        lost = self.finished - groups
+        if lost <= 0:
+            return None
+        return f"the manifest ends before its last {lost:,} row group{'s' * (lost > 1)}; their rows are lost"
 
 
 @attrs.frozen
@@ -132,11 +146,13 @@ class _Index:
     states: dict[str, tuple[bytes | None, int]] = attrs.field(factory=dict)
     usage: tuple[Usage, int] = ((), 0)
     number: int = 0
+    finished: int = 0
     # Keys that were freed, and before which commit, as long as a segment holds such entries.
     freed: dict[Key, int] = attrs.field(factory=dict)
 
     def take(self, segment: int, start: int, end: int, commit: _Commit) -> None:
-        self.number = max(self.number, commit.number)
+        if commit.number >= self.number:
+            self.number, self.finished = commit.number, commit.finished
         self.segments[segment].size = end
         for group, revision, purpose, before in commit.freed:
             self.free(Key(group=group, revision=revision, purpose=purpose), before=before)
@@ -174,6 +190,7 @@ class _Index:
             kept=frozenset(key for key in counts if key.is_long_lived),
             spending=self.usage[0],
             states={name: state for name, (state, _) in self.states.items() if state is not None},
+            finished=self.finished,
             damage=tuple(damage),
         )
 
@@ -258,7 +275,7 @@ class Journal:
         """
         stored, unkept = self._encode(batch.groups)
         with self._lock:
-            self._append(stored, states=dict(batch.states), usage=batch.spending)
+            self._append(stored, states=dict(batch.states), usage=batch.spending, finished=batch.finished)
             faults.reach("journal committed")
             self.unkept.update(unkept)
         return sum(each.count for each in stored)
@@ -284,18 +301,28 @@ class Journal:
                 raise _failed(self.directory, error) from error
             return found
 
-    def free(self, key: Key) -> None:
-        """Forget the entries of a key: its row group is finished on disk, or they are of no use any more."""
+    def free(self, key: Key, *, finished: int | None = None) -> None:
+        """Forget the entries of a key: its row group is finished on disk, or they are of no use any more.
+
+        `finished` is how many row groups are in the manifest, if that changed: it is stored with the news that the
+        entries are gone.
+        """
         with self._lock:
+            if finished is not None:
+                self._index.finished = finished
             if self._free(key):
                 self._tidy()
                 faults.reach("journal freed")
 
-    def forget_states(self) -> None:
-        """Forget the states of stateful generators: some of what they have generated is lost."""
+    def forget_states(self, finished: int | None = None) -> None:
+        """Forget the states of stateful generators: some of what they have generated is lost.
+
+        `finished` is how many row groups are left in the manifest, if that is known.
+        """
         with self._lock:
-            if states := dict.fromkeys(self._index.states):
-                self._append([], states=states)
+            states = dict.fromkeys(self._index.states)
+            if states or finished is not None:
+                self._append([], states=states, finished=finished)
                 faults.reach("journal freed")
 
     def finish(self) -> None:
@@ -355,6 +382,7 @@ class Journal:
         *,
         states: Mapping[str, bytes | None] | None = None,
         usage: Usage | None = None,
+        finished: int | None = None,
     ) -> None:
         """Append one commit to the newest segment and wait for the disk; the index follows only then."""
         self._check_open()
@@ -368,6 +396,7 @@ class Journal:
                 None if usage is None else list(usage),
                 [(key.group, key.revision, key.purpose, index.freed[key]) for key in self._freed],
                 lengths,
+                index.finished if finished is None else finished,
             )
             start = file.seek(0, os.SEEK_END)
             append(file, frame(_COMMIT, msgspec.msgpack.encode(commit)), written="journal written")
