@@ -1,4 +1,4 @@
-"""How the engine calls an async function of a user's, which is written for trio unless the user says asyncio."""
+"""Adapt a user's coroutine function, which targets trio unless the user says asyncio."""
 
 from __future__ import annotations
 

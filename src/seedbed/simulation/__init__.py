@@ -1,4 +1,4 @@
-"""Predictions of a build before it runs: the real engine on a clock that jumps, with models that only take time.
+"""Predict the time, usage and cost of a build: the real engine on a virtual clock, with simulated model clients.
 
-Imports engine and the packages below it; cli and the public names import it.
+Imports engine and everything below it; cli and the public names import it.
 """
