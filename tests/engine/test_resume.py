@@ -9,11 +9,15 @@ import trio
 
 import seedbed as sb
 from seedbed import Column, Dataset, ManifestError, OutputDirectoryError, RunConfig
+from seedbed.store.entries import Failed, FinishedRows, Key
+from seedbed.store.journal import Batch, Journal
 from seedbed.store.log import scan
 from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from seedbed.store.entries import Entry
 
 CONFIG = RunConfig(buffer_size=10, max_concurrent_row_groups=1, grace=0)
 
@@ -172,3 +176,29 @@ async def test_a_manifest_that_lost_its_last_records_is_noticed(tmp_path: Path) 
     assert dataset.report.damage == (damage,)
     assert dataset.to_polars()["sum"].to_list() == [n * (n + 1) for n in range(50)]
     assert Dataset.open(out).damage() == ()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Failed(column="v", row=9, attempt=1, salvage_round=0, error="no", consequence="whatever"),
+        FinishedRows(column="n", rows=[10**6], columns=[[1]]),
+        FinishedRows(column="pair", rows=[1], columns=[[1]]),
+    ],
+    ids=["an unknown consequence", "a row far away", "one column for two outputs"],
+)
+async def test_a_journal_that_no_run_wrote_is_refused(tmp_path: Path, entry: Entry) -> None:
+    """Entries with sound checksums that do not fit the recipe end in a `StoreError` that names their row group."""
+    out, calls = tmp_path / "d", Calls(25)
+    given = [*columns(calls), Column("pair", lambda n: {"a": n, "b": n}, requires=["n"], outputs=["a", "b"])]
+    with pytest.raises(sb.Interrupted):
+        async with sb.open_build(given, rows=50, out=out, config=CONFIG) as calls.build:
+            await calls.build.wait()
+    journal, _ = Journal.open(out, trusted=False)
+    journal.commit(Batch(groups={Key(group=2): [entry]}))
+    journal.close()
+    given[1] = Column("v", Calls(), key="k")
+    with pytest.raises(
+        sb.StoreError, match="the journal of row group 2 holds an entry that no run of this recipe wrote"
+    ):
+        await sb.build_async(given, rows=50, out=out, config=CONFIG, resume=True)

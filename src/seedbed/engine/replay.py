@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..errors import StoreError
 from ..store.entries import Answer, Failed, Finished, FinishedRows, Rebuilt
 from ..store.records import Drop
 from .row_group import Consequence
@@ -40,9 +41,17 @@ def _collector_paused() -> Iterator[None]:
 
 
 def replay(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable[Entry]) -> Counter[str]:
-    """Restore every entry that still fits; returns the finished cells by column."""
+    """Restore every entry that still fits; returns the finished cells by column.
+
+    `StoreError` if an entry is none that a run of this recipe writes: a directory may come from someone else.
+    """
     with _collector_paused():
-        return _replay(group, rows, {step.name: step for step in steps}, entries)
+        try:
+            return _replay(group, rows, {step.name: step for step in steps}, entries)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise StoreError(
+                f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
+            ) from error
 
 
 def _replay(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
