@@ -62,7 +62,6 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     earlier = services.history.retrying.get(group.index) if group.retry is not None else None
     before = 0 if earlier is None else earlier.rows
     if services.store is None:
-        services.history.group_done(group.index)
         table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.declared))
         frame = pl.DataFrame(table)
         count = added = frame.height
@@ -88,6 +87,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
         ledger.conflicts.append(str(conflict))
         services.notify.emit(events.SchemaConflictFound, row_group=group.index, message=str(conflict))
     services.notify.emit(events.RowGroupFinished, row_group=group.index, rows=added, dropped=len(group.rows.drops))
+    services.history.group_done(group.index)
     if services.store is not None and ledger.spent:
         await write_usage(services, services.store.writer)
     group.rows.buffer.free()
@@ -126,7 +126,7 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
             await recorder.keep(key, calls)
             services.history.calls_kept.add(key)
     record = await _write_part(services, writer, group, rows, order)
-    services.history.group_done(index)
+    services.history.group_written(index)
     if recorder is not None:
         await recorder.free(group.journal_key)
         if retry is not None:

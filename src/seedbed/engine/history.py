@@ -29,6 +29,8 @@ class History:
         # Row groups that are done: all below the first number, and these.
         self._done_below = 0
         self._done_above: set[int] = set()
+        # Row groups whose record is in the manifest, but which are not done yet.
+        self._written: set[int] = set()
         # Finished row groups whose dropped rows are to be retried, and were not yet.
         self.retrying: dict[int, GroupRecord] = {}
         # Stateful generators whose state was not saved, by identity: they are called again.
@@ -83,8 +85,13 @@ class History:
         return index < self._done_below or index in self._done_above
 
     def finished_groups(self) -> int:
-        """How many row groups are done."""
-        return self._done_below + len(self._done_above)
+        """How many row groups are in the manifest."""
+        return self._done_below + len(self._done_above | self._written)
+
+    def group_written(self, index: int) -> None:
+        """The record of a row group is in the manifest; that of a retried one was there before."""
+        if not self.is_done(index):
+            self._written.add(index)
 
     def must_replay(self, step: Step) -> bool:
         """True if a stateful generator must be called again for rows that earlier runs finished."""
@@ -92,6 +99,7 @@ class History:
 
     def group_done(self, index: int) -> None:
         """A row group is checkpointed or skipped."""
+        self._written.discard(index)
         self._done_above.add(index)
         while self._done_below in self._done_above:
             self._done_above.remove(self._done_below)
