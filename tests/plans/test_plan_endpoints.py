@@ -65,6 +65,23 @@ async def test_errors_of_a_real_server(server: ValkeyServer) -> None:
         assert endpoints.statistics()["ep_0001"].reconnects == 0
 
 
+async def test_a_real_server_that_lets_us_do_nothing_is_unavailable() -> None:
+    """A user without permission, and then without a password, finds the endpoint unavailable, on one connection."""
+    with real_server() as server:
+        async with open_endpoints(registries(redis_at(server.port))) as endpoints:
+            redis = endpoints.get("ep_0001")
+            await redis.ping()
+            command(server, "ACL", "SETUSER", "default", "-hgetall")
+            with pytest.raises(EndpointUnavailable, match="HGETALL was refused: NOPERM"):
+                await redis.hgetall("user:1")
+            assert await redis.lrange("follow:1", 0, 0) == []
+            assert endpoints.statistics()["ep_0001"].reconnects == 0
+        command(server, "CONFIG", "SET", "requirepass", "secret")
+        async with open_endpoints(registries(redis_at(server.port))) as endpoints:
+            with pytest.raises(EndpointUnavailable, match="LRANGE was refused: NOAUTH"):
+                await endpoints.get("ep_0001").lrange("follow:1", 0, 0)
+
+
 async def test_commands_of_concurrent_callers_share_sends(server: ValkeyServer) -> None:
     """With many callers at once, a write to the server carries the commands of many."""
     policy = EndpointPolicy(max_inflight=256, connect_timeout_ms=10_000, request_timeout_ms=10_000)
