@@ -350,10 +350,6 @@ class Scheduler:
         self._shared.notify.stopping(reason)
         self._touched.update(self.groups.values())
 
-    def cancel_run(self) -> None:
-        """End at once."""
-        self._cancel_at = min(self._cancel_at, self._now())
-
     def die(self) -> None:
         """An exception ends the run: nothing starts any more."""
         self._dead = True
