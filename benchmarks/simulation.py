@@ -1,13 +1,13 @@
 """How near a simulation comes to the run that it stands for, and how long it takes.
 
 The same recipes are simulated and then really built, over HTTP, against test servers in processes of their own that
-draw their latencies and refusals from the same distributions: one column after the other with a constant latency, a
-diamond of columns with log-normal latencies, and two models of which one refuses a tenth of its calls. What is compared
-is the time that the engine reports of each. The calls last about a second, as those of real models do: of the processor
+draw their latencies and rate limits from the same distributions: one column after the other with a constant latency, a
+diamond of columns with log-normal latencies, and two models of which one rate-limits a tenth of its calls. The
+times that the engine reports are compared. The calls last about a second, as those of real models do: of the processor
 a simulation knows only what a call takes of it on an ordinary machine that does nothing else.
 
 Then 100,000 rows of six columns, five of them calls, are simulated with two seeds in two processes. That bar is in
-seconds and not a ratio, since it is a promise to whoever waits; it holds on two cores that nobody else uses.
+seconds and not a ratio, since it is a promise to the user who waits; it holds on two otherwise idle cores.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def run_really(case: Case) -> sb.BuildReport:
         for alias, latency in case.latency.items():
             refused = case.refused if alias == "writer" else 0.0
             server = serve_openai_process(
-                latency=latency, rate_limit_share=refused, refusal_latency=0.01, max_failures=None, seed=11
+                latency=latency, rate_limit_share=refused, error_latency=0.01, max_failures=None, seed=11
             )
             urls[alias] = stack.enter_context(server).url
 
@@ -118,7 +118,10 @@ def predict(case: Case, seeds: int) -> sb.Simulation:
     """Simulate the same."""
     calls = {
         alias: sb.CallProfile(
-            latency=latency, refused=case.refused if alias == "writer" else 0.0, refusal_latency=0.01, output_tokens=20
+            latency=latency,
+            rate_limited=case.refused if alias == "writer" else 0.0,
+            error_latency=0.01,
+            output_tokens=20,
         )
         for alias, latency in case.latency.items()
     }
@@ -136,13 +139,13 @@ def compare(case: Case, seeds: int) -> dict[str, Any]:
     made = sum(spent.calls for spent in report.usage.values())
     expect(
         predicted.base.total.calls.mean == made,
-        f"{case.name}: {predicted.base.total.calls} calls foretold, {made} made",
+        f"{case.name}: {predicted.base.total.calls} calls predicted, {made} made",
     )
     return {
         "case": case.name,
         "calls": made,
         "real s": report.seconds,
-        "foretold s": predicted.seconds,
+        "predicted s": predicted.seconds,
         "from s": predicted.base.seconds.low,
         "to s": predicted.base.seconds.high,
         "off %": (predicted.seconds / report.seconds - 1) * 100,
@@ -162,7 +165,7 @@ def large(rows: int) -> dict[str, Any]:
     expect(found.base.total.calls.mean == 5 * rows, f"{found.base.total.calls} calls of {5 * rows}")
     # 64 at a time, 0.8 · exp(0.5² / 2) seconds each: nothing can be quicker, and nothing should hold it up.
     ideal = 5 * rows * 0.9065 / 64
-    expect(0.98 < found.seconds / ideal < 1.1, f"{found.seconds} s foretold where {ideal} s are possible")
+    expect(0.98 < found.seconds / ideal < 1.1, f"{found.seconds} s predicted where {ideal} s are possible")
     return {"rows": rows, "columns": 6, "seeds": 2, "seconds": took, "µs a cell and core": took / rows / 6 * 1e6}
 
 
@@ -172,7 +175,7 @@ def measure(short: bool) -> Findings:
     big = large(500 if short else 100_000)
     bars = [Bar(name=f"{row['case']}, off by", measured=abs(row["off %"]) / 100, allowed=ALLOWED) for row in compared]
     bars.append(Bar(name="seconds for 100,000 rows of six columns, two seeds", measured=big["seconds"], allowed=MINUTE))
-    tables = [Table(title="foretold and real", rows=compared), Table(title="a large simulation", rows=[big])]
+    tables = [Table(title="predicted and real", rows=compared), Table(title="a large simulation", rows=[big])]
     return Findings(tables=tables, bars=bars)
 
 

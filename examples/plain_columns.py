@@ -114,7 +114,7 @@ def main() -> None:
         sys.stdout.write(f"{dataset.to_polars().head(8)}\n")
     sys.stdout.write(f"{report}\n")
     for key, throttle in report.throttles.items():
-        sys.stdout.write(f"{key}: {throttle.sent} calls, {throttle.refused} refused and sent again later\n")
+        sys.stdout.write(f"{key}: {throttle.sent} calls, {throttle.rate_limited} rate-limited and sent again later\n")
     for reason, count in report.drops_by_reason.items():
         sys.stdout.write(f"dropped {count} rows: {reason}\n")
     sys.stdout.write(f"parquet in {OUT}: {', '.join(sorted(path.name for path in OUT.glob('*.parquet')))}\n")

@@ -1,4 +1,4 @@
-"""The names of `import seedbed`: which there are, and what importing it does."""
+"""The public names of `seedbed`, and what importing it loads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(code: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_every_name_is_there() -> None:
+def test_every_name_can_be_imported() -> None:
     """The names and modules in the stub are those of the package, and a star imports them."""
     stub = ast.parse(Path(seedbed.__file__).with_name("__init__.pyi").read_text(encoding="utf-8"))
     (listed,) = [ast.literal_eval(each.value) for each in stub.body if isinstance(each, ast.Assign)]
@@ -40,13 +40,13 @@ def test_every_name_is_there() -> None:
 
 
 def test_dir_shows_public_names_only() -> None:
-    """`dir(seedbed)` lists what a user imports, whatever was imported before."""
+    """`dir(seedbed)` lists the public names, whatever was imported before."""
     assert seedbed.errors.ConfigError is seedbed.ConfigError
     assert dir(seedbed) == sorted(seedbed.__all__)
 
 
-def test_packages_are_there_too() -> None:
-    """As attributes, without an import of their own; what is not there is told as always."""
+def test_packages_are_attributes() -> None:
+    """Without an import of their own; an unknown attribute is the usual error."""
     assert seedbed.errors.ConfigError is seedbed.ConfigError
     with pytest.raises(AttributeError, match="module 'seedbed' has no attribute 'biuld'"):
         _ = seedbed.biuld  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def test_a_name_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_it_loads_nothing() -> None:
-    """What a name needs is imported when it is first asked for."""
+    """A name is imported when it is first used."""
     run(
         "import sys, seedbed; heavy = {'polars', 'pyarrow', 'numpy', 'trio', 'jinja2', 'attrs'};"
         "assert not heavy & set(sys.modules); seedbed.ConfigError; assert not heavy & set(sys.modules);"
@@ -72,7 +72,7 @@ def test_importing_it_loads_nothing() -> None:
 
 
 def test_the_help_of_the_command_does_not_import_polars() -> None:
-    """`seedbed --help` answers before anything heavy is imported."""
+    """`seedbed --help` imports nothing heavy."""
     run(
         "import sys; from seedbed.cli import main\n"
         "sys.argv = ['seedbed', '--help']\n"

@@ -14,11 +14,11 @@ from ..common import Bar, Table, expect
 
 if TYPE_CHECKING:
     from seedbed.plans.compile import Fusion
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
 # Rows, and how many times as fast `auto` must be as `off`.
 BARS = {10: 1.0, 100: 2.0, 1_000: 1.0, 100_000: 1.0}
-MODES: tuple[Fusion, ...] = ("off", "chain", "auto")
+MODES: tuple[Fusion, ...] = ("off", "auto")
 
 
 def make_plan(rows: int) -> Plan:
@@ -39,7 +39,7 @@ async def compare(rows: int, requests: int, rounds: int) -> dict[str, float]:
     chain = make_plan(rows)
     async with PlanEngine() as engine:
         answers = [(await engine.execute(chain, {"user_id": 1}, fusion=mode)).candidates for mode in MODES]
-        expect(answers[0] == answers[1] == answers[2] and len(answers[0]) > 0, f"modes differ at {rows} rows")
+        expect(answers[0] == answers[1] and len(answers[0]) > 0, f"modes differ at {rows} rows")
         for _ in range(rounds):
             for mode in MODES:
                 began = time.perf_counter()

@@ -19,7 +19,8 @@ from .server import fill
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from seedbed.plans.model import Plan, Registries
+    from seedbed.plans.format import Plan
+    from seedbed.plans.registries import Registries
 
 IDS = 100_000
 BAR_MS = 5.0

@@ -10,7 +10,8 @@ import trio
 
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
-from seedbed.plans.opspec import Rows, default_ops, op
+from seedbed.plans.ops import default_ops
+from seedbed.plans.opspec import Rows, op
 from seedbed.plans.rowset import NO_ROWS
 
 from ..common import Bar, Table, best_of, cpu_seconds, expect
@@ -18,9 +19,9 @@ from ..common import Bar, Table, best_of, cpu_seconds, expect
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from seedbed.plans.context import OpContext
-    from seedbed.plans.model import Plan
-    from seedbed.plans.opspec import OpRegistry
+    from seedbed.plans.format import Plan
+    from seedbed.plans.ops import OpRegistry
+    from seedbed.plans.opspec import OpContext
     from seedbed.plans.rowset import RowSet
 
 BAR = 1.5

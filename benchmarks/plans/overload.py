@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from seedbed.plans.engine import PlanEngine
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
 LATE_BAR = 1.2  # p99 of what is answered ÷ deadline
 THROUGHPUT_BAR = 0.8  # ÷ the most that can be in time

@@ -12,8 +12,7 @@ import trio
 
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
-from seedbed.plans.model import EndpointPolicy, Registries
-from seedbed.plans.registries import default_registries
+from seedbed.plans.registries import EndpointPolicy, Registries, default_registries
 
 from .clients import open_reads
 from .work import Meter, check, given_load, tell
@@ -21,7 +20,7 @@ from .work import Meter, check, given_load, tell
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
     from .clients import Reads
     from .work import Answer, Load, Rate

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from seedbed.plans.endpoints import open_endpoints
+from seedbed.plans.redis import open_endpoints
 
 from .nodes import media, ranked, score, users, viewer
 from .with_seedbed import measure, registries_at

@@ -1,4 +1,4 @@
-"""seedbed builds datasets: columns that depend on each other, each cell run as soon as its inputs are there.
+"""seedbed builds datasets: columns that depend on each other, each cell run as soon as its inputs are available.
 
 Each public name is imported when it is first used, so that the command can print its usage, and be interrupted, without
 waiting for polars. Type checkers read `__init__.pyi`; tests/test_public_names.py compares the two.
@@ -10,108 +10,40 @@ import importlib
 from typing import Any
 
 _NAMES_BY_MODULE = {
-    "engine.api": (
-        "Build",
-        "Preview",
-        "build",
-        "build_async",
-        "open_build",
-        "preview",
-        "resume",
-    ),
-    "engine.checkpoint": ("FinishedGroup",),
-    "engine.config": ("RunConfig",),
-    "engine.processor": ("Processor",),
-    "engine.source": ("load_recipe",),
+    "columns.base": "CellContext Column Model",
+    "columns.custom": "column Custom bridge",
+    "columns.distributions": "Bernoulli Binomial Gaussian Poisson Scipy Uniform",
+    "columns.expression": "Expression",
+    "columns.judge": "Judge Score",
+    "columns.person": "Person",
+    "columns.processors": "Deduplicate DropColumns Filter SchemaTransform",
+    "columns.sampler": "UUID Category Datetime Subcategory Timedelta",
+    "columns.seed": "Seed",
+    "columns.structured": "LLMStructured",
+    "columns.text": "Embedding Image LLMCode LLMText",
+    "columns.validation": "Validation",
+    "engine.api": "Build Preview build build_async open_build preview resume",
+    "engine.checkpoint": "FinishedGroup",
+    "engine.config": "RunConfig",
+    "engine.tasks": "Processor",
+    "engine.source": "load_recipe",
     "errors": (
-        "BadOutput",
-        "BudgetExceeded",
-        "BuildError",
-        "BuildStopped",
-        "CellError",
-        "CellTimeout",
-        "ConfigError",
-        "DatasetGenerationError",
-        "DeadlineExceeded",
-        "EarlyShutdown",
-        "Interrupted",
-        "ManifestError",
-        "OutputDirectoryError",
-        "PartError",
-        "Permanent",
-        "ProcessorFailed",
-        "QuotaExhausted",
-        "RateLimited",
-        "Retryable",
-        "SchemaConflict",
-        "SeedbedError",
-        "StoreError",
-        "ThreadsStuck",
-        "WorkerCrashed",
+        "BadOutput BudgetExceeded BuildError BuildStopped CellError CellTimeout ConfigError DatasetGenerationError "
+        "DeadlineExceeded EarlyShutdown Interrupted ManifestError OutputDirectoryError PartError Permanent "
+        "ProcessorFailed QuotaExhausted RateLimited Retryable SchemaConflict SeedbedError StoreError ThreadsStuck "
+        "WorkerCrashed"
     ),
-    "generators": (
-        "CellContext",
-        "Column",
-        "bridge",
-    ),
-    "generators.custom": ("column",),
-    "graph": ("build_graph",),
-    "models": (
-        "Anthropic",
-        "Local",
-        "Message",
-        "Model",
-        "OpenAICompatible",
-        "Scripted",
-    ),
-    "observe.report": ("BuildReport",),
-    "observe.trace": ("TaskTrace",),
-    "recipe.custom": ("Custom",),
-    "recipe.expression": ("Expression",),
-    "recipe.llm": (
-        "Judge",
-        "LLMCode",
-        "LLMStructured",
-        "LLMText",
-    ),
-    "recipe.media": (
-        "Embedding",
-        "Image",
-    ),
-    "recipe.processors": (
-        "Deduplicate",
-        "DropColumns",
-        "Filter",
-        "SchemaTransform",
-    ),
-    "recipe.recipe": ("Recipe",),
-    "recipe.samplers": (
-        "UUID",
-        "Bernoulli",
-        "Binomial",
-        "Category",
-        "Datetime",
-        "Gaussian",
-        "Person",
-        "Poisson",
-        "Scipy",
-        "Subcategory",
-        "Timedelta",
-        "Uniform",
-    ),
-    "recipe.scores": ("Score",),
-    "recipe.seed": ("Seed",),
-    "recipe.validation": ("Validation",),
-    "runtime.throttle": (
-        "KeyLimits",
-        "open_throttles",
-    ),
-    "simulation.api": ("simulate",),
-    "simulation.profiles": ("CallProfile",),
-    "simulation.result": ("Simulation",),
-    "store.dataset": ("Dataset",),
+    "graph": "build_graph",
+    "models": "Anthropic Local Message OpenAICompatible Scripted",
+    "observe.report": "BuildReport TaskTrace",
+    "recipe.recipe": "Recipe",
+    "runtime.throttle": "KeyLimits open_throttles",
+    "simulation.profiles": "CallProfile",
+    "simulation.result": "Simulation",
+    "simulation.run": "simulate",
+    "store.dataset": "Dataset",
 }
-_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 __all__ = list(_MODULES)
 
 

@@ -1,8 +1,20 @@
+from .columns.base import CellContext, Column, Model
+from .columns.custom import Custom, bridge, column
+from .columns.distributions import Bernoulli, Binomial, Gaussian, Poisson, Scipy, Uniform
+from .columns.expression import Expression
+from .columns.judge import Judge, Score
+from .columns.person import Person
+from .columns.processors import Deduplicate, DropColumns, Filter, SchemaTransform
+from .columns.sampler import UUID, Category, Datetime, Subcategory, Timedelta
+from .columns.seed import Seed
+from .columns.structured import LLMStructured
+from .columns.text import Embedding, Image, LLMCode, LLMText
+from .columns.validation import Validation
 from .engine.api import Build, Preview, build, build_async, open_build, preview, resume
 from .engine.checkpoint import FinishedGroup
 from .engine.config import RunConfig
-from .engine.processor import Processor
 from .engine.source import load_recipe
+from .engine.tasks import Processor
 from .errors import (
     BadOutput,
     BudgetExceeded,
@@ -29,39 +41,14 @@ from .errors import (
     ThreadsStuck,
     WorkerCrashed,
 )
-from .generators import CellContext, Column, bridge
-from .generators.custom import column
 from .graph import build_graph
-from .models import Anthropic, Local, Message, Model, OpenAICompatible, Scripted
-from .observe.report import BuildReport
-from .observe.trace import TaskTrace
-from .recipe.custom import Custom
-from .recipe.expression import Expression
-from .recipe.llm import Judge, LLMCode, LLMStructured, LLMText
-from .recipe.media import Embedding, Image
-from .recipe.processors import Deduplicate, DropColumns, Filter, SchemaTransform
+from .models import Anthropic, Local, Message, OpenAICompatible, Scripted
+from .observe.report import BuildReport, TaskTrace
 from .recipe.recipe import Recipe
-from .recipe.samplers import (
-    UUID,
-    Bernoulli,
-    Binomial,
-    Category,
-    Datetime,
-    Gaussian,
-    Person,
-    Poisson,
-    Scipy,
-    Subcategory,
-    Timedelta,
-    Uniform,
-)
-from .recipe.scores import Score
-from .recipe.seed import Seed
-from .recipe.validation import Validation
 from .runtime.throttle import KeyLimits, open_throttles
-from .simulation.api import simulate
 from .simulation.profiles import CallProfile
 from .simulation.result import Simulation
+from .simulation.run import simulate
 from .store.dataset import Dataset
 
 __all__ = [

@@ -3,29 +3,30 @@
 ::
 
     SeedbedError
-    ├── DatasetGenerationError      columns that cannot be built; lists every problem (before anything runs)
-    ├── ConfigError (ValueError)    a knob that is unknown or outside its range (before anything runs)
+    ├── DatasetGenerationError      a recipe that cannot be built; lists every problem (before anything runs)
+    ├── ConfigError (ValueError)    an option that is unknown or outside its range (before anything runs)
     ├── CellError                   why one task failed; column code may raise these
-    │   ├── RateLimited             flow control: the call was refused and may be sent again later
+    │   ├── RateLimited             flow control: the server rate-limited the call, which may be sent again later
     │   ├── Retryable               the same call may succeed later
-    │   │   └── CellTimeout         the cell passed its own timeout
+    │   │   └── CellTimeout         the cell exceeded its timeout
     │   └── Permanent               the same call would fail again
-    │       ├── BadOutput           a generator gave something that does not fit its column
+    │       ├── ModelMisconfigured  a model cannot be called as configured: its key, name, URL, quota or certificate
+    │       ├── BadOutput           a generator returned something that does not fit its column
     │       └── WorkerCrashed       the process that ran the cell died
-    ├── BuildError                  the run ended without the whole dataset; carries the report
+    ├── BuildError                  the run ended before the dataset was complete; carries the report
     │   ├── BuildStopped            ended on purpose; the directory is intact
-    │   │   ├── EarlyShutdown       too many errors in the window
+    │   │   ├── EarlyShutdown       the error rate exceeded its threshold
     │   │   ├── DeadlineExceeded    the build's deadline passed
-    │   │   ├── QuotaExhausted      a key refused everything for as long as patience lasts
-    │   │   ├── BudgetExceeded      the next call would pass max_cost or max_tokens
+    │   │   ├── QuotaExhausted      a key was rate-limited without a single success for `throttle_patience`
+    │   │   ├── BudgetExceeded      the next call could exceed max_cost or max_tokens
     │   │   ├── ThreadsStuck        threads that overran hold every slot or a stateful generator
     │   │   └── Interrupted         Ctrl-C or SIGTERM
     │   ├── Stalled                 nothing runs and nothing can run: a defect of the engine
-    │   └── ProcessorFailed         a processor raised after its rows were made
+    │   └── ProcessorFailed         a processor raised after its rows were generated
     ├── PlanError                   a plan or a request; has a stable code
     │   ├── InvalidPlan             the plan does not validate; lists every problem with its JSON path
     │   ├── InvalidRequest          INVALID_REQUEST
-    │   ├── Overloaded              OVERLOADED: refused at once, or its deadline could not be met
+    │   ├── Overloaded              OVERLOADED: rejected at once, or its deadline could not be met
     │   ├── RequestDeadlineExceeded DEADLINE_EXCEEDED
     │   ├── NodeTimeout             NODE_TIMEOUT
     │   ├── NodeFailed              NODE_FAILED
@@ -39,7 +40,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copyreg
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,11 +50,15 @@ if TYPE_CHECKING:
 
 
 class SeedbedError(Exception):
-    """Base of everything that seedbed raises."""
+    """Base of everything that seedbed raises. Any of them can be pickled, with its attributes and notes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Default pickling passes the message to `__init__`, which in some subclasses takes other arguments.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class DatasetGenerationError(SeedbedError):
-    """The columns cannot be built; `problems` holds one sentence for each thing that is wrong."""
+    """The recipe cannot be built; `problems` holds one sentence per problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems: tuple[str, ...] = tuple(problems)
@@ -63,7 +69,11 @@ class DatasetGenerationError(SeedbedError):
 
 
 class ConfigError(SeedbedError, ValueError):
-    """A knob that is unknown or has a value outside its range."""
+    """An option that is unknown or has a value outside its range; `field` names it if a validator raised."""
+
+    def __init__(self, *args: object, field: str | None = None) -> None:
+        super().__init__(*args)
+        self.field = field
 
 
 class CellError(SeedbedError):
@@ -71,10 +81,10 @@ class CellError(SeedbedError):
 
 
 class RateLimited(CellError):
-    """The call was refused for now: flow control, never an error and never a lost row.
+    """The server rate-limited the call: flow control, which neither counts as a failure nor drops a row.
 
-    `retry_after` is what the server asked for: seconds, or the text of the header (seconds or an HTTP date).
-    `reset` says that the whole key has nothing left: seconds until it has, or the text of the header.
+    `retry_after` is the wait that the server requested: seconds, or the text of the header (seconds or an HTTP date).
+    `reset` means that the quota of the whole key is used up: seconds until it resets, or the text of the header.
     """
 
     def __init__(
@@ -94,15 +104,31 @@ class Retryable(CellError):
 
 
 class CellTimeout(Retryable):
-    """The cell passed `cell_timeout` or its column's own timeout."""
+    """The cell exceeded `cell_timeout` or the timeout of its column."""
 
 
 class Permanent(CellError):
     """The same call would fail again."""
 
 
+class ModelMisconfigured(Permanent):
+    """A model cannot be called as it is configured: wrong key, name, URL or certificate, or a quota that is used up.
+
+    `cause` and `fix` are sentences for the user, `answer` is an excerpt of what the server sent, without secrets.
+    `blames_no_row` is True if no request could have succeeded; otherwise another request may show that this one was
+    rejected for its content.
+    """
+
+    def __init__(self, cause: str, *, fix: str, answer: str = "", blames_no_row: bool = False) -> None:
+        super().__init__(f"{cause}: {answer}; {fix}" if answer else f"{cause}; {fix}")
+        self.cause = cause
+        self.fix = fix
+        self.answer = answer
+        self.blames_no_row = blames_no_row
+
+
 class BadOutput(Permanent):
-    """A generator gave something that does not fit its column: a missing output, a wrong number of values."""
+    """A generator returned something that does not fit its column: a missing output, a wrong number of values."""
 
 
 class WorkerCrashed(Permanent):
@@ -110,7 +136,7 @@ class WorkerCrashed(Permanent):
 
 
 class BuildError(SeedbedError):
-    """The run ended without the whole dataset. `report` says what there is and what is unfinished."""
+    """The run ended before the dataset was complete. `report` lists what was written and what is unfinished."""
 
     report: BuildReport | None = None
 
@@ -120,11 +146,11 @@ class Stalled(BuildError):
 
 
 class BuildStopped(BuildError):
-    """The run was ended on purpose; what is checkpointed stays."""
+    """The run was ended on purpose; checkpointed row groups stay."""
 
 
 class EarlyShutdown(BuildStopped):
-    """The error rate over the window passed its threshold."""
+    """The error rate over the window exceeded its threshold."""
 
 
 class DeadlineExceeded(BuildStopped):
@@ -132,16 +158,18 @@ class DeadlineExceeded(BuildStopped):
 
 
 class QuotaExhausted(BuildStopped):
-    """A throttle key refused everything for `throttle_patience`."""
+    """Every call of a throttle key was rate-limited for `throttle_patience` seconds."""
 
     def __init__(self, key: str, patience: float, last: RateLimited) -> None:
-        super().__init__(f"key {key!r} refused every call for {patience:g} s (throttle_patience); last refusal: {last}")
+        super().__init__(
+            f"key {key!r}: every call was rate-limited for {patience:g} s (throttle_patience); last answer: {last}"
+        )
         self.key = key
         self.last = last
 
 
 class BudgetExceeded(BuildStopped):
-    """The next call would pass `max_cost` or `max_tokens`."""
+    """The next call could exceed `max_cost` or `max_tokens`."""
 
 
 class ThreadsStuck(BuildStopped):
@@ -158,11 +186,11 @@ class Interrupted(BuildStopped):
 
 
 class ProcessorFailed(BuildError):
-    """A post-batch or after-generation processor raised; the rows it was given are kept."""
+    """A post-batch or after-generation processor raised; its input rows are stored."""
 
 
 class PlanError(SeedbedError):
-    """Something is wrong with a plan, or a request could not be answered. `node` names the node it is about, if any."""
+    """A plan is invalid, or a request could not be answered. `node` names the node concerned, if any."""
 
     code = "PLAN_ERROR"
 
@@ -173,7 +201,7 @@ class PlanError(SeedbedError):
 
 
 class InvalidPlan(PlanError):
-    """The plan does not validate; `problems` holds (code, JSON path, message) for each thing that is wrong."""
+    """The plan does not validate; `problems` holds (code, JSON path, message) of each problem."""
 
     code = "INVALID_PLAN"
 
@@ -183,19 +211,15 @@ class InvalidPlan(PlanError):
         count = len(self.problems)
         super().__init__(f"the plan is invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}")
 
-    def __reduce__(self) -> tuple[type[InvalidPlan], tuple[tuple[tuple[str, str, str], ...]]]:
-        # An exception is pickled by its text, of which it could not be made again.
-        return type(self), (self.problems,)
-
 
 class InvalidRequest(PlanError):
-    """The request is not one that a plan can be run for."""
+    """The request does not fit the plan's inputs."""
 
     code = "INVALID_REQUEST"
 
 
 class Overloaded(PlanError):
-    """The engine has no place for the request, or could not answer it in time any more."""
+    """The engine has no slot for the request, or could not answer it before its deadline."""
 
     code = "OVERLOADED"
 
@@ -207,7 +231,7 @@ class RequestDeadlineExceeded(PlanError):
 
 
 class NodeTimeout(PlanError):
-    """A node took longer than a node may."""
+    """A node exceeded `node_timeout`."""
 
     code = "NODE_TIMEOUT"
 
@@ -219,13 +243,13 @@ class NodeFailed(PlanError):
 
 
 class EndpointUnavailable(PlanError):
-    """The server that a node asked did not answer."""
+    """The server behind an endpoint did not answer."""
 
     code = "ENDPOINT_UNAVAILABLE"
 
 
 class StoreError(SeedbedError):
-    """Something is wrong with a dataset directory. `report` is there if it ended a run."""
+    """A dataset directory cannot be read or written. `report` is set if the error ended a run."""
 
     report: BuildReport | None = None
 
@@ -243,4 +267,4 @@ class PartError(StoreError):
 
 
 class SchemaConflict(StoreError):
-    """Parts hold types of one column that cannot be unified; each part is kept with its own types."""
+    """Parts hold types of one column that cannot be unified; each part is stored with its own types."""

@@ -6,12 +6,22 @@ the dataset must leave it as it is.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import socket
+import stat
+import struct
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 from hostile_pickles import OBJECT_POINTER
 
 import seedbed as sb
@@ -23,14 +33,19 @@ from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 RECIPE = """
 name: harmless
 columns:
   - {name: topic, type: category, values: [a, b]}
 """
+# 503 bytes with a column `topic` of two rows, of which one byte was changed.
+PANIC = Path(__file__).parent / "panic.parquet"
+# 185 bytes with the same column, of which one byte, of a length, was changed: polars aborts the process.
+ABORT = Path(__file__).parent / "abort.parquet"
 SECRET = b"# the user's own file\n"
+
+STAGED = ".seedbed/parts/.batch_0000000.parquet.0123456789ab.tmp"
 
 
 @attrs.frozen
@@ -51,12 +66,12 @@ class Hostile:
         assert self.secret.read_bytes() == SECRET
 
 
-def sound(place: Path) -> Hostile:
+def sound(place: Path, *, recipe_text: str = RECIPE) -> Hostile:
     """A dataset whose last row group and recipe file are missing, as a kill leaves it; nothing is wrong with it."""
     home, directory, recipe = place / "home", place / "data", place / "recipe.yaml"
     home.mkdir()
     (home / ".profile").write_bytes(SECRET)
-    recipe.write_text(RECIPE)
+    recipe.write_text(recipe_text)
     sb.build(sb.load_recipe(recipe), rows=4, out=directory, config=sb.RunConfig(buffer_size=2))
     found = Hostile(directory, home)
     change_records(found, lambda record: None if record["kind"] == "finished" or record.get("index") == 1 else record)
@@ -126,11 +141,11 @@ LINKS: dict[str, Callable[[Hostile], None]] = {
         ".seedbed/journal-0000002.log",
         "batch_0000000.parquet",
         "batch_0000001.parquet",
-        "processed.parquet",
+        ".seedbed/parts/batch_0000000.part",
         ".seedbed/traces/run_0001.arrow",
-        "images/x.png",
+        ".seedbed/images/x.png",
     )
-} | {name: _link_folder(name) for name in (".seedbed/traces", "images")}
+} | {name: _link_folder(name) for name in (".seedbed/traces", ".seedbed/images")}
 
 
 def _linked_manifest(found: Hostile) -> None:
@@ -141,10 +156,8 @@ def _linked_manifest(found: Hostile) -> None:
 
 def _copy_out(found: Hostile, name: str) -> None:
     # The file of the part itself, so that its size and checksum are right.
-    (found.directory / ".batch_0000000.parquet.0123456789ab.tmp").write_bytes(
-        (found.directory / "batch_0000000.parquet").read_bytes()
-    )
-    change_group(found, part_name=name, part_staged=".batch_0000000.parquet.0123456789ab.tmp")
+    (found.directory / STAGED).write_bytes((found.directory / "batch_0000000.parquet").read_bytes())
+    change_group(found, part_name=name, part_staged=STAGED)
 
 
 # Records that no writer writes: each is a `ManifestError`.
@@ -154,7 +167,7 @@ MANIFESTS: dict[str, Callable[[Hostile], None]] = {
     "name of another part": lambda found: _copy_out(found, "batch_0000001.parquet"),
     "name of the recipe": lambda found: _copy_out(found, ".seedbed/recipe.yaml"),
     "staged above": lambda found: change_group(found, part_staged="../home/.profile"),
-    "staged with a newline": lambda found: change_group(found, part_staged=".batch_0000000.parquet.0123456789ab.tmp\n"),
+    "staged with a newline": lambda found: change_group(found, part_staged=f"{STAGED}\n"),
     "staged elsewhere": lambda found: change_group(found, part_staged=".seedbed/recipe.yaml"),
     "rows of another group": lambda found: change_group(found, start=2, stop=4),
     "a group beyond the end": lambda found: change_group(found, index=7, part_name="batch_0000007.parquet"),
@@ -206,14 +219,112 @@ ODD: dict[str, Callable[[Hostile], object]] = {
     "a journal of failures": _entry(2, "topic", -1, 1 << 60, 1 << 60, "no", "dropped"),
     "a journal with other rows": _entry(4, {"topic": ["a"]}, [[5, 5]], [{"row": "x"}]),
     "a journal whose segment is a pipe": lambda found: _pipe(found, ".seedbed/journal-0000001.log"),
+    "a manifest of holes": lambda found: _sparse(found, MANIFEST_NAME),
+    "a segment of the journal of holes": lambda found: _sparse(found, ".seedbed/journal-0000003.log"),
+    "a part of holes": lambda found: _sparse(found, "batch_0000000.parquet"),
+    "a part without its columns": lambda found: _part(found, pl.DataFrame({"other": [1, 2]})),
+    "a part with another type": lambda found: _part(found, pl.DataFrame({"topic": [1.5, 2.5]})),
+    "a part on which polars panics": lambda found: replace_part(found, PANIC.read_bytes()),
+    "a part on which polars aborts": lambda found: replace_part(found, ABORT.read_bytes()),
+    "a part with more rows": lambda found: _part(found, pl.DataFrame({"topic": ["a"] * 1_000})),
+    "a part that is nested": lambda found: _arrow_part(found, _nested_array(60)),
+    "a part of an extension type": lambda found: _arrow_part(found, pa.array([b"0" * 16] * 2, pa.uuid())),
+    "a part with dates beyond those of Python": lambda found: _arrow_part(
+        found, pa.array([2**31 - 1] * 2, pa.date32())
+    ),
+    "a part of a dictionary": lambda found: _arrow_part(found, pa.array(["a", "b"]).dictionary_encode()),
+    "a part that is a socket": lambda found: _socket(found, "batch_0000000.parquet"),
+    "a part that is a folder": lambda found: _folder(found, "batch_0000000.parquet"),
+    "a part that is a device": lambda found: _device(found, "batch_0000000.parquet"),
+    "a part with as many rows as a manifest can say": lambda found: change_group(found, part_rows=2**62),
+    "a recipe that is a pipe": lambda found: _pipe(found, ".seedbed/recipe.yaml"),
+    "a journal of huge lengths": lambda found: _huge_lengths(found),  # noqa: PLW0108  defined below
+    "a trace that is a pipe": lambda found: _trace_pipe(found),  # noqa: PLW0108
+    "a trace of something else": lambda found: _trace(found, _ipc(pl.DataFrame({"a": [1]}))),
     "a trace that is none": lambda found: _trace(found, b"not arrow"),
     "a drop that is no drop": lambda found: change_group(found, drops=[{"row": "x"}]),
     "a schema that is none": lambda found: change_group(found, part_schema={"ipc": "AAAA"}),
-    "a recipe without end": lambda found: _sparse(found, "recipe.yaml"),
-    "a recipe that is no text": lambda found: (found.directory / "recipe.yaml").write_bytes(b"columns: \xff"),
+    "a recipe without end": lambda found: _sparse(found, ".seedbed/recipe.yaml"),
+    "a recipe that is no text": lambda found: (found.directory / PRIVATE / "recipe.yaml").write_bytes(b"columns: \xff"),
     "a recipe with half a surrogate pair": lambda found: change_header(found, recipe="name: \ud800"),
     "nesting": lambda found: change_group(found, skipped=_nested()),
 }
+
+
+def _ipc(frame: pl.DataFrame) -> bytes:
+    content = io.BytesIO()
+    frame.write_ipc(content)
+    return content.getvalue()
+
+
+def _part(found: Hostile, frame: pl.DataFrame) -> None:
+    content = io.BytesIO()
+    frame.write_parquet(content)
+    replace_part(found, content.getvalue())
+
+
+def replace_part(found: Hostile, data: bytes, *, name: str = "batch_0000000.parquet") -> None:
+    """Put a part in place whose size and checksum are those that the manifest lists."""
+    (found.directory / name).write_bytes(data)
+    checksum = hashlib.blake2b(data, digest_size=32).hexdigest()
+    change_group(found, part_size=len(data), part_checksum=checksum)
+
+
+def _arrow_part(found: Hostile, values: pa.Array) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"topic": values}), content)
+    replace_part(found, content.getvalue())
+
+
+def _nested_array(depth: int) -> pa.Array:
+    array = pa.array([1, 2])
+    for _ in range(depth):
+        array = pa.StructArray.from_arrays([array], ["a"])
+    return array
+
+
+def _socket(found: Hostile, name: str) -> None:
+    path = found.directory / name
+    path.unlink()
+    here = Path.cwd()
+    os.chdir(path.parent)  # the address of a socket is short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _folder(found: Hostile, name: str) -> None:
+    (found.directory / name).unlink()
+    (found.directory / name).mkdir()
+
+
+def _device(found: Hostile, name: str) -> None:
+    path = found.directory / name
+    path.unlink()
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+    except PermissionError:
+        path.mkdir()  # only root can make a device
+
+
+def _huge_lengths(found: Hostile) -> None:
+    """Frames whose header says that terabytes follow, with checksums that are right and wrong, before sound ones."""
+    make_journal(found)
+    path = found.directory / PRIVATE / "journal-0000001.log"
+    whole = path.read_bytes()
+    forged = b""
+    for length in (2**16, 2**31 - 1, 2**31, 2**32 - 1):
+        fields = frame(1, b"")[:8] + struct.pack("<IBI", length, 1, 0)
+        forged += fields + struct.pack("<I", zlib.crc32(fields)) + bytes(40)
+        forged += fields + bytes(44)
+    path.write_bytes(forged + whole + forged)
+
+
+def _trace_pipe(found: Hostile) -> None:
+    (found.directory / PRIVATE / "traces").mkdir()
+    os.mkfifo(found.directory / PRIVATE / "traces" / "run_0001.arrow")
 
 
 def _sparse(found: Hostile, name: str) -> None:

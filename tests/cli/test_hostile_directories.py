@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
-from hostile import LINKS, MANIFESTS, ODD, RECIPE, Hostile, change_header, sound
+from hostile import ABORT, LINKS, MANIFESTS, ODD, PANIC, RECIPE, Hostile, change_header, replace_part, sound
 
 import seedbed as sb
 from seedbed.cli.exit_codes import ExitCode
 from seedbed.cli.main import main
+from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,3 +95,37 @@ def test_a_recipe_that_cannot_be_parsed_is_not_stored(found: Hostile) -> None:
     change_header(found, recipe="columns: [")
     assert main(["resume", str(found.directory)]) == ExitCode.BAD_INPUT
     assert not (found.directory / ".seedbed" / "recipe.yaml").exists()
+
+
+def test_a_manifest_with_another_hard_link_is_read_but_not_written(found: Hostile) -> None:
+    """A copy of a dataset that shares its files is not changed by a resume."""
+    manifest = found.directory / MANIFEST_NAME
+    backup = found.directory.parent / "backup.log"
+    backup.hardlink_to(manifest)
+    before = backup.read_bytes()
+    assert main(["inspect", str(found.directory)]) == ExitCode.OK
+    assert main(["resume", str(found.directory)]) in {ExitCode.BAD_DATASET, ExitCode.BAD_INPUT}
+    assert backup.read_bytes() == before
+
+
+@pytest.mark.parametrize("part", [PANIC, ABORT], ids=lambda path: path.stem)
+def test_a_lazy_frame_ends_in_an_error_that_names_the_part(found: Hostile, part: Path) -> None:
+    """A part that cannot be read raises `PartError` when a scan is collected, however much of it is requested."""
+    replace_part(found, part.read_bytes())
+    scan = sb.Dataset.open(found.directory).scan()
+    for query in (scan, scan.head(1), scan.filter(pl.col("topic") == "a"), scan.group_by("topic").len()):
+        with pytest.raises(sb.PartError, match=r"part 'batch_0000000\.parquet' in .* cannot be read: "):
+            query.collect()
+
+
+@pytest.mark.parametrize("part", [PANIC, ABORT], ids=lambda path: path.stem)
+def test_a_processor_over_a_part_that_cannot_be_read(
+    tmp_path: Path, part: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An after-generation processor reads every part: the run ends with one sentence and status 3."""
+    found = sound(tmp_path, recipe_text=f"{RECIPE}\nprocessors:\n  - {{type: deduplicate, subset: [topic]}}\n")
+    name = ".seedbed/parts/batch_0000000.part"
+    replace_part(found, part.read_bytes(), name=name)
+    capsys.readouterr()
+    assert main(["resume", str(found.directory)]) == ExitCode.BAD_DATASET
+    assert f"part {name!r} in" in capsys.readouterr().err

@@ -23,7 +23,7 @@ def test_a_whole_dataset(tmp_path: Path) -> None:
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     ended = seedbed("inspect", out, "--verify")
     assert (ended.code, ended.err) == (0, "")
-    assert "nothing is damaged" in ended.out
+    assert "no damage" in ended.out
     assert seedbed("inspect", out, "--verify", "--json").json["damage"] == []
     assert "damage" not in seedbed("inspect", out, "--json").json
 
@@ -43,7 +43,7 @@ def test_damage_is_named_and_resume_repairs_it(tmp_path: Path) -> None:
     told = " ".join(ended.out.split())
     assert "'.seedbed/manifest.log' is damaged (bytes 0 to " in told
     assert "part 'batch_0000001.parquet' is damaged: its checksum differs; rows 2 to 3 are lost" in told
-    assert "to make again what is lost: seedbed resume" in told
+    assert "to generate the lost rows again: seedbed resume" in told
     found = seedbed("inspect", out, "--verify", "--json")
     assert (found.code, len(found.json["damage"]), found.json["sample"]) == (3, 2, [])
     ended = seedbed("resume", out)

@@ -153,7 +153,7 @@ def test_inspect_tells_what_there_is(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "10", "-o", out).code == 0
     ended = seedbed("inspect", out, "--sample", "1")
-    for part in ("complete", "10 rows of 10", "review", "String", "calls", "row 0"):
+    for part in ("complete", "10 of 10 rows", "review", "String", "calls", "row 0"):
         assert part in ended.out
     found = seedbed("inspect", out, "--json", "--verify").json
     assert (found["rows"], found["complete"], found["dropped"], len(found["sample"])) == (10, True, 0, 3)

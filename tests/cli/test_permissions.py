@@ -56,6 +56,22 @@ def test_resume_needs_the_permissions_of_run(tmp_path: Path) -> None:
     assert seedbed("run", path, "-n", "6", "-o", out, "--resume").code == 0
 
 
+def test_columns_that_use_a_seed_that_may_not_be_read_are_no_problems(tmp_path: Path) -> None:
+    """The message has the cause only, although a column of the seed resembles another column."""
+    folder, out = tmp_path / "recipe", tmp_path / "out"
+    folder.mkdir()
+    (folder / "rows.csv").write_text("topic\na\nb\n")
+    path = recipe(
+        folder,
+        "  - {name: s, type: seed, path: rows.csv}\n  - {name: topics, type: expression, expr: \"topic + 'x'\"}\n",
+    )
+    assert seedbed("run", path, "-n", "2", "-o", out).code == 0
+    ended = seedbed("resume", out, "-n", "4")
+    assert ended.code == 2
+    assert f"pass --allow-path {folder}" in ended.err
+    assert "'topics'" not in ended.err
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_headers_and_urls_are_in_the_hands_of_the_user(tmp_path: Path, allowed: bool) -> None:
     """A variable in a header goes nowhere unless it is allowed; servers are listed before they are contacted."""

@@ -7,7 +7,7 @@ import re
 import attrs
 from command import ROOT
 
-from seedbed.generators.registry import processor_types, spec_types
+from seedbed.columns.spec import processor_types, spec_types
 from seedbed.models import MODEL_TYPES
 
 PAGE = (ROOT / "docs" / "reference" / "recipe-file.md").read_text(encoding="utf-8")

@@ -45,7 +45,7 @@ def custom(directory: Path, function: str, code: str) -> Path:
 
 
 def test_the_quickstart_builds(tmp_path: Path) -> None:
-    """The recipe of the quickstart makes the rows asked for, and shows the first of them."""
+    """The recipe of the quickstart generates the requested rows and shows the first of them."""
     ended = seedbed("run", REVIEWS, "-n", "20", "-o", tmp_path / "reviews", "--head", "1")
     assert ended.code == 0, ended.err
     assert "20 of 20 rows in" in ended.out
@@ -113,15 +113,15 @@ def test_a_script_notices_that_nothing_came_out(tmp_path: Path) -> None:
     assert ended.code == 4
     assert "× mine: nothing works" in ended.out
     assert ended.err.splitlines()[-2:] == [
-        "seedbed: nothing came out: of 3 rows every one was dropped",
-        f"to try them again: seedbed resume {out} --allow-code --allow-path {tmp_path} --retry-dropped",
+        "seedbed: the dataset is empty: all 3 rows were dropped",
+        f"to retry them: seedbed resume {out} --allow-code --allow-path {tmp_path} --retry-dropped",
     ]
     ended = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path, "--retry-dropped", "--json")
     assert (ended.code, ended.json["written"], ended.json["dropped"]) == (4, 0, 3)
     again = f"seedbed resume {out} --retry-dropped --allow-code --allow-path {tmp_path}"
-    assert ended.err.splitlines()[-1] == f"to try them again: {again}"
+    assert ended.err.splitlines()[-1] == f"to retry them: {again}"
     ended = seedbed("preview", path, "-n", "2", "--allow-code")
-    assert (ended.code, ended.err.splitlines()[-1]) == (4, "seedbed: nothing came out: of 2 rows every one was dropped")
+    assert (ended.code, ended.err.splitlines()[-1]) == (4, "seedbed: the dataset is empty: all 2 rows were dropped")
     assert seedbed("run", path, "-n", "0", "-o", tmp_path / "none", "--allow-code").code == 0
 
 
@@ -130,7 +130,7 @@ def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
     path = recipe(tmp_path, 'processors:\n  - {type: filter, expr: "stars > 9"}\n')
     ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out")
     assert ended.code == 4
-    assert ended.err.splitlines()[-1] == "seedbed: nothing came out: of 3 rows every one was dropped"
+    assert ended.err.splitlines()[-1] == "seedbed: the dataset is empty: all 3 rows were dropped"
 
 
 def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
     path = custom(tmp_path, "rude", code)
     ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out", "--allow-code")
     assert ended.code == 0, ended.err
-    (warning,) = [line for line in ended.err.splitlines() if "held up everything else" in line]
+    (warning,) = [line for line in ended.err.splitlines() if "blocked the event loop" in line]
     assert "column 'mine'" in warning
 
 
@@ -173,10 +173,10 @@ def test_a_trace_is_written_and_a_profile_kept(tmp_path: Path) -> None:
     [
         (("--max-tokens", "1", "--buffer-size", "5"), 7, "max_tokens"),
         (("--max-cost", "0"), 7, "max_cost"),
-        (("--buffer-size", "0"), 2, "buffer_size must be at least 1, not 0"),
-        (("--knob", "bufer_size=3"), 2, "there is no knob 'bufer_size'; did you mean 'buffer_size'?"),
-        (("--knob", "buffer_size"), 2, "--knob takes NAME=VALUE, not 'buffer_size'"),
-        (("--knob", "engine=parallel"), 2, "engine must be"),
+        (("--buffer-size", "0"), 2, "buffer_size must be a whole number, 1 or more, not 0"),
+        (("--option", "bufer_size=3"), 2, "unknown option 'bufer_size'; did you mean 'buffer_size'?"),
+        (("--option", "buffer_size"), 2, "--option takes NAME=VALUE, not 'buffer_size'"),
+        (("--option", "engine=parallel"), 2, "engine must be"),
         (("--model-override", "wrter=scripted"), 2, "did you mean 'writer'?"),
         (("--model-override", "gpt"), 2, "--model-override takes scripted or local"),
         (("--rows", "many"), 2, "many"),
@@ -198,7 +198,7 @@ def test_too_many_errors_have_a_code(tmp_path: Path) -> None:
     ended = seedbed("run", path, "-n", "100", "-o", tmp_path / "out", "--allow-code")
     assert ended.code == 4, ended.err
     assert "shutdown_error_rate" in ended.err
-    assert f"to go on: seedbed resume {tmp_path / 'out'} --allow-code" in ended.err
+    assert f"to resume: seedbed resume {tmp_path / 'out'} --allow-code" in ended.err
 
 
 def test_a_deadline_has_a_code(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_ctrl_c_says_how_to_resume_and_resume_goes_on(tmp_path: Path) -> None:
     )
     path = recipe(tmp_path, "  - {name: mine, type: custom, function: 'mine:slow'}\n")
     out = tmp_path / "out"
-    options = ("--allow-code", "--buffer-size", "1", "--knob", "grace=0", "-v")
+    options = ("--allow-code", "--buffer-size", "1", "--option", "grace=0", "-v")
     with started("run", path, "-n", "12", "-o", out, *options) as process:
         assert process.stderr is not None
         seen = []
@@ -266,12 +266,12 @@ def test_ctrl_c_says_how_to_resume_and_resume_goes_on(tmp_path: Path) -> None:
         seen += process.communicate(timeout=60)[1].splitlines(keepends=True)
     text = "".join(seen)
     assert process.returncode == 130, text
-    assert f"to go on: seedbed resume {out} --allow-code --allow-path {tmp_path}" in text
+    assert f"to resume: seedbed resume {out} --allow-code --allow-path {tmp_path}" in text
     assert "Traceback" not in text
     before = library.Dataset.open(out)
     assert not before.complete
     assert 0 < before.rows < 12
-    assert "to go on: seedbed resume" in seedbed("inspect", out).out
+    assert "to resume: seedbed resume" in seedbed("inspect", out).out
     (tmp_path / "go").touch()
     ended = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path)
     assert ended.code == 0, ended.err
@@ -341,7 +341,7 @@ def test_a_dataset_grows(tmp_path: Path) -> None:
     assert grown.equals(whole)
     ended = seedbed("resume", out, "-n", "3")
     assert ended.code == 3
-    assert "rows: 12 there, 3 here; a dataset can grow, but rows are not taken away" in ended.err
+    assert "the dataset has 12 rows, 3 were requested; a dataset can grow but not shrink" in ended.err
     assert seedbed("run", path, "-n", "14", "-o", out, "--resume").code == 0
     assert library.Dataset.open(out).rows == 14
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_it_says_how_long_how_much_and_why(tmp_path: Path) -> None:
+def test_it_prints_duration_usage_and_bottleneck(tmp_path: Path) -> None:
     """The headline, the bottleneck, use, limits, the timeline, and what was assumed."""
     ended = seedbed("simulate", recipe(tmp_path, TEXT), "-n", "64", "--latency", "writer=1", "--seeds", "2")
     assert ended.code == 0, ended.err
@@ -24,24 +24,24 @@ def test_it_says_how_long_how_much_and_why(tmp_path: Path) -> None:
 
 
 def test_variants_are_a_table(tmp_path: Path) -> None:
-    """Each value of what is varied has a line with its time, its cost and what holds it up."""
+    """Each variant has a line with its time, cost and bottleneck."""
     ended = seedbed(
         "simulate", recipe(tmp_path, TEXT), "-n", "64", "--latency", "writer=1", "--seeds", "1",
         "--vary", "models.writer.max_parallel_requests=16,64",
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    assert "as it is" in ended.out
+    assert "unchanged" in ended.out
     assert "models.writer.max_parallel_requests=16" in ended.out
     assert "× 2.0" in ended.out or "× 1.9" in ended.out
 
 
 def test_json_for_machines(tmp_path: Path) -> None:
-    """Everything that is shown is in the JSON, and all options of calls reach it."""
+    """The JSON has the whole result, and every option of profiles applies."""
     profile = tmp_path / "profile.yaml"
     profile.write_text("writer: {latency: 9, tokens: 10/20, calls: 1.0}\n", encoding="utf-8")
     ended = seedbed(
         "simulate", recipe(tmp_path, TEXT), "-n", "10", "--json", "--profile", profile,
-        "--latency", "writer=uniform(1,2)", "--refused", "writer=0.1", "--failed", "writer=0.0",
+        "--latency", "writer=uniform(1,2)", "--rate-limited", "writer=0.1", "--failed", "writer=0.0",
         "--capacity", "writer=8", "--tokens", "review=normal(30,1)/40", "--html", tmp_path / "page.html",
     )  # fmt: skip
     assert ended.code == 0, ended.err
@@ -51,11 +51,11 @@ def test_json_for_machines(tmp_path: Path) -> None:
     assert column["output_tokens"]["mean"] == 400
     assert ended.json["assumptions"] == []
     assert ended.json["seconds"]["mean"] > 1
-    assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "calls in flight" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_measured_by_a_probe_and_from_a_run(tmp_path: Path) -> None:
-    """Real rows before, or an earlier run, say what nobody says; a probe tells what it spent."""
+    """A probe or an earlier run provides what is not given; the usage of a probe is printed."""
     path = recipe(tmp_path, TEXT)
     probed = seedbed("simulate", path, "-n", "10", "--probe", "3", "--seeds", "1")
     assert probed.code == 0, probed.err
@@ -69,26 +69,26 @@ def test_measured_by_a_probe_and_from_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_would_end_early(tmp_path: Path) -> None:
-    """What stops the run is told, and the simulation itself has done what it was asked for."""
+    """The reason is printed, and the simulation itself succeeds."""
     ended = seedbed("simulate", recipe(tmp_path, TEXT), "-n", "50", "--max-tokens", "500", "--tokens", "writer=10/90")
     assert ended.code == 0
-    assert "it would end early: the next call of column 'review' could exceed max_tokens=500" in ended.out
+    assert "the run would end early: the next call of column 'review' could exceed max_tokens=500" in ended.out
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--latency", "writer"], "--latency takes NAME=VALUE, not 'writer'"),
-        (["--latency", "wirter=1"], "which is neither a model nor a column; did you mean 'writer'?"),
-        (["--refused", "writer=often"], "--refused: 'often' is no number"),
+        (["--latency", "wirter=1"], "belongs to neither a model nor a column; did you mean 'writer'?"),
+        (["--rate-limited", "writer=often"], "--rate-limited: 'often' is not a number"),
         (["--vary", "buffer_size"], "PATH=VALUE,VALUE"),
-        (["--vary", "models.writer.nope=1"], "it has no field 'nope'"),
+        (["--vary", "models.writer.nope=1"], "unknown field 'nope'"),
         (["--profile", "no-such-file.yaml"], "cannot be read"),
         (["--from", "no-such-directory"], "cannot be read"),
         (["--seeds", "0"], "seeds must be 1 or more"),
     ],
 )
-def test_bad_input_is_told(tmp_path: Path, options: list[str], message: str) -> None:
+def test_invalid_input_is_reported(tmp_path: Path, options: list[str], message: str) -> None:
     """A sentence on standard error and status 2."""
     ended = seedbed("simulate", recipe(tmp_path, TEXT), "-n", "5", *options)
     assert ended.code == 2

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import seedbed as sb
+from seedbed.columns.base import TaskUsage
 from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
-from seedbed.engine.notices import Notices
-from seedbed.engine.processor import Stage
 from seedbed.engine.row_group import Phase, RowGroup, Shared
 from seedbed.engine.scheduler import (
     Admit,
@@ -32,12 +31,22 @@ from seedbed.engine.scheduler import (
     WakeAt,
 )
 from seedbed.engine.stateful import Instance, stateful_nodes
-from seedbed.engine.tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Outcome, State, Status, Step, Task
+from seedbed.engine.tasks import (
+    ASYNC_LANE,
+    PROCESS_LANE,
+    THREAD_LANE,
+    Notices,
+    Outcome,
+    Stage,
+    State,
+    Status,
+    Step,
+    Task,
+)
 from seedbed.errors import CellError, ProcessorFailed
-from seedbed.generators import Usage
 from seedbed.graph import GROUP, Graph, Kind
 from seedbed.observe.events import Events
-from seedbed.observe.report import Ledger
+from seedbed.observe.report import Ledger, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +104,7 @@ class Rows:
         self._index = index
         self._count = count
         self.skipped: str | None = None
-        self.removed = self.added = 0
+        self.resized: tuple[tuple[str, int, int], ...] = ()
         self.written: set[tuple[str, int]] = set()
         self.skipped_cells: set[tuple[int, int]] = set()
         self.dropped: dict[int, Drop] = {}
@@ -138,9 +147,8 @@ class Rows:
         assert self.skipped is None
         self.skipped = reason
 
-    def processed(self, before: int, after: int) -> None:
-        self.removed += max(0, before - after)
-        self.added += max(0, after - before)
+    def processed(self, name: str, before: int, after: int) -> None:
+        self.resized = (*self.resized, (name, max(0, before - after), max(0, after - before)))
         self.left = after
 
     def rebuild(self) -> int:
@@ -178,7 +186,7 @@ class Journal:
 
     def rebuilt(self) -> None:
         rows = self.rows
-        self.log.append((self.index, ("rebuilt", rows.count, rows.removed, rows.added, dict(rows.dropped_before))))
+        self.log.append((self.index, ("rebuilt", rows.count, rows.resized, dict(rows.dropped_before))))
 
 
 @attrs.define(eq=False)
@@ -198,7 +206,7 @@ class Permit:
     def unused(self) -> None:
         self._end()
 
-    def refused(self, error: object, attempt: int) -> float:
+    def rate_limited(self, error: object, attempt: int) -> float:
         raise NotImplementedError
 
 
@@ -237,7 +245,7 @@ class Attempt:
     """A running task, as the trio side has it."""
 
     task: Task
-    usage: Usage
+    usage: TaskUsage
     rows: tuple[int, ...] = ()  # of a whole column: for which rows it was called
     live: int = 0  # of a processor: rows that it was called with
     thread: bool = False
@@ -277,7 +285,7 @@ class World:
         self.recorded = list(self.log)
         self.budget = Budget(config.max_tokens, config.max_cost, metered=frozenset(KEYS), priced=frozenset(KEYS))
         for column, calls, tokens, cost in self.used:
-            self.budget.take_over(column, calls, tokens, cost)
+            self.budget.take_over(column, Usage(calls=calls, input_tokens=tokens, cost=cost))
         # By how much calls exceeded what was known of them before they were sent, and what earlier runs used.
         self.surprise = [float(self.budget.tokens), self.budget.cost]
         nodes = stateful_nodes(self.graph, self.steps)
@@ -388,7 +396,7 @@ class World:
         cell = (task.group, step.name, row)
         assert all((each.group, each.step.name, each.row) != cell for each in self.attempts), f"{cell} runs twice"
         before = list(self.attempts.values())
-        attempt = self.attempts[task] = Attempt(task, Usage())
+        attempt = self.attempts[task] = Attempt(task, TaskUsage())
         if step.node < 0:
             self._check_processor(group, rows, step)
             attempt.live = group.frontier.live if rows.left is None else rows.left
@@ -475,14 +483,14 @@ class World:
         assert permit is not None
         before = task.reserved
         if self.scheduler.has_budget:
-            exceeded = self.scheduler.reserve(task, attempt.usage, request.tokens, request.key)
+            exceeded = self.scheduler.reserve(task, attempt.usage.total, request.tokens, request.key)
             if exceeded is not None:
                 permit.finished()
                 self.finish(attempt, Status.RATE_LIMITED)
                 return
             assert task.reserved is not None
             assert before is None or task.reserved >= before
-        attempt.usage.add("m", 1, request.tokens, 0, 0.0)
+        attempt.usage.add("m", Usage(calls=1, input_tokens=request.tokens))
         attempt.permit = permit
 
     def withdraw(self, attempt: Attempt) -> None:
@@ -518,7 +526,7 @@ class World:
         if status is Status.CANCELLED and group.is_wanted(task):
             status = Status.RETRYABLE  # only the row of a task cancels it
         if step.key is not None and status is not Status.RATE_LIMITED and (tokens or cost):
-            attempt.usage.add("m", 1, tokens, 0, cost)
+            attempt.usage.add("m", Usage(calls=1, input_tokens=tokens, cost=cost))
         del self.attempts[task]
         attempt.end_call()
         self._give_back(task)
@@ -532,7 +540,7 @@ class World:
         if status is Status.SUCCESS:
             value = self._value(attempt, bad_rows, rows_after)
         error = None if status in (Status.SUCCESS, Status.CANCELLED) else RuntimeError(status.value)
-        used = attempt.usage if attempt.usage.calls else None
+        used = attempt.usage if attempt.usage.total.calls else None
         outcome = Outcome(task, status, value, error, task.started_at, self.now, usage=used, retry_delay=delay)
         if status is Status.SUCCESS and step.node >= 0:
             self.succeeded.add((task.group, group.rows.generation, step.node, task.row))
@@ -543,11 +551,11 @@ class World:
             assert step.kind is Stage.POST_BATCH
             self.end_run()
 
-    def _count(self, task: Task, usage: Usage | None, *, sent: bool) -> None:
+    def _count(self, task: Task, usage: TaskUsage | None, *, sent: bool) -> None:
         if task.reserved is None or not sent:
             return
         reserved = task.reserved
-        tokens, cost = (task.step.tokens, 0.0) if usage is None else (usage.tokens, usage.cost)
+        tokens, cost = (task.step.tokens, 0.0) if usage is None else (usage.total.tokens, usage.total.cost)
         self.used.append((task.step.name, 1, tokens, cost))
         self.surprise[0] += max(0, tokens - reserved[0])
         self.surprise[1] += max(0.0, cost - reserved[1])
@@ -595,13 +603,13 @@ class World:
                 self.succeeded.add((group.index, rows.generation, steps[name].node, row))
             case ("failed", name, row, attempt, salvage_round, error, fate):
                 group.restore_failed(
-                    steps[name], row, attempt=attempt, salvage_round=salvage_round, error=error, fate=fate
+                    steps[name], row, attempt=attempt, salvage_round=salvage_round, error=error, consequence=fate
                 )
-            case ("rebuilt", count, removed, added, dropped):
+            case ("rebuilt", count, resized, dropped):
                 assert group.can_restore_rebuilt()
                 before = rows.count
                 rows.replace(count)
-                rows.removed, rows.added, rows.dropped_before = removed, added, dropped
+                rows.resized, rows.dropped_before = resized, dropped
                 group.restore_rebuilt(before, count)
 
     def close_group(self, index: int) -> None:
@@ -644,7 +652,7 @@ class World:
             self._give_back(attempt.task)
             if attempt.thread:
                 self.scheduler.thread_ended(attempt.task.step, had_slot=attempt.had_slot, late=False)
-            self._count(attempt.task, attempt.usage if attempt.usage.calls else None, sent=True)
+            self._count(attempt.task, attempt.usage if attempt.usage.total.calls else None, sent=True)
             self.scheduler.aborted(attempt.task, attempt.usage)
         for index in list(self.groups):
             self.scheduler.closed(index)

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 import seedbed as sb
-from seedbed.runtime import offload
+from seedbed.runtime import threads as runtime_threads
 from seedbed.store.files import PRIVATE
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ class Trial:
     async def _check(
         self, probe: Probe, throttles: Any, groups: list[sb.FinishedGroup], tasks: int, *, cancelled: bool
     ) -> None:
-        while offload._hold_count.get():  # threads that were given up end by themselves in these tests
+        while runtime_threads._hold_count.get():  # abandoned threads end by themselves in these tests
             await trio.testing.wait_all_tasks_blocked(0.001)
         await trio.sleep(1_000)  # refused permits come back
         assert trio.lowlevel.current_clock().autojump_threshold == 0
         assert trio.lowlevel.current_statistics().tasks_living == tasks
         for key, statistics in throttles.statistics().items():
             assert (key, statistics.in_flight, statistics.held, statistics.waiting) == (key, 0, 0, 0)
-            assert throttles.get(key)._listeners == ()
+            assert not throttles.get(key)._listeners
         assert probe.build is not None
         run = probe.build._run
         if run is None:  # cancelled before it began

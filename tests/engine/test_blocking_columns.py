@@ -33,4 +33,4 @@ def test_a_column_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, logger="seedbed"):
         sb.preview(recipe, rows=2)
     (record,) = caplog.records
-    assert "async code of column 'busy' held up everything else" in record.getMessage()
+    assert "async code of column 'busy' blocked the event loop" in record.getMessage()

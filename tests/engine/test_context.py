@@ -139,8 +139,8 @@ class TestCall:
             return await context.call(partial(other.send, "x"), key="other")
 
         grown = await grow([seed(), Column("v", v, key="own")], rows=1)
-        assert grown.report.throttles["other"].refused == 4
-        assert grown.report.throttles["own"].refused == 0
+        assert grown.report.throttles["other"].rate_limited == 4
+        assert grown.report.throttles["own"].rate_limited == 0
         assert grown.report.errors == {}
 
     async def test_without_any_key_it_says_so(self, autojump_clock: MockClock) -> None:
@@ -164,7 +164,7 @@ class TestCall:
             await context.call(partial(trio.sleep, 1), key="first")
             return await context.call(refuse, key="gone")
 
-        with pytest.raises(QuotaExhausted, match="key 'gone' refused every call for 60 s") as raised:
+        with pytest.raises(QuotaExhausted, match="key 'gone': every call was rate-limited for 60 s") as raised:
             await grow([seed(), Column("v", v)], rows=2, config=config(throttle_patience=60, engine=engine))
         assert raised.value.report is not None
         assert raised.value.report.dropped == ()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from seedbed.engine.error_window import SALVAGE_MINIMUM, SALVAGE_SHARE, ErrorWindow, SalvageWindow
+from seedbed.engine.failures import SALVAGE_MINIMUM, SALVAGE_SHARE, ErrorWindow, SalvageWindow
 
 sizes = st.integers(1, 12)
 thresholds = st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0])

@@ -65,7 +65,7 @@ async def test_failures_refusals_and_retries_are_told(autojump_clock: MockClock,
         "TaskReady v0",
         "TaskStarted v0",
         "TaskFinished v0 rate_limited",
-        "TaskRefused v0",
+        "TaskRateLimited v0",
         "TaskStarted v0",
         "TaskFinished v0 retryable",
         "TaskDeferred v0",
@@ -74,7 +74,7 @@ async def test_failures_refusals_and_retries_are_told(autojump_clock: MockClock,
         "TaskFinished v0 permanent",
         "RowDropped",
     ]
-    refused = next(event for event in seen if isinstance(event, events.TaskRefused))
+    refused = next(event for event in seen if isinstance(event, events.TaskRateLimited))
     assert refused.key == "k"
     assert refused.eligible_at - refused.time == 5
     dropped = next(event for event in seen if isinstance(event, events.RowDropped))

@@ -9,7 +9,7 @@ import trio
 from engine_helpers import Watched, config, grow, seed
 
 from seedbed import BadOutput, CellContext, Column, EarlyShutdown, Permanent, RateLimited, Retryable, open_build
-from seedbed.engine.error_window import ErrorWindow
+from seedbed.engine.failures import ErrorWindow
 from seedbed.engine.row_group import RowGroup
 from seedbed.observe import events
 

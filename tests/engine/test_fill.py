@@ -11,9 +11,9 @@ from engine_helpers import config, grow, seed
 
 from seedbed import BadOutput, Column
 from seedbed.engine.failures import error_text
-from seedbed.engine.fill import cell_value, group_values
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
+from seedbed.engine.worker import cell_value, group_values
 
 if TYPE_CHECKING:
     from trio.testing import MockClock

@@ -142,6 +142,6 @@ def test_objects_without_a_name(directory: Path, monkeypatch: pytest.MonkeyPatch
     """The recipe that is kept has only their class, which fills nothing: the error says what to do."""
     module(monkeypatch)
     with pytest.raises(
-        sb.DatasetGenerationError, match=r"is no function but <class 'made\.Doubles'>; .* hand in the recipe itself"
+        sb.DatasetGenerationError, match=r"is not a function but <class 'made\.Doubles'>; .* write the recipe in Python"
     ):
         sb.resume(directory / "objects", rows=5, allow_code=True)

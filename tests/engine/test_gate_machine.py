@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import seedbed as sb
 from seedbed.engine.stateful import Gate, Instance
 from seedbed.graph import GROUP, Frontier, Graph, Kind
-from seedbed.runtime.turnstile import Turnstile
+from seedbed.runtime.lanes import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

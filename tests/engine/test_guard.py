@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seedbed as sb
-from seedbed.engine.guard import check_resumable
+from seedbed.engine.fingerprint import check_resumable
 from seedbed.engine.source import make_source
 from seedbed.errors import ConfigError, ManifestError
 from seedbed.store.records import Header
@@ -85,7 +85,7 @@ class TestWhatIsTold:
     def test_fewer_rows(self) -> None:
         """Rows are not taken away."""
         assert refusal({}, {}, rows=9) == [
-            "  - rows: 10 there, 9 here; a dataset can grow, but rows are not taken away"
+            "  - the dataset has 10 rows, 9 were requested; a dataset can grow but not shrink"
         ]
 
     def test_other_outputs(self) -> None:
@@ -103,7 +103,7 @@ class TestElsewhere:
         lines = refusal(CODE, EDITED)
         assert lines == [
             "  - columns.a.function: its code was edited: m:f (cpython-311-0:1) there, m:f (cpython-311-0:2) here",
-            "to go on all the same and keep what is there: --accept-changes (accept_changes=True)",
+            "to resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)",
         ]
         found = check_resumable(header(CODE), EDITED, outputs=("a",), rows=10, accept_changes=True)
         assert found == header(EDITED)

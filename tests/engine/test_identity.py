@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.engine.identity import identities_by_position
+from seedbed.engine.rows import identities_by_position
 
 
 def test_rows_are_numbered_by_their_position() -> None:

@@ -145,8 +145,8 @@ class TestPreBatch:
     @pytest.mark.parametrize(
         ("apply", "reason"),
         [
-            (lambda frame: frame.rename({"n": "m"}), "lost 'n' and has 'm', which no column makes"),
-            (lambda frame: frame.with_columns(extra=1), "the frame it returned has 'extra', which no column makes"),
+            (lambda frame: frame.rename({"n": "m"}), "lost 'n' and has 'm', which no column generates"),
+            (lambda frame: frame.with_columns(extra=1), "the frame it returned has 'extra', which no column generates"),
             (lambda frame: frame.drop("other"), "the frame it returned lost 'other'"),
             (lambda frame: frame["n"].to_list(), "a processor must return a polars frame, not list"),
             (lambda frame: None, "a processor must return a polars frame, not NoneType"),

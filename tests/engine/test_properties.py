@@ -20,13 +20,13 @@ from scripted_columns import Scenario, Watch, expected, scenarios
 from trio.testing import MockClock
 
 import seedbed as sb
+from seedbed.runtime.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from seedbed.engine.run import Run
     from seedbed.observe.report import BuildReport
-    from seedbed.runtime.throttle import Throttle
 
 # Virtual seconds: no run comes near it, so a run that reaches it waits for something that never comes.
 NEVER = 1e8
@@ -51,22 +51,21 @@ def in_virtual_time(function: Callable[[], Awaitable[Any]]) -> Any:
 
 def watch_grants(run: Run, watch: Watch) -> None:
     """Look at every permit as it is granted: never while as many calls as the limit allows are in flight."""
-    make = run.throttles._make
 
-    def watched(key: str, limits: sb.KeyLimits) -> Throttle:
-        throttle = make(key, limits)
-        grant = throttle._grant
+    class Watched(dict[str, Throttle]):
+        def __setitem__(self, key: str, throttle: Throttle) -> None:
+            grant = throttle._grant
 
-        def granted(permit: Any, now: float) -> None:
-            before = throttle.in_flight
-            if before >= throttle.limit:
-                watch.problems.append(f"a permit of {key} with {before} in flight: {throttle.statistics()}")
-            grant(permit, now)
+            def granted(permit: Any, now: float) -> None:
+                before = throttle.in_flight
+                if before >= throttle.limit:
+                    watch.problems.append(f"a permit of {key} with {before} in flight: {throttle.statistics()}")
+                grant(permit, now)
 
-        throttle._grant = granted  # type: ignore[method-assign]
-        return throttle
+            throttle._grant = granted  # type: ignore[method-assign]
+            super().__setitem__(key, throttle)
 
-    run.throttles._make = watched  # type: ignore[assignment]
+    run.throttles._throttles = Watched(run.throttles._throttles)
 
 
 async def run_scenario(
@@ -118,11 +117,11 @@ async def run_scenario(
         await threads_ended(result)
         check_all_is_back(result)
         if throttles is not None:
-            # Permits of refused calls stay taken for a second at most.
+            # Permits of rate-limited calls stay taken for a second at most.
             await trio.sleep(2)
             for throttle in map(throttles.get, scenario.limits):
                 assert throttle._limiter.borrowed_tokens == 0
-                assert throttle._listeners == ()
+                assert not throttle._listeners
     assert trio.lowlevel.current_statistics().tasks_living == tasks_before
     assert not watch.problems, watch.problems
     check_stateful_order(result)

@@ -37,13 +37,15 @@ class FakeJournal:
         self.commits: list[tuple[float, dict[Key, list[Any]]]] = []
         self.freed: list[Key] = []
         self.fail = False
-        self.unkept: Counter[str] = Counter()
+        self.unpicklable: Counter[str] = Counter()
 
     def commit(self, batch: Batch) -> int:
         if self.fail:
             raise StoreError("no space left")
         for entries in batch.groups.values():
-            self.unkept.update(each.column for each in entries if isinstance(each, Finished) and each.value == "unkept")
+            self.unpicklable.update(
+                each.column for each in entries if isinstance(each, Finished) and each.value == "unpicklable"
+            )
         self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
         return sum(map(len, batch.groups.values()))
 
@@ -58,7 +60,7 @@ class Scene:
         self.journal = FakeJournal()
         self.durable = 0
         self.hang = False
-        self.unkept: list[str] = []
+        self.unpicklable: list[str] = []
         self.recorder = Recorder(
             self.journal,  # type: ignore[arg-type]
             RunConfig(**knobs),
@@ -66,7 +68,7 @@ class Scene:
             spending=tuple,
             finished=int,
             on_commit=self._on_commit,
-            on_unkept=self.unkept.append,
+            on_unpicklable=self.unpicklable.append,
         )
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
@@ -125,10 +127,10 @@ async def test_what_cannot_be_kept_is_not_durable_and_is_told_once() -> None:
     scene = Scene()
     for row in range(2):
         scene.recorder.add(ONE, entry(row))
-        scene.recorder.add(ONE, entry(row, "unkept", "odd"))
+        scene.recorder.add(ONE, entry(row, "unpicklable", "odd"))
         await scene.recorder.flush()
     assert scene.durable == 2
-    assert scene.unkept == ["odd"]
+    assert scene.unpicklable == ["odd"]
 
 
 async def test_a_flush_is_not_interrupted() -> None:

@@ -106,7 +106,7 @@ async def test_another_build_is_refused_and_told_what_differs(tmp_path: Path) ->
     with pytest.raises(ManifestError) as raised:
         await sb.build_async(other, rows=40, out=out, config=CONFIG, resume=True)
     assert "columns.w: nothing there" in str(raised.value)
-    assert "rows: 50 there, 40 here" in str(raised.value)
+    assert "the dataset has 50 rows, 40 were requested" in str(raised.value)
 
 
 async def test_a_used_directory_needs_resume(tmp_path: Path) -> None:

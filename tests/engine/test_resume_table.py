@@ -11,10 +11,11 @@ import attrs
 import pytest
 
 import seedbed as sb
+from seedbed.columns.spec import processor_types, spec_types
+from seedbed.engine.api import BuildOptions, PreviewOptions
 from seedbed.engine.fingerprint import columns_fingerprint
-from seedbed.generators.registry import processor_types, spec_types
 from seedbed.models import MODEL_TYPES
-from seedbed.recipe.dump import is_how
+from seedbed.recipe.fingerprint import is_operational
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "resume.md").read_text(encoding="utf-8")
 
@@ -42,7 +43,8 @@ def told(heading: str, row: str, common: str | None = None) -> tuple[set[str], s
 def how_and_what(kind: type[Any]) -> tuple[set[str], set[str]]:
     """The fields of a spec that its fingerprint leaves out, and the others."""
     fields = [field for field in attrs.fields(kind) if field.init]
-    return {each.name for each in fields if is_how(each)}, {each.name for each in fields if not is_how(each)}
+    operational = {each.name for each in fields if is_operational(each)}
+    return operational, {each.name for each in fields} - operational
 
 
 @pytest.mark.parametrize(
@@ -73,9 +75,9 @@ def test_every_field_of_the_recipe() -> None:
     assert may & must == {"models"}
 
 
-def test_every_knob() -> None:
-    """Each knob of a run is in the table once."""
-    found = [name for row in table("| knob |") for name in names(row)]
+def test_every_option() -> None:
+    """Each option of a run is in the table once."""
+    found = [name for row in table("| option |") for name in names(row)]
     assert sorted(found) == sorted(field.name for field in attrs.fields(sb.RunConfig))
 
 
@@ -84,7 +86,10 @@ def test_every_argument() -> None:
     found = {name for row in list(table("| of `build`,")) for name in names(row)}
     builders = (sb.build, sb.build_async, sb.open_build, sb.resume)
     given = {name for each in builders for name in inspect.signature(each).parameters}
-    assert found == given - {"directory"}
+    assert found == (given | set(BuildOptions.__annotations__) | set(PreviewOptions.__annotations__)) - {
+        "directory",
+        "options",
+    }
 
 
 def test_every_field_of_a_column() -> None:

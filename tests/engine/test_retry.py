@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import seedbed as sb
 from seedbed import Column, RunConfig
-from seedbed.engine.retry import merge_order, plan_retry
+from seedbed.engine.resume import merge_order, plan_retry
 from seedbed.errors import Permanent
+from seedbed.observe.report import Drop
 from seedbed.store.journal import has_journal
-from seedbed.store.records import Drop, GroupRecord
+from seedbed.store.records import GroupRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

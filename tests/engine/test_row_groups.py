@@ -174,7 +174,7 @@ async def test_leaving_early_cancels_the_rest_and_keeps_what_is_there(
     ) as running:
         first = await anext(running)
         assert first.row_group == 0
-        with pytest.raises(SeedbedError, match="the build is not over"):
+        with pytest.raises(SeedbedError, match="the build is still running; its report is available once"):
             _ = running.report
     assert len(slow.finished) == 2
     dataset = Dataset.open(tmp_path)

@@ -10,7 +10,7 @@ import trio
 from engine_helpers import Watched, config, grow, seed
 
 from seedbed import Column, Retryable
-from seedbed.engine.salvage import Salvage
+from seedbed.engine.failures import Salvage
 from seedbed.engine.tasks import Task
 from seedbed.observe import events
 

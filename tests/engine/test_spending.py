@@ -14,14 +14,14 @@ from seedbed import BudgetExceeded, CellContext, Column
 from seedbed.engine.budget import Budget
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
-from seedbed.generators import Usage
+from seedbed.observe.report import Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trio.testing import MockClock
 
-    from seedbed.recipe.spec import ColumnSpec
+    from seedbed.columns.spec import ColumnSpec
 
 ENGINES = pytest.mark.parametrize("engine", ["concurrent", "sequential"])
 

@@ -46,8 +46,8 @@ async def test_a_refusing_key_does_not_stall_another(autojump_clock: MockClock, 
     assert max(when for when, _ in beside.finished) - start == alone_took
     assert grown.report.written == 40
     assert grown.report.dropped == ()
-    assert grown.report.throttles["A"].refused > 0
-    assert grown.report.throttles["B"].refused == 0
+    assert grown.report.throttles["A"].rate_limited > 0
+    assert grown.report.throttles["B"].rate_limited == 0
 
 
 async def test_a_hanging_key_does_not_stall_another(autojump_clock: MockClock) -> None:
@@ -80,7 +80,7 @@ async def test_a_refusal_is_neither_an_error_nor_an_attempt(autojump_clock: Mock
     assert grown.report.attempts["v"] == 6
     assert grown.report.errors == {}
     assert set(busy.attempts.values()) == {11}
-    assert grown.report.throttles["k"].refused == 60
+    assert grown.report.throttles["k"].rate_limited == 60
 
 
 async def waits(header: Any, *, reset: Any = None) -> list[float]:
@@ -133,8 +133,8 @@ async def test_patience_ends_the_run_and_drops_nothing(autojump_clock: MockClock
             config=config(throttle_patience=60, buffer_size=5),
         )
     assert str(raised.value) == (
-        "key 'provider/model' refused every call for 60 s (throttle_patience); "
-        "last refusal: quota is gone until next month"
+        "key 'provider/model': every call was rate-limited for 60 s (throttle_patience); "
+        "last answer: quota is gone until next month"
     )
     assert raised.value.key == "provider/model"
     report = raised.value.report
@@ -186,7 +186,7 @@ async def test_patience_holds_for_columns_without_a_key(autojump_clock: MockCloc
     async def v(n: int) -> int:
         raise RateLimited("never")
 
-    with trio.fail_after(10_000), pytest.raises(QuotaExhausted, match="key 'v' refused every call for 60 s"):
+    with trio.fail_after(10_000), pytest.raises(QuotaExhausted, match="key 'v': every call was rate-limited for 60 s"):
         await grow([seed(), Column("v", v)], rows=2, config=config(throttle_patience=60))
 
 

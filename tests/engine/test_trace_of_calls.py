@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import seedbed as sb
-from seedbed.observe.profile import profile
+from seedbed.observe.report import profile
 
 if TYPE_CHECKING:
     from trio.testing import MockClock

@@ -52,7 +52,7 @@ def test_the_second_is_refused(tmp_path: Path) -> None:
     with owner(out):
         (out / ".batch_00007.parquet.tmp").write_bytes(b"half a part")
         before = files(out)
-        with pytest.raises(sb.OutputDirectoryError, match=r"another process is writing .*: wait until it is over"):
+        with pytest.raises(sb.OutputDirectoryError, match=r"another process is writing .*: wait for it or stop it"):
             sb.resume(out, columns(process=False))
         with pytest.raises(sb.OutputDirectoryError, match="another process is writing"):
             sb.resume(out, columns(process=False), rows=5, accept_changes=True, retry_dropped=True)

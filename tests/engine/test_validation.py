@@ -115,55 +115,64 @@ COUNTS = (
 )
 
 
-class TestKnobs:
-    @pytest.mark.parametrize("knob", COUNTS)
-    def test_sizes_are_at_least_one(self, knob: str) -> None:
+class TestOptions:
+    @pytest.mark.parametrize("option", COUNTS)
+    def test_sizes_are_at_least_one(self, option: str) -> None:
         """Zero and negative sizes are refused by name."""
         for value in (0, -1):
-            with pytest.raises(ConfigError, match=f"{knob} must be at least 1, not {value}"):
-                RunConfig(**{knob: value})
+            with pytest.raises(ConfigError, match=f"{option} must be a whole number, 1 or more, not {value}"):
+                RunConfig(**{option: value})
 
-    @pytest.mark.parametrize("knob", [*COUNTS, "salvage_max_rounds", "max_tokens"])
+    @pytest.mark.parametrize("option", [*COUNTS, "salvage_max_rounds", "max_tokens"])
     @pytest.mark.parametrize("value", [1.5, "2", True])
-    def test_sizes_are_whole_numbers(self, knob: str, value: Any) -> None:
+    def test_sizes_are_whole_numbers(self, option: str, value: Any) -> None:
         """A float, a text or a bool is not a size."""
-        with pytest.raises(ConfigError, match=f"{knob} must be a whole number, not {value!r}"):
-            RunConfig(**{knob: value})
+        least = 1 if option in COUNTS else 0
+        with pytest.raises(ConfigError, match=f"^{option} must be a whole number, {least} or more, not {value!r}$"):
+            RunConfig(**{option: value})
 
-    @pytest.mark.parametrize("knob", ["salvage_max_rounds", "max_tokens"])
-    def test_some_may_be_zero(self, knob: str) -> None:
+    @pytest.mark.parametrize("option", ["salvage_max_rounds", "max_tokens"])
+    def test_some_may_be_zero(self, option: str) -> None:
         """No retries, no tokens: both can be meant."""
-        assert getattr(RunConfig(**{knob: 0}), knob) == 0
-        with pytest.raises(ConfigError, match=f"{knob} must be at least 0, not -1"):
-            RunConfig(**{knob: -1})
+        assert getattr(RunConfig(**{option: 0}), option) == 0
+        with pytest.raises(ConfigError, match=f"{option} must be a whole number, 0 or more, not -1"):
+            RunConfig(**{option: -1})
 
-    @pytest.mark.parametrize("knob", ["cell_timeout", "deadline", "backoff_base", "backoff_max"])
-    def test_times_are_above_zero(self, knob: str) -> None:
+    @pytest.mark.parametrize("option", ["cell_timeout", "deadline", "backoff_base", "backoff_max"])
+    def test_times_are_above_zero(self, option: str) -> None:
         """A time of nothing would end everything at once."""
         for value in (0, -1.0, math.inf):
-            with pytest.raises(ConfigError, match=f"{knob} must be above 0, not {value!r}"):
-                RunConfig(**{knob: value})
+            with pytest.raises(ConfigError, match=f"{option} must be a number above 0, not {value!r}"):
+                RunConfig(**{option: value})
 
-    @pytest.mark.parametrize("knob", ["throttle_patience", "grace", "max_cost", "commit_interval"])
-    def test_some_times_may_be_zero(self, knob: str) -> None:
+    @pytest.mark.parametrize("option", ["throttle_patience", "grace", "max_cost", "commit_interval"])
+    def test_some_times_may_be_zero(self, option: str) -> None:
         """No patience and no grace can be meant; less than none cannot."""
-        assert getattr(RunConfig(**{knob: 0}), knob) == 0
-        with pytest.raises(ConfigError, match=f"{knob} must be at least 0, not -1"):
-            RunConfig(**{knob: -1})
+        assert getattr(RunConfig(**{option: 0}), option) == 0
+        with pytest.raises(ConfigError, match=f"{option} must be a number, 0 or more, not -1"):
+            RunConfig(**{option: -1})
 
-    @pytest.mark.parametrize("knob", ["cell_timeout", "grace", "shutdown_error_rate", "max_cost"])
+    @pytest.mark.parametrize(
+        ("option", "expected"),
+        [
+            ("cell_timeout", "a number above 0"),
+            ("grace", "a number, 0 or more"),
+            ("shutdown_error_rate", "a number above 0 and at most 1"),
+            ("max_cost", "a number, 0 or more"),
+        ],
+    )
     @pytest.mark.parametrize("value", ["1", True, math.nan])
-    def test_times_and_rates_are_numbers(self, knob: str, value: Any) -> None:
+    def test_times_and_rates_are_numbers(self, option: str, expected: str, value: Any) -> None:
         """A text, a bool and what is no number are refused."""
-        with pytest.raises(ConfigError, match=f"{knob} must be a number, not {value!r}"):
-            RunConfig(**{knob: value})
+        with pytest.raises(ConfigError, match=f"^{option} must be {expected}, not {value!r}$"):
+            RunConfig(**{option: value})
 
-    @pytest.mark.parametrize("knob", ["shutdown_error_rate", "salvage_error_threshold"])
+    @pytest.mark.parametrize("option", ["shutdown_error_rate", "salvage_error_threshold"])
     @pytest.mark.parametrize("value", [0, -0.1, 1.1])
-    def test_rates_are_shares(self, knob: str, value: float) -> None:
+    def test_rates_are_shares(self, option: str, value: float) -> None:
         """Above nothing and at most all."""
-        with pytest.raises(ConfigError, match=f"{knob} must be above 0 and at most 1, not {value!r}"):
-            RunConfig(**{knob: value})
+        with pytest.raises(ConfigError, match=f"{option} must be a number above 0 and at most 1, not {value!r}"):
+            RunConfig(**{option: value})
 
     def test_choices_are_listed(self) -> None:
         """What is allowed is in the message."""
@@ -173,31 +182,31 @@ class TestKnobs:
             RunConfig(durability="none")
 
     @pytest.mark.parametrize(
-        ("knob", "value", "text"),
+        ("option", "value", "text"),
         [
             ("trace", "yes", "trace must be True or False, not 'yes'"),
             ("jitter_seed", "x", "jitter_seed must be a whole number, not 'x'"),
         ],
     )
-    def test_the_rest_is_checked_too(self, knob: str, value: Any, text: str) -> None:
-        """Every knob has an error of the same kind."""
+    def test_the_rest_is_checked_too(self, option: str, value: Any, text: str) -> None:
+        """Every option has an error of the same kind."""
         with pytest.raises(ConfigError, match=text):
-            RunConfig(**{knob: value})
+            RunConfig(**{option: value})
 
-    def test_an_unknown_knob_has_a_nearest_one(self) -> None:
+    def test_an_unknown_option_has_a_nearest_one(self) -> None:
         """From a file, all unknown ones are named at once."""
         with pytest.raises(ConfigError) as raised:
             RunConfig.from_mapping({"bufer_size": 3, "grace": 1, "max_token": 7})
         assert str(raised.value) == (
-            "there is no knob 'bufer_size'; did you mean 'buffer_size'?; "
-            "there is no knob 'max_token'; did you mean 'max_tokens'?"
+            "unknown option 'bufer_size'; did you mean 'buffer_size'?; "
+            "unknown option 'max_token'; did you mean 'max_tokens'?"
         )
         assert RunConfig.from_mapping({"grace": 1, "buffer_size": 3}) == RunConfig(grace=1, buffer_size=3)
 
     def test_an_unknown_keyword_is_refused(self) -> None:
         """In Python it is a keyword that does not exist."""
         with pytest.raises(TypeError, match="bufer_size"):
-            RunConfig(bufer_size=3)  # type: ignore[call-arg]
+            RunConfig(bufer_size=3)
 
     def test_a_config_that_is_none_of_ours(self, untouched: Untouched) -> None:
         """A mapping in place of a RunConfig is answered in words."""
@@ -206,27 +215,25 @@ class TestKnobs:
         untouched.check()
 
     @pytest.mark.parametrize(
-        ("knobs", "text"),
+        ("options", "text"),
         [
             ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number, 1 or more, not 0"),
             ({"max_parallel_requests": 2.0}, r"max_parallel_requests must be a whole number, 1 or more, not 2\.0"),
-            ({"requests_per_minute": 0}, "requests_per_minute must be a number above 0, or None for no limit, not 0"),
-            ({"tokens_per_minute": -5}, "tokens_per_minute must be a number above 0, or None for no limit, not -5"),
+            ({"requests_per_minute": 0}, "requests_per_minute must be None for no limit, or a number above 0, not 0"),
+            ({"tokens_per_minute": -5}, "tokens_per_minute must be None for no limit, or a number above 0, not -5"),
             ({"latency_congestion": 1}, "latency_congestion must be True or False, not 1"),
         ],
     )
-    def test_limits_of_a_key(self, knobs: dict[str, Any], text: str) -> None:
+    def test_limits_of_a_key(self, options: dict[str, Any], text: str) -> None:
         """They are checked when they are made."""
         with pytest.raises(ConfigError, match=text):
-            KeyLimits(**knobs)
+            KeyLimits(**options)
 
 
 class TestColumns:
     def test_a_column_named_twice(self, untouched: Untouched) -> None:
         """It is said once."""
-        assert untouched.problems(untouched.seed(), untouched.cell(), untouched.cell()) == (
-            "column 'v' is there twice",
-        )
+        assert untouched.problems(untouched.seed(), untouched.cell(), untouched.cell()) == ("duplicate column 'v'",)
 
     def test_a_function_that_wants_what_nobody_makes(self, untouched: Untouched) -> None:
         """The nearest column is named."""
@@ -235,7 +242,7 @@ class TestColumns:
             raise AssertionError
 
         assert untouched.problems(untouched.seed("n1"), Column("v", fill)) == (
-            "column 'v' requires 'nn', which no column makes; did you mean 'n1'?",
+            "column 'v' requires 'nn', which no column generates; did you mean 'n1'?",
         )
 
     def test_no_columns(self, untouched: Untouched) -> None:
@@ -307,7 +314,7 @@ class TestColumns:
         text = "\n".join(found)
         for part in (
             "has 3 as its generator",
-            "requires 'n', which no column makes",
+            "requires 'n', which no column generates",
             "column 'y' has allow_resize=True",
             "tokens=-1",
             "timeout=-1",
@@ -374,3 +381,10 @@ def test_a_report_says_what_there_is() -> None:
     report = preview([seed()], rows=3).report
     assert isinstance(report, BuildReport)
     assert str(report).startswith("3 of 3 rows, 0 dropped, ")
+
+
+def test_an_unknown_option_of_a_build_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
+    """Options are read by name: a misspelled one is never ignored."""
+    with pytest.raises(TypeError, match=r"unknown option of a build: 'retry_droped'.*retry_dropped"):
+        build([], rows=1, out=tmp_path / "out", retry_droped=True)
+    assert not (tmp_path / "out").exists()

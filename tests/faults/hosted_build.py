@@ -1,8 +1,8 @@
 """The child process of test_host_shutdown.py: a build under asyncio that gets a real Ctrl-C.
 
 ``python hosted_build.py DIRECTORY HOW`` builds under `asyncio.run`, under a loop that is run by hand, or under anyio,
-and says "waiting" when its cells wait. Then it runs another loop in the same thread, to show that the thread is as
-before, and goes on with the directory.
+and prints "waiting" when its cells wait. Then it runs another loop in the same thread, to show that trio can run in it
+again, and resumes the directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONFIG = sb.RunConfig(buffer_size=2)
 
 
 def say(word: str) -> None:
-    """Tell the parent."""
+    """Write a line to the parent, unbuffered."""
     os.write(1, f"{word}\n".encode())
 
 
@@ -33,10 +33,11 @@ async def numbers(rows: range) -> list[int]:
 
 
 async def waits(n: int) -> int:
-    """Wait for ever, but for the first rows."""
+    """Wait forever, except in the first rows."""
     if n >= 2:
-        say("waiting")
         try:
+            # Inside the block: in a loop that is run by hand the Ctrl-C may be raised right after this line.
+            say("waiting")
             await trio.sleep_forever()
         finally:
             say("unwound")
@@ -49,13 +50,13 @@ async def plain(n: int) -> int:
 
 
 async def build(directory: Path, fill: Any, *, resume: bool = False) -> sb.Dataset:
-    """Build, or go on."""
+    """Build or resume."""
     columns = [sb.Column("n", numbers, kind="from_scratch"), sb.Column("x", fill)]
     return await sb.build_async(columns, rows=6, out=directory, config=CONFIG, resume=resume, accept_changes=resume)
 
 
 def by_hand(directory: Path) -> None:
-    """Run a loop as old programs do: what is left is cancelled at the end."""
+    """Run a loop as old programs do: remaining tasks are cancelled at the end."""
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(build(directory, waits))
@@ -70,7 +71,7 @@ def by_hand(directory: Path) -> None:
 
 
 def main(directory: Path, how: str) -> None:
-    """Be interrupted, then go on."""
+    """Build until interrupted, then resume."""
     try:
         if how == "asyncio":
             asyncio.run(build(directory, waits))

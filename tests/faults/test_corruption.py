@@ -90,7 +90,7 @@ def check_damage(world: World, snapshot: Snapshot, name: str, harm: Harm, expect
     if name == MANIFEST_NAME and unlisted and harm.how != "cut":
         assert any(name in sentence for sentence in told), told
     dataset, _ = grow(after, directory)
-    check_same(directory, shape, expected, journal=name in parts)
+    check_same(directory, shape, expected, journal=name in parts, damaged=name)
     if name in parts:
         assert dataset.report is not None
         assert any(name in sentence for sentence in dataset.report.damage)

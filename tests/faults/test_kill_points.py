@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from harness import Made, check_same
+from harness import Made, check_frame, check_same
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
@@ -15,6 +15,8 @@ from shapes import PLAIN, ColumnShape, Shape
 from snapshots import Snapshot, World, check_paid_once, grow
 
 from seedbed.runtime.faults import POINTS
+from seedbed.store.dataset import Dataset
+from seedbed.store.manifest import is_dataset
 
 COSTLY = settings(max_examples=settings.default.max_examples // 8)
 INTERVAL = 0.05  # the default of `commit_interval`
@@ -75,6 +77,22 @@ def test_a_run_killed_at_its_points_can_go_on(shape: Shape, tmp_path: Path) -> N
         go_on(world, snapshot, expected)
 
 
+def test_a_complete_directory_has_the_processed_rows(tmp_path: Path) -> None:
+    """A directory killed at any point says that it is complete only if it reads as the processors returned it."""
+    expected = whole(STATEFUL, tmp_path / "whole")
+    _, snapshots = grow(World(STATEFUL), tmp_path / "run", into=tmp_path / "killed")
+    seen = set()
+    for snapshot in snapshots:
+        if not is_dataset(snapshot.directory):
+            continue
+        dataset = Dataset.open(snapshot.directory)
+        dataset.verify()
+        seen.add(dataset.complete)
+        if dataset.complete:
+            check_frame(dataset.to_polars(), expected.frame)
+    assert seen == {True, False}
+
+
 def test_every_named_point_is_reached(tmp_path: Path) -> None:
     """There is no fault point that these tests pass by: those of a run, of a resume, of another try and of recovery."""
     world = World(SMALL)
@@ -83,7 +101,8 @@ def test_every_named_point_is_reached(tmp_path: Path) -> None:
     grow(World(LOSING), tmp_path / "losing")
     _, retried = grow(World(LOSING), tmp_path / "losing", into=tmp_path / "retried", retry_dropped=True)
     _, regained = grow(World(SAVED), tmp_path / "losing", into=tmp_path / "regained", retry_dropped=True)
-    assert {snapshot.point for snapshot in (*first, *recovered, *retried, *regained)} == set(POINTS)
+    _, published = grow(World(attrs.evolve(SMALL, after=True)), tmp_path / "after", into=tmp_path / "published")
+    assert {each.point for each in (*first, *recovered, *retried, *regained, *published)} == set(POINTS)
 
 
 def recover(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:

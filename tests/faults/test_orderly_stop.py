@@ -13,7 +13,7 @@ import pytest
 from harness import Made, open_trial
 from shapes import ColumnShape, Shape, make_recipe
 
-from seedbed.recipe.dump import dump_recipe
+from seedbed.recipe.fingerprint import recipe_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ SHAPE = Shape(
 )
 HANGING: set[Cell] = {("a", 2), ("b", 7), ("b", 8)}
 # Nothing is committed by time or count: only an orderly stop does it.
-NEVER = ["--knob", "commit_interval=3600", "--knob", "commit_count=1000000"]
+NEVER = ["--option", "commit_interval=3600", "--option", "commit_count=1000000"]
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
@@ -48,7 +48,7 @@ def whole(builds: Builds, tmp_path_factory: pytest.TempPathFactory) -> Made:
 def command(trial: Trial, *options: str) -> list[str]:
     """`seedbed run` of the shape."""
     path = trial.out.parent / "recipe.yaml"
-    dump_recipe(make_recipe(trial.shape, url=trial.server.url), path)
+    path.write_text(recipe_text(make_recipe(trial.shape, url=trial.server.url)), encoding="utf-8")
     return [
         "run", str(path), "--rows", str(SHAPE.rows), "--out", str(trial.out), "--allow-code",
         "--buffer-size", str(SHAPE.buffer_size), *options,
@@ -87,9 +87,9 @@ def test_one_signal_lets_calls_end_and_keeps_them(number: int, builds: Builds, w
             trial.wait_for(lambda: trial.said_event("StopRequested"))
             trial.release(HANGING)
 
-        ended = trial.run(stop, arguments=command(trial, "--knob", "grace=60", *NEVER), whole_exit=True)
+        ended = trial.run(stop, arguments=command(trial, "--option", "grace=60", *NEVER), whole_exit=True)
         assert ended.status == 130, ended.log
-        assert ended.log.count("to go on:") == 1
+        assert ended.log.count("to resume:") == 1
         assert "Traceback" not in ended.log
         again = go_on(trial, ended.log, whole)
     assert again == [("b", 2)]  # nothing new was begun
@@ -106,7 +106,7 @@ def test_the_second_signal_still_loses_only_the_wire(number: int, builds: Builds
             trial.wait_for(lambda: trial.said_event("StopRequested"))
             running.signal(number)
 
-        ended = trial.run(stop, arguments=command(trial, "--knob", "grace=3600", *NEVER), whole_exit=True)
+        ended = trial.run(stop, arguments=command(trial, "--option", "grace=3600", *NEVER), whole_exit=True)
         assert ended.status == 130, ended.log
         again = go_on(trial, ended.log, whole)
     assert sorted(again) == sorted([*HANGING, ("b", 2)])
@@ -120,7 +120,7 @@ def test_grace_that_runs_out(builds: Builds, whole: Made, tmp_path: Path) -> Non
             wait_until_idle(trial)
             running.signal(signal.SIGTERM)
 
-        ended = trial.run(stop, arguments=command(trial, "--knob", "grace=0.05", *NEVER), whole_exit=True)
+        ended = trial.run(stop, arguments=command(trial, "--option", "grace=0.05", *NEVER), whole_exit=True)
         assert ended.status == 130, ended.log
         again = go_on(trial, ended.log, whole)
     assert sorted(again) == sorted([*HANGING, ("b", 2)])

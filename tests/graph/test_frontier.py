@@ -118,7 +118,7 @@ def test_a_dropped_row_is_ignored() -> None:
 
 
 def test_all_rows_dropped_is_complete_and_runs_nothing() -> None:
-    """A group without a row left is complete, and no whole column is made ready for nobody."""
+    """A group without a row left is complete, and no full column becomes ready for it."""
     frontier = Frontier(make_graph(), 2)
     frontier.complete_group(SEED)
     assert frontier.drop_row(0) == []

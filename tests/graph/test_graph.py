@@ -101,7 +101,7 @@ class TestCriticalPath:
         assert graph.critical_path() == ("top", "left", "bottom", "after")
 
     def test_weights_move_it(self) -> None:
-        """A slow column that nobody needs can be the whole path, and a slow branch is preferred to a quick one."""
+        """A slow column that no other needs can be the whole path, and a slow branch is preferred to a quick one."""
         graph = build_graph([*DIAMOND, Plain("alone")])
         assert graph.critical_path({"right": 5.0}) == ("top", "right", "bottom")
         assert graph.critical_path({"alone": 50.0}) == ("alone",)
@@ -147,24 +147,24 @@ class TestMermaid:
 
 class TestProblems:
     def test_an_unknown_column_with_the_nearest_name(self) -> None:
-        """A requirement that nobody makes is answered with the nearest output, side effects among them."""
+        """The error for a requirement that no column generates names the nearest output, side effects among them."""
         assert problems(Plain("question"), Plain("answer", ("questoin",))) == (
-            "column 'answer' requires 'questoin', which no column makes; did you mean 'question'?",
+            "column 'answer' requires 'questoin', which no column generates; did you mean 'question'?",
         )
         assert problems(Plain("a", side_effects=("a__trace",)), Plain("b", ("a__trac",))) == (
-            "column 'b' requires 'a__trac', which no column makes; did you mean 'a__trace'?",
+            "column 'b' requires 'a__trac', which no column generates; did you mean 'a__trace'?",
         )
 
     def test_an_unknown_column_that_is_near_to_nothing(self) -> None:
         """Where no name is near, the known ones are listed."""
         assert problems(Plain("one"), Plain("two", ("zzzz",))) == (
-            "column 'two' requires 'zzzz', which no column makes (known: 'one', 'two')",
+            "column 'two' requires 'zzzz', which no column generates (known: 'one', 'two')",
         )
 
     def test_the_cycle_is_spelled_out(self) -> None:
         """A circle is named in the direction in which the data would flow, and closed."""
         assert problems(Plain("a", ("c",)), Plain("b", ("a",)), Plain("c", ("b",))) == (
-            "the columns need each other in a circle: 'a' → 'b' → 'c' → 'a'",
+            "circular dependency between columns: a → b → c → a",
         )
 
     def test_two_knots_are_two_problems(self) -> None:
@@ -176,31 +176,29 @@ class TestProblems:
             Plain("d", ("c",), side_effects=("d__trace",)),
         )
         assert found == (
-            "the columns need each other in a circle: 'a' → 'b' → 'a'",
-            "the columns need each other in a circle: 'c' → 'd' → 'c'",
+            "circular dependency between columns: a → b → a",
+            "circular dependency between columns: c → d → c",
         )
 
     def test_a_column_given_twice_is_one_problem(self) -> None:
         """The same name twice is said once, not once for each output."""
         twice = Plain("a", side_effects=("a__trace",))
-        assert problems(twice, twice) == ("column 'a' is there twice",)
+        assert problems(twice, twice) == ("duplicate column 'a'",)
 
     def test_an_output_made_twice(self) -> None:
         """Two columns that make one output are both named."""
-        assert problems(Plain("a"), Plain("b", side_effects=("a",))) == (
-            "output 'a' is made more than once, by 'a' and 'b'",
-        )
+        assert problems(Plain("a"), Plain("b", side_effects=("a",))) == ("duplicate output 'a', of 'a' and 'b'",)
 
     def test_its_own_output(self) -> None:
-        """A column that needs what it makes is told so, and not of a circle besides."""
+        """A column that requires its own output is one problem, without a circular dependency besides."""
         assert problems(Plain("a", ("a__trace",), side_effects=("a__trace",))) == (
             "column 'a' requires its own output 'a__trace'",
         )
 
     def test_from_scratch_with_requirements(self) -> None:
-        """What is made from scratch cannot need anything."""
+        """What is generated from scratch cannot need anything."""
         assert problems(Plain("a"), Plain("b"), Plain("seed", ("a", "b"), kind=Kind.FROM_SCRATCH)) == (
-            "column 'seed' is made from scratch and cannot require 'a', 'b'",
+            "column 'seed' is generated from scratch and cannot require 'a', 'b'",
         )
 
     def test_resizing_columns_are_all_named(self) -> None:
@@ -227,12 +225,12 @@ class TestProblems:
         text = str(raised.value)
         assert text.startswith(f"the dataset cannot be generated, {len(raised.value.problems)} problems:\n  - ")
         for part in (
-            "'b' is there twice",
-            "output 'c' is made more than once",
+            "duplicate column 'b'",
+            "duplicate output 'c'",
             "requires 'nothing'",
             "requires its own output 'd'",
             "column 'e' has allow_resize=True",
-            "'g' is made from scratch",
+            "'g' is generated from scratch",
         ):
             assert part in text, part
 

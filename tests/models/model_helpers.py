@@ -1,4 +1,4 @@
-"""What the tests of models share."""
+"""Helpers for the tests of models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from seedbed.engine.context import CellModel
 from seedbed.models import ChatRequest, Message, OpenAICompatible
 from seedbed.testing import serve_openai
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def ask(text: str, **options: Any) -> ChatRequest:
-    """A request with one turn."""
+    """A request with one user message."""
     return ChatRequest(messages=(Message(role="user", text=text),), **options)
 
 
@@ -27,7 +28,7 @@ def ask(text: str, **options: Any) -> ChatRequest:
 async def open_pair(
     spec: dict[str, Any] | None = None, **server: Any
 ) -> AsyncIterator[tuple[OpenAIServer, ModelClient]]:
-    """A server and a client of it."""
+    """A server and a client connected to it."""
     async with serve_openai(**server) as running:
         model = OpenAICompatible(base_url=running.url, model="small", **(spec or {}))
         async with model.open() as client:
@@ -36,7 +37,7 @@ async def open_pair(
 
 @attrs.define(eq=False)
 class FakeContext:
-    """A cell's context that lets every call through and adds up what is reported."""
+    """A cell context that permits every call and collects the reported usage."""
 
     column: str = "answer"
     row_group: int = 0
@@ -46,7 +47,7 @@ class FakeContext:
     usage: list[dict[str, Any]] = attrs.field(factory=list)
 
     def give_back(self) -> None:
-        """There is no permit."""
+        """Do nothing: there is no permit."""
 
     def report_usage(self, **usage: Any) -> None:
         self.usage.append(usage)
@@ -58,9 +59,19 @@ class FakeContext:
         key: str | None = None,
         tokens: int = 0,
         idempotency_key: Callable[[], bytes] | None = None,
+        report: Callable[[Any], None] | None = None,
+        confirm: object = None,
     ) -> Any:
         self.keys.append(str(key))
-        return await send()
+        answer = await send()
+        if report is not None:
+            report(answer)
+        return answer
+
+    def bind_model(
+        self, alias: str, spec: Any, client: Any, *, ends_at_failure: bool = False, **options: Any
+    ) -> CellModel:
+        return CellModel(alias, spec, client, self, **options)  # type: ignore[arg-type]
 
     def run(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         return trio.from_thread.run(function, *args)

@@ -24,7 +24,7 @@ KEY = "sk-ant-0123456789"
 async def pair(
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any] | None = None, **server: Any
 ) -> AsyncIterator[tuple[OpenAIServer, ModelClient]]:
-    """A server that wants the key, and a client of it."""
+    """A server that requires the key, and a client connected to it."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     async with (
         serve_openai(record=True, api_key=KEY, **server) as running,
@@ -34,7 +34,7 @@ async def pair(
 
 
 async def test_the_wire_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """System text, pictures, max_tokens and the key go where the API wants them; text and usage come back."""
+    """System text, images, max_tokens and the key are sent as the API expects them; text and usage are returned."""
     reply = Reply(
         body={
             "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}],
@@ -81,7 +81,7 @@ async def test_the_wire_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_schema_is_the_input_of_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Structured output comes by a tool that must be used; what is no object travels inside one."""
+    """Structured output uses a forced tool; a schema that is not an object is wrapped in one."""
     person = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     names = {"type": "array", "items": {"type": "string"}, "minItems": 2}
     async with pair(monkeypatch) as (server, client):
@@ -95,13 +95,13 @@ async def test_a_schema_is_the_input_of_a_tool(monkeypatch: pytest.MonkeyPatch) 
     assert second["tools"][0]["input_schema"]["properties"] == {"value": names}
 
 
-async def test_thinking_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thinking blocks are the reasoning, and a schema is then asked for in words, as a tool may not be forced."""
+async def test_thinking_blocks_are_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thinking, tools cannot be forced, so the schema is described in the prompt."""
     parameters = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
     async with pair(monkeypatch, answer='{"age": 3}') as (server, client):
         answer = await client.chat(ask("Who?", schema={"type": "object"}, parameters=parameters))
         (request,) = server.requests
-    assert (answer.text, answer.reasoning) == ('{"age": 3}', "They ask: Who?")
+    assert (answer.text, answer.reasoning) == ('{"age": 3}', "The prompt: Who?")
     assert "tools" not in request.body
     assert '{"type": "object"}' in request.body["system"]
 
@@ -117,8 +117,10 @@ async def test_thinking_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[[malformed]]", Retryable, "malformed JSON"),
     ],
 )
-async def test_failures(monkeypatch: pytest.MonkeyPatch, prompt: str, error: type[Exception], message: str) -> None:
-    """Failures are of the same classes as everywhere."""
+async def test_failures_have_the_common_classes(
+    monkeypatch: pytest.MonkeyPatch, prompt: str, error: type[Exception], message: str
+) -> None:
+    """Failures have the same classes as those of OpenAI-compatible models."""
     async with pair(monkeypatch) as (_, client):
         with pytest.raises(error, match=message) as caught:
             await client.chat(ask(prompt))
@@ -126,24 +128,24 @@ async def test_failures(monkeypatch: pytest.MonkeyPatch, prompt: str, error: typ
     assert not isinstance(caught.value, RateLimited) or caught.value.retry_after == "7"
 
 
-async def test_an_answer_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """max_tokens is the end that others call length."""
+async def test_a_truncated_answer_has_finish_reason_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop reason max_tokens is the finish reason length."""
     async with pair(monkeypatch, {"max_tokens": 5}) as (server, client):
         assert (await client.chat(ask("[[length]]"))).finish_reason == "length"
         assert server.requests[0].body["max_tokens"] == 5
 
 
-async def test_what_the_api_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Embeddings and images are permanent errors."""
+async def test_unsupported_calls_are_permanent_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API has neither embeddings nor images."""
     async with pair(monkeypatch) as (_, client):
         with pytest.raises(Permanent, match="has no embeddings"):
             await client.embed(["x"], {})
-        with pytest.raises(Permanent, match="makes no images"):
+        with pytest.raises(Permanent, match="generates no images"):
             await client.image("x", {})
 
 
-def test_fields_of_its_own_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """max_tokens is a whole number; the key's variable has a usual name."""
+def test_fields_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """max_tokens must be a whole number; api_key_env defaults to ANTHROPIC_API_KEY."""
     with pytest.raises(ConfigError, match="max_tokens must be a whole number"):
         Anthropic(model="claude", max_tokens=0)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)

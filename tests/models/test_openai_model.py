@@ -3,22 +3,29 @@ from __future__ import annotations
 import base64
 import json
 import math
-from typing import Any
+import pickle
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from model_helpers import ask, open_pair
 
-from seedbed.errors import CellError, ConfigError, Permanent, RateLimited, Retryable
+import seedbed
+from seedbed.errors import BuildStopped, CellError, ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
 from seedbed.models import ChatRequest, Image, Message, OpenAICompatible, open_models
 from seedbed.models.answers import small_png
 from seedbed.testing import Reply, serve_openai
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from seedbed.testing import ServerRequest
 
 KEY = "sk-test-0123456789abcdef"
 
 
 async def test_a_chat() -> None:
-    """Messages and parameters go out as the API wants them; text, end and usage come back."""
+    """Messages and parameters are sent as the API expects them; text, finish reason and usage are returned."""
     async with open_pair(record=True, answer="four") as (server, client):
         answer = await client.chat(
             ChatRequest(
@@ -38,7 +45,7 @@ async def test_a_chat() -> None:
     assert (answer.tokens.input, answer.tokens.output) == (1, 1)
 
 
-async def test_usage_is_estimated_where_the_server_does_not_say() -> None:
+async def test_missing_usage_is_estimated() -> None:
     """Without usage in the answer, tokens are estimated from the texts."""
     async with open_pair(usage=False, answer="x" * 40) as (_, client):
         answer = await client.chat(ask("y" * 80))
@@ -47,7 +54,7 @@ async def test_usage_is_estimated_where_the_server_does_not_say() -> None:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 async def test_reasoning(field: str) -> None:
-    """What the model thought aloud is kept apart from what it said."""
+    """Reasoning is separate from the text."""
     message = {"role": "assistant", "content": "4", field: "two and two"}
     reply = Reply(body={"choices": [{"message": message, "finish_reason": "stop"}]})
     async with open_pair(script=lambda _: reply) as (_, client):
@@ -55,8 +62,8 @@ async def test_reasoning(field: str) -> None:
     assert (answer.text, answer.reasoning) == ("4", "two and two")
 
 
-async def test_a_schema_is_asked_for_and_kept_to() -> None:
-    """A schema goes out as response_format, strict only where it may be, and the answer fits it."""
+async def test_a_schema_is_sent_as_the_response_format() -> None:
+    """`strict` is set only for schemas that OpenAI accepts in strict mode."""
     loose = {"type": "object", "properties": {"score": {"type": "integer", "minimum": 1, "maximum": 5}}}
     strict = {**loose, "required": ["score"], "additionalProperties": False}
     async with open_pair(record=True) as (server, client):
@@ -69,8 +76,8 @@ async def test_a_schema_is_asked_for_and_kept_to() -> None:
 
 
 @pytest.mark.parametrize(("how", "format_"), [("json_object", {"type": "json_object"}), ("prompt", None)])
-async def test_a_schema_for_servers_that_take_none(how: str, format_: Any) -> None:
-    """Where a server takes no schema it is said in words."""
+async def test_a_schema_for_servers_without_schema_support(how: str, format_: Any) -> None:
+    """The schema is described in the prompt."""
     async with open_pair({"structured_output": how}, record=True) as (server, client):
         await client.chat(ask("Judge.", schema={"type": "object"}))
         (request,) = server.requests
@@ -79,8 +86,8 @@ async def test_a_schema_for_servers_that_take_none(how: str, format_: Any) -> No
     assert '{"type": "object"}' in request.body["messages"][0]["content"]
 
 
-async def test_images_go_as_data_urls() -> None:
-    """A picture is sent within the message."""
+async def test_images_are_sent_as_data_urls() -> None:
+    """An image is part of its message."""
     message = Message(role="user", text="What is it?", images=(Image(data=b"abc", media_type="image/jpeg"),))
     async with open_pair(record=True) as (server, client):
         await client.chat(ChatRequest(messages=(message,)))
@@ -92,7 +99,7 @@ async def test_images_go_as_data_urls() -> None:
 
 
 async def test_embeddings() -> None:
-    """Each text gets its vector, in order, whatever order the server answers in."""
+    """Vectors are in the order of the texts, whatever order the server sends."""
     swapped = {"data": [{"index": 1, "embedding": [2, 0]}, {"index": 0, "embedding": [1, 0]}]}
     async with open_pair(script=lambda _: Reply(body=swapped)) as (_, client):
         answer = await client.embed(["first", "second"], {})
@@ -105,8 +112,8 @@ async def test_embeddings() -> None:
             await client.embed(["[[empty]]"], {})
 
 
-async def test_images_are_made() -> None:
-    """A picture comes in the answer, as a data URL, or from where the answer points to."""
+async def test_images_are_generated() -> None:
+    """An image is in the answer, as base64 or a data URL, or is fetched from the URL in it."""
     picture = small_png("x")
     encoded = base64.b64encode(picture).decode()
     async with serve_openai(script=lambda _: None) as server:
@@ -132,9 +139,10 @@ async def test_images_are_made() -> None:
             (f"[[{status}]]", Retryable, f"model 'small' answered {status}: .*")
             for status in (408, 409, 425, 500, 502, 503, 529)
         ),
+        *((f"[[{status}]]", Permanent, f"model 'small' answered {status}: .*") for status in (400, 413, 422)),
         *(
-            (f"[[{status}]]", Permanent, f"model 'small' answered {status}: .*")
-            for status in (400, 401, 403, 404, 413, 422)
+            (f"[[{status}]]", ModelMisconfigured, f"model 'small' answered {status}: .*; check ")
+            for status in (401, 403, 404)
         ),
         ("[[429]]", RateLimited, "model 'small' answered 429: .*rate_limit_exceeded"),
         ("[[malformed]]", Retryable, "model 'small' answered 200 with malformed JSON: .*choices"),
@@ -145,8 +153,8 @@ async def test_images_are_made() -> None:
         ("[[filter]]", Permanent, "model 'small' stopped at its provider's content filter"),
     ],
 )
-async def test_every_failure_of_a_server_is_of_its_class(prompt: str, error: type[Exception], message: str) -> None:
-    """Statuses, broken answers and refusals are what the engine retries, waits for or gives up."""
+async def test_failures_are_classified(prompt: str, error: type[Exception], message: str) -> None:
+    """Statuses, broken answers and refusals are retryable, rate-limited or permanent."""
     async with open_pair() as (_, client):
         with pytest.raises(error, match=message) as caught:
             await client.chat(ask(prompt))
@@ -165,15 +173,15 @@ async def test_every_failure_of_a_server_is_of_its_class(prompt: str, error: typ
         ({"error": {"message": "slow down", "code": 429}}, RateLimited, "with an error: slow down"),
     ],
 )
-async def test_answers_that_are_none(body: Any, error: type[Exception], message: str) -> None:
-    """A 200 that holds no answer is an error that says what is missing."""
+async def test_a_200_without_an_answer_is_an_error(body: Any, error: type[Exception], message: str) -> None:
+    """The error names what is missing."""
     async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
         with pytest.raises(error, match=message):
             await client.chat(ask("hello"))
 
 
-async def test_an_answer_that_is_nested_too_deeply_is_malformed() -> None:
-    """What no parser can follow is no answer; the server may do better next time."""
+async def test_json_that_is_nested_too_deeply_is_malformed() -> None:
+    """JSON that exceeds the recursion limit is a retryable error."""
     deep: Any = b"[" * 100_000
     async with open_pair(script=lambda _: Reply(body=deep)) as (_, client):
         with pytest.raises(Retryable, match="model 'small' answered 200 with malformed JSON"):
@@ -181,8 +189,8 @@ async def test_an_answer_that_is_nested_too_deeply_is_malformed() -> None:
 
 
 @pytest.mark.parametrize("count", [-5, math.nan, math.inf])
-async def test_usage_that_is_no_count_is_estimated(count: float) -> None:
-    """A server cannot give tokens back to a budget, nor lose an answer by what it says of its use."""
+async def test_invalid_usage_is_estimated(count: float) -> None:
+    """Negative and non-finite counts neither refund a budget nor fail the call."""
     body = {
         "choices": [{"message": {"content": "x" * 40}}],
         "usage": {"prompt_tokens": count, "completion_tokens": count},
@@ -202,27 +210,27 @@ async def test_usage_that_is_no_count_is_estimated(count: float) -> None:
         (None, "without images"),
     ],
 )
-async def test_pictures_that_are_none(data: Any, message: str) -> None:
-    """An answer without a usable picture may come better the next time."""
+async def test_invalid_images_are_retryable(data: Any, message: str) -> None:
+    """An answer without a usable image is a retryable error."""
     async with open_pair(script=lambda _: Reply(body={"data": data})) as (_, client):
         with pytest.raises(Retryable, match=f"model 'small' .*{message}"):
             await client.image("a cat", {})
 
 
 @pytest.mark.parametrize("data", [None, [{"index": 0}], [{"embedding": ["x"]}], ["x"]])
-async def test_vectors_that_are_none(data: Any) -> None:
-    """An answer without numbers may come better the next time."""
+async def test_invalid_embeddings_are_retryable(data: Any) -> None:
+    """An answer without vectors is a retryable error."""
     async with open_pair(script=lambda _: Reply(body={"data": data})) as (_, client):
         with pytest.raises(Retryable, match="model 'small' answered without embeddings"):
             await client.embed(["x"], {})
 
 
-async def test_a_picture_that_cannot_be_fetched() -> None:
-    """A link that leads nowhere is a failure by its own status."""
+async def test_an_image_that_cannot_be_fetched() -> None:
+    """The error names the status of the image server, which may be any server."""
     async with serve_openai() as server:
         gone = {"data": [{"url": f"{server.url}/gone.png"}]}
         async with open_pair(script=lambda _: Reply(body=gone)) as (_, client):
-            with pytest.raises(Permanent, match="model 'small' answered 404"):
+            with pytest.raises(Permanent, match="model 'small': the server of its image answered 404"):
                 await client.image("a cat", {})
 
 
@@ -230,15 +238,15 @@ async def test_a_picture_that_cannot_be_fetched() -> None:
     ("data", "kind"),
     [(b"\xff\xd8..", "jpeg"), (b"GIF89a", "gif"), (b"RIFF....WEBP", "webp"), (b"\x89PNG", "png")],
 )
-async def test_kinds_of_pictures(data: bytes, kind: str) -> None:
-    """The kind of a picture is told by how it begins."""
+async def test_media_types_of_images(data: bytes, kind: str) -> None:
+    """The media type is derived from the first bytes."""
     body = {"data": [{"b64_json": base64.b64encode(data).decode()}]}
     async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
         assert (await client.image("a cat", {})).images[0].media_type == f"image/{kind}"
 
 
-async def test_an_answer_that_was_cut_off_is_an_answer() -> None:
-    """The end "length" is noted and not an error, also where no text came before it."""
+async def test_a_truncated_answer_is_an_answer() -> None:
+    """The finish reason "length" is not an error, also without any text."""
     async with open_pair() as (_, client):
         assert (await client.chat(ask("[[length]]"))).finish_reason == "length"
     nothing = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
@@ -246,8 +254,8 @@ async def test_an_answer_that_was_cut_off_is_an_answer() -> None:
         assert (await client.chat(ask("hello"))).text == ""
 
 
-async def test_content_in_parts_is_put_together() -> None:
-    """Text that comes in parts is one text."""
+async def test_content_parts_are_joined() -> None:
+    """The texts of all parts form the answer."""
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     body = {"choices": [{"message": {"content": parts}}]}
     async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
@@ -255,7 +263,7 @@ async def test_content_in_parts_is_put_together() -> None:
 
 
 async def test_a_content_part_without_text_adds_nothing() -> None:
-    """A part whose text is null is no text, and not the word None."""
+    """A part whose text is null is skipped."""
     parts = [{"type": "text", "text": None}, {"type": "text", "text": "one"}]
     body = {"choices": [{"message": {"content": parts}}]}
     async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
@@ -298,48 +306,50 @@ async def test_a_content_part_without_text_adds_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize("status", [429, 503, 529])
-async def test_what_a_refusal_asks_for(headers: dict[str, str], retry_after: Any, reset: Any, status: int) -> None:
-    """A refusal carries how long to wait, and for the whole key only where the provider says it has nothing left.
+async def test_waits_that_a_rate_limit_requests(
+    headers: dict[str, str], retry_after: Any, reset: Any, status: int
+) -> None:
+    """The failure has the wait of the call, and that of the whole key only if its quota is exhausted.
 
-    A server that is overloaded (503, 529) and does not say how long has failed.
+    503 and 529 without a wait are retryable errors.
     """
-    reply = Reply(status=status, body={"error": {"message": "no", "code": "insufficient_quota"}}, headers=headers)
-    is_refusal = status == 429 or retry_after is not None or reset is not None
+    reply = Reply(status=status, body={"error": {"message": "no", "code": "rate_limit_exceeded"}}, headers=headers)
+    is_rate_limited = status == 429 or retry_after is not None or reset is not None
     async with open_pair(script=lambda _: reply) as (_, client):
-        with pytest.raises(CellError, match=rf"answered {status}: no \(insufficient_quota\)") as caught:
+        with pytest.raises(CellError, match=rf"answered {status}: no \(rate_limit_exceeded\)") as caught:
             await client.chat(ask("hello"))
-    if is_refusal:
+    if is_rate_limited:
         assert isinstance(caught.value, RateLimited)
         assert (caught.value.retry_after, caught.value.reset) == (retry_after, reset)
     else:
         assert isinstance(caught.value, Retryable)
 
 
-async def test_a_place_that_has_moved_is_permanent() -> None:
-    """A redirect is not followed but told."""
+async def test_a_redirect_is_an_error() -> None:
+    """A redirect is not followed; the error names its target."""
     reply = Reply(status=308, body=b"", headers={"location": "https://example.org/v2"})
     async with open_pair(script=lambda _: reply) as (_, client):
         with pytest.raises(Permanent, match=r"answered 308: it has moved to https://example.org/v2"):
             await client.chat(ask("hello"))
 
 
-async def test_hangs_end_by_the_timeout() -> None:
-    """A call that takes too long is an error that names the model."""
+async def test_a_call_that_hangs_ends_with_the_timeout() -> None:
+    """The error names the model."""
     async with open_pair({"timeout": 0.05}) as (server, client):
         with pytest.raises(Retryable, match=r"model 'small': no answer from .* within 0.05 s"):
             await client.chat(ask("[[hang]]"))
         await server.wait_until(disconnects=1)
 
 
-async def test_a_server_that_is_not_there_is_retryable() -> None:
-    """A refused connection names the model."""
+async def test_a_refused_connection_is_retryable() -> None:
+    """The error names the model and the address."""
     async with OpenAICompatible(base_url="http://127.0.0.1:9", model="small").open() as client:
         with pytest.raises(Retryable, match=r"model 'small': no connection to 127.0.0.1:9: .*refused"):
             await client.chat(ask("hello"))
 
 
-async def test_the_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key reaches the server and no repr, no error and no id, even if the server sends it back."""
+async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No repr, error or id contains the key, even if the server echoes it."""
     monkeypatch.setenv("SEEDBED_TEST_KEY", KEY)
     monkeypatch.setenv("SEEDBED_TEST_OTHER", "another-secret-value")
     async with serve_openai(api_key=KEY, record=True) as server:
@@ -367,8 +377,8 @@ async def test_the_key_comes_from_the_environment_and_goes_nowhere_else(monkeypa
     assert "another-secret-value" not in shown
 
 
-async def test_a_missing_key_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable that is missing is named, by problems() and by open()."""
+async def test_a_missing_key_is_reported_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """problems() and open() name the missing environment variable."""
     monkeypatch.delenv("SEEDBED_TEST_KEY", raising=False)
     spec = OpenAICompatible(
         base_url="http://127.0.0.1:9/v1",
@@ -389,26 +399,26 @@ async def test_a_missing_key_is_told_before_anything_runs(monkeypatch: pytest.Mo
         ({"base_url": "http://me:pass@example.org"}, "must not contain a user name"),
         ({"base_url": "http://example.org/v1?api-key=hidden"}, "must not contain a key"),
         ({"model": ""}, "model must be a text"),
-        ({"timeout": 0}, "timeout must be seconds, above 0"),
+        ({"timeout": 0}, "timeout must be seconds above 0"),
         ({"input_price": -1}, "input_price must be money"),
         ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number"),
-        ({"requests_per_minute": 0}, "requests_per_minute must be a number above 0"),
+        ({"requests_per_minute": 0}, "requests_per_minute must be None for no limit, or a number above 0"),
         ({"parameters": {"temperature": {"uniform": [1]}}}, r"parameters.temperature: uniform needs two numbers"),
         ({"parameters": [1]}, "parameters must be a mapping"),
         ({"headers": {"authorization": "Bearer hidden"}}, "'authorization' looks like a secret"),
         ({"api_key_env": "sk-hidden-key"}, "api_key_env must be the name of an environment variable"),
-        ({"structured_output": "magic"}, "structured_output must be one of 'json_schema'"),
+        ({"structured_output": "magic"}, "structured_output must be 'json_schema' or 'json_object' or 'prompt'"),
     ],
 )
-def test_fields_are_checked(fields: dict[str, Any], message: str) -> None:
-    """A wrong field is told with what is allowed, and without what may be a secret."""
+def test_fields_are_validated(fields: dict[str, Any], message: str) -> None:
+    """The message names the field and what is expected, and shows no secret."""
     with pytest.raises(ConfigError, match=message) as caught:
         OpenAICompatible(**{"base_url": "http://127.0.0.1:9", "model": "small", **fields})
     assert "hidden" not in str(caught.value)
 
 
 async def test_aliases_of_one_provider_share_a_client() -> None:
-    """Two models of one server use the same connections and are asked for by their own names."""
+    """Two models of one server share connections; each call names its own model."""
     async with serve_openai(record=True) as server:
         specs = {
             name: OpenAICompatible(base_url=f"{server.url}/", model=name, max_parallel_requests=number)
@@ -424,7 +434,7 @@ async def test_aliases_of_one_provider_share_a_client() -> None:
 
 
 async def test_a_query_in_the_base_url_stays_at_the_end() -> None:
-    """What some providers want in the query goes behind the path, and characters that may not are written as %xx."""
+    """The query follows the path of the API, and invalid characters are percent-encoded."""
     async with serve_openai(record=True) as server:
         spec = OpenAICompatible(base_url=f"{server.url}/deploy é?api-version=2", model="small")
         async with spec.open() as client:
@@ -433,9 +443,108 @@ async def test_a_query_in_the_base_url_stays_at_the_end() -> None:
 
 
 async def test_cancelling_a_call_closes_it() -> None:
-    """The server sees that nobody waits for the answer any more."""
+    """The server sees the disconnect."""
     async with open_pair() as (server, client), trio.open_nursery() as nursery:
         nursery.start_soon(client.chat, ask("[[hang]]"))
         await server.wait_until(requests=1)
         nursery.cancel_scope.cancel()
     assert server.statistics.max_in_flight == 1
+
+
+QUOTA = {"error": {"message": "You exceeded your current quota.", "type": "insufficient_quota", "code": None}}
+UNKNOWN = {"error": {"message": "The model 'small' does not exist.", "code": "model_not_found"}}
+PAGE = b"<!doctype html><title>Sign in</title>"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cause", "fix", "answer"),
+    [
+        (401, {"error": "no such key"}, "answered 401", "check the key in the environment variable", "no such key"),
+        (403, {"error": "not yours"}, "answered 403", "and whether it may use this model", "not yours"),
+        (404, UNKNOWN, "answered 404", "check the name of the model and its base_url", "does not exist"),
+        (400, UNKNOWN, "answered 400", "check the name of the model", "does not exist"),
+        (404, PAGE, "answered 404", "check the name of the model and its base_url", "Sign in"),
+        (200, PAGE, "answered 200 with a page in place of JSON", "check its base_url", "Sign in"),
+        (429, QUOTA, "answered 429, the quota of its key is used up", "raise the limit or pay", "your current quota"),
+        (
+            200,
+            {"error": {"code": "insufficient_quota", "message": "pay"}},
+            "the quota of its key",
+            "pay the bill",
+            "pay",
+        ),
+        (402, {"error": "pay"}, "answered 402, the quota of its key is used up", "raise the limit or pay", "pay"),
+    ],
+)
+async def test_a_model_that_is_misconfigured(
+    *, status: int, body: Any, cause: str, fix: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong key, name or URL and a used-up quota are one class, with cause, fix and the text of the server."""
+    monkeypatch.setenv("TEST_KEY", KEY)
+    reply = Reply(status=status, body=body)
+    async with open_pair({"api_key_env": "TEST_KEY"}, script=lambda _: reply) as (_, client):
+        with pytest.raises(ModelMisconfigured) as caught:
+            await client.chat(ask("hello"))
+    found = pickle.loads(pickle.dumps(caught.value))
+    assert "model 'small'" in found.cause
+    assert cause in found.cause
+    assert fix in found.fix
+    assert answer in found.answer
+    assert all(part in str(found) for part in (found.cause, found.fix, found.answer))
+    assert found.blames_no_row is ("quota" in cause)
+
+
+def two_columns(url: str) -> seedbed.Recipe:
+    """A sampled column and one of a model at that URL."""
+    model = OpenAICompatible(base_url=url, model="small", max_parallel_requests=2)
+    columns = [
+        seedbed.Uniform("x", low=0, high=1),
+        seedbed.LLMText("answer", model="m", prompt="Say {{ x }}."),
+    ]
+    return seedbed.Recipe(columns=columns, models={"m": model})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (401, {"error": "no such key"}, "answered 401: no such key; check its key"),
+        (404, UNKNOWN, "answered 404: .*; check the name of the model"),
+        (200, PAGE, "with a page in place of JSON: .*; check its base_url"),
+        (429, QUOTA, "the quota of its key is used up: .*; raise the limit"),
+    ],
+)
+async def test_a_misconfigured_model_stops_the_build_and_drops_nothing(
+    status: int, body: Any, message: str, tmp_path: Path
+) -> None:
+    """The build stops at the first such answer that a small call confirms; a resume generates the rows."""
+    is_fixed = False
+
+    def script(_: object) -> Reply | None:
+        return None if is_fixed else Reply(status=status, body=body)
+
+    async with serve_openai(script=script) as server:
+        recipe = two_columns(server.url)
+        with pytest.raises(BuildStopped, match=f"column 'answer': model 'small' .*{message}") as caught:
+            await seedbed.build_async(recipe, rows=20, out=tmp_path / "out")
+        assert server.statistics.requests <= 4
+        assert caught.value.report is not None
+        assert caught.value.report.dropped == ()
+        is_fixed = True
+        dataset = await seedbed.build_async(recipe, rows=20, out=tmp_path / "out", resume=True)
+        assert len(dataset) == 20
+
+
+async def test_a_row_that_is_rejected_alone_does_not_stop_the_build(tmp_path: Path) -> None:
+    """If the small call succeeds, the 403 was about the content of one row, which is dropped."""
+    rejected: list[str] = []
+
+    def script(request: ServerRequest) -> Reply | None:
+        if request.prompt != "Say OK." and not rejected:
+            rejected.append(request.prompt)
+        return Reply(status=403, body={"error": "flagged"}) if request.prompt in rejected else None
+
+    async with serve_openai(script=script) as server:
+        dataset = await seedbed.build_async(two_columns(server.url), rows=20, out=tmp_path / "out")
+    assert len(dataset) == 19
+    assert dataset.report is not None
+    assert "answered 403: flagged" in str(dataset.report.dropped)

@@ -15,8 +15,7 @@ from model_helpers import ask
 from seedbed import OpenAICompatible
 from seedbed.errors import CellError, ConfigError, Permanent, Retryable
 from seedbed.models import open_http
-from seedbed.models.proxies import proxy_for
-from seedbed.models.urls import split_url
+from seedbed.models.urls import proxy_for, split_url
 from seedbed.testing import Reply, serve_openai
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @attrs.define(eq=False)
 class LoopbackProxy:
-    """A proxy that passes on what it is asked for, or answers with `status`; `heads` is what it was sent."""
+    """A proxy that forwards requests, or answers with `status`; `heads` are the heads that it received."""
 
     status: int = 200
     credentials: str | None = None
@@ -73,10 +72,10 @@ class LoopbackProxy:
                     path = b"/" + target.split(b"/", 3)[3]
                     await server.send_all(head.replace(target, path, 1) + b"\r\n\r\n" + body)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass_on, client, server, nursery.cancel_scope)
-                    nursery.start_soon(self._pass_on, server, client, nursery.cancel_scope)
+                    nursery.start_soon(self._forward, client, server, nursery.cancel_scope)
+                    nursery.start_soon(self._forward, server, client, nursery.cancel_scope)
 
-    async def _pass_on(self, source: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope) -> None:
+    async def _forward(self, source: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope) -> None:
         try:
             while data := await source.receive_some():
                 await target.send_all(data)
@@ -112,7 +111,7 @@ async def say_hello(spec: OpenAICompatible) -> str:
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
 async def test_plain_calls_go_through_the_proxy(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An http URL is asked of the proxy whole, with credentials, and the connection is kept."""
+    """The proxy receives the whole http URL and the credentials, and its connection is reused."""
     async with open_proxy(credentials="me:p@ss") as proxy, serve_openai(answer="hi") as server:
         monkeypatch.setenv(variable, f"http://me:p%40ss@127.0.0.1:{proxy.port}")
         async with OpenAICompatible(base_url=server.url, model="m").open() as client:
@@ -143,13 +142,13 @@ async def test_tls_calls_go_through_a_tunnel(variable: str, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("status", "credentials", "user", "error", "message"),
     [
-        (407, None, "", Permanent, r"the proxy 127\.0\.0\.1:\d+ wants credentials \(407\)"),
+        (407, None, "", Permanent, r"the proxy 127\.0\.0\.1:\d+ requires credentials \(407\)"),
         (200, "me:right", "me:wrong@", Permanent, r"does not accept the user name and password \(407\)"),
         (403, None, "", Permanent, r"403"),
         (502, None, "", Retryable, r"502"),
     ],
 )
-async def test_a_proxy_that_refuses_is_named(
+async def test_an_error_of_the_proxy_names_it(
     *,
     tls: bool,
     status: int,
@@ -159,7 +158,7 @@ async def test_a_proxy_that_refuses_is_named(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the proxy refuses is an error that says so and shows no password; nothing reaches the server."""
+    """The error names the proxy and shows no password; nothing reaches the server."""
     async with (
         open_proxy(status, credentials) as proxy,
         serve_openai(ssl_context=server_context() if tls else None) as server,
@@ -173,14 +172,14 @@ async def test_a_proxy_that_refuses_is_named(
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_a_proxy_that_cannot_be_reached_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing listens at the proxy's address, the error names the proxy."""
+    """If the connection to the proxy is refused, the error names the proxy."""
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     with pytest.raises(Retryable, match=r"no connection to example\.org:\d+ through the proxy 127\.0\.0\.1:9: "):
         await say_hello(OpenAICompatible(base_url=f"{scheme}://example.org/v1", model="m"))
 
 
 async def test_a_proxy_that_does_not_speak_http_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that closes or talks nonsense fails the attempt."""
+    """An answer to CONNECT that is not HTTP is a retryable error."""
 
     async def talk(stream: trio.SocketStream) -> None:
         async with stream:
@@ -221,8 +220,8 @@ def test_no_proxy(url: str, exceptions: str, is_proxied: bool, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("value", ["socks5://127.0.0.1:1", "https://127.0.0.1:1", "http://me:hidden@proxy:99999"])
-def test_a_proxy_that_cannot_be_is_a_problem_of_the_model(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that names no http proxy is reported before anything runs, without a password."""
+def test_an_invalid_proxy_is_a_problem_of_the_model(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid proxy URL is reported before a run, without its password."""
     monkeypatch.setenv("HTTPS_PROXY", value)
     (problem,) = OpenAICompatible(base_url="https://example.org/v1", model="m").problems()
     assert "the environment variable HTTPS_PROXY" in problem
@@ -247,7 +246,7 @@ async def test_ssl_cert_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_certificates_that_cannot_be_read_are_problems(
     ca_file: str | None, variable: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of certificates that is missing or has none is reported before anything runs."""
+    """A missing file, or one without certificates, is reported before a run."""
     if variable is not None:
         monkeypatch.setenv("SSL_CERT_FILE", variable)
     spec = OpenAICompatible(base_url="https://example.org/v1", model="m", ca_file=ca_file)
@@ -258,16 +257,16 @@ async def test_certificates_that_cannot_be_read_are_problems(
             pass
 
 
-async def test_compressed_answers_are_asked_for() -> None:
-    """Each call says that it takes gzip, unless its headers say something else."""
-    asked: list[str] = []
+async def test_compressed_answers_are_requested() -> None:
+    """Calls send accept-encoding: gzip unless their headers set another value."""
+    accepted: list[str] = []
 
     def script(request: ServerRequest) -> Reply:
-        asked.append(request.headers["accept-encoding"])
+        accepted.append(request.headers["accept-encoding"])
         return Reply(body=gzip.compress(b"hello"), headers={"content-encoding": "gzip"})
 
     async with serve_openai(script=script) as server, open_http() as client:
         for headers in ({}, {"Accept-Encoding": "identity"}):
             endpoint = client.endpoint("POST", f"{server.url}/chat/completions", headers)
             assert (await endpoint.send(b'{"messages": []}')).body == b"hello"
-    assert asked == ["gzip", "identity"]
+    assert accepted == ["gzip", "identity"]

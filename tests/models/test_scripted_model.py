@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 async def say(spec: Scripted, prompt: str, **options: Any) -> ChatAnswer:
-    """The answer of a script to one prompt."""
+    """The answer of a scripted model to one prompt."""
     async with spec.open() as client:
         return await client.chat(ask(prompt, **options))
 
 
 async def test_the_same_prompt_has_the_same_answer() -> None:
-    """Answers depend on the prompt alone, look like what was asked for, and count tokens."""
+    """Answers depend only on the prompt, fit it, and count tokens."""
     prompt = "Write a review of the Copper Kettle by a customer."
     first, second = [await say(Scripted(), prompt) for _ in range(2)]
     assert first == second
@@ -42,6 +42,7 @@ async def test_the_same_prompt_has_the_same_answer() -> None:
     [
         ("You said {prompt}.", "hello", "You said hello."),
         ("{choice:yes}", "hello", "yes"),
+        ("On {after:Topic:}{after:missing:}", "Write.\nTopic: green tea \nNow.", "On green tea"),
         (["only"], "hello", "only"),
         ({"tea": "hot", "*": "other"}, "A cup of Tea?", "hot"),
         ({"tea": ["hot"], "*": "other"}, "rain", "other"),
@@ -49,9 +50,15 @@ async def test_the_same_prompt_has_the_same_answer() -> None:
         (lambda _: ChatAnswer(text="whole", reasoning="why"), "hello", "whole"),
     ],
 )
-async def test_ways_to_say_what_is_answered(answers: Any, prompt: str, text: str) -> None:
-    """A template, a list, a mapping by words and a function all make the answer."""
+async def test_answers_can_be_templates_lists_mappings_or_functions(answers: Any, prompt: str, text: str) -> None:
+    """Each form of `answers` determines the text."""
     assert (await say(Scripted(answers=answers), prompt)).text == text
+
+
+async def test_inserted_text_is_escaped_where_json_is_requested() -> None:
+    """What a template inserts into an answer to a request with a schema may have quotes."""
+    said = await say(Scripted(answers='{"t": "{after:Topic:}"}'), 'Topic: "tea"', schema={"type": "object"})
+    assert json.loads(said.text) == {"t": '"tea"'}
 
 
 async def test_a_function_sees_the_whole_request() -> None:
@@ -67,7 +74,7 @@ async def test_a_function_sees_the_whole_request() -> None:
 
 
 async def test_latency_passes_in_virtual_time(autojump_clock: Any) -> None:
-    """Latency is waited for by trio's clock, constant or drawn by prompt."""
+    """Latency, constant or drawn by prompt, passes on trio's clock."""
     await say(Scripted(latency=3600), "hello")
     assert trio.current_time() == pytest.approx(3600)
     begun = trio.current_time()
@@ -76,7 +83,7 @@ async def test_latency_passes_in_virtual_time(autojump_clock: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fate", "error", "message"),
+    ("outcome", "error", "message"),
     [
         ("429 retry-after=2", RateLimited, "model 'scripted' answered 429"),
         ("500", Retryable, "model 'scripted' answered 500"),
@@ -89,9 +96,9 @@ async def test_latency_passes_in_virtual_time(autojump_clock: Any) -> None:
         ("refusal", Permanent, "refused"),
     ],
 )
-async def test_scripts_of_failures(autojump_clock: Any, fate: str, error: type[Exception], message: str) -> None:
-    """The first calls meet the fates of the script, one by one; then all is well."""
-    async with Scripted(fates=[fate, "answer"]).open() as client:
+async def test_scripts_of_failures(autojump_clock: Any, outcome: str, error: type[Exception], message: str) -> None:
+    """The first calls end as the script lists, one by one; later calls succeed."""
+    async with Scripted(first_outcomes=[outcome, "answer"]).open() as client:
         with pytest.raises(error, match=message) as caught:
             await client.chat(ask("hello"))
         assert (await client.chat(ask("hello"))).finish_reason == "stop"
@@ -99,8 +106,8 @@ async def test_scripts_of_failures(autojump_clock: Any, fate: str, error: type[E
     assert not isinstance(caught.value, RateLimited) or caught.value.retry_after == "2"
 
 
-async def test_capacity_refuses_what_comes_above(autojump_clock: Any) -> None:
-    """More calls at once than the capacity are refused at once, and carry the reset."""
+async def test_calls_above_the_capacity_are_rate_limited(autojump_clock: Any) -> None:
+    """Concurrent calls above the capacity fail at once, with the reset of the key."""
     refusals: list[RateLimited] = []
 
     async def call(client: Any, number: int) -> None:
@@ -116,8 +123,8 @@ async def test_capacity_refuses_what_comes_above(autojump_clock: Any) -> None:
     assert trio.current_time() == pytest.approx(1)
 
 
-async def test_shares_are_kept_and_no_prompt_fails_forever(autojump_clock: Any) -> None:
-    """About the share that was asked for fails, each prompt at most twice."""
+async def test_shares_of_failures_hold_and_every_prompt_succeeds(autojump_clock: Any) -> None:
+    """About the configured share fails, each prompt at most twice."""
     outcomes: list[str] = []
     async with Scripted(error_share=0.2, rate_limit_share=0.3).open() as client:
         for number in range(300):
@@ -135,7 +142,7 @@ async def test_shares_are_kept_and_no_prompt_fails_forever(autojump_clock: Any) 
 
 
 async def test_shares_hold_for_one_prompt_too() -> None:
-    """A prompt that comes again and again is refused as often as others, and never three times in a row."""
+    """A repeated prompt is rate-limited as often as others, and never three times in a row."""
     outcomes = ""
     async with Scripted(rate_limit_share=0.4).open() as client:
         for _ in range(300):
@@ -150,7 +157,7 @@ async def test_shares_hold_for_one_prompt_too() -> None:
 
 
 async def test_embeddings_and_images() -> None:
-    """Vectors have length 1 and depend on the text; pictures are PNGs."""
+    """Vectors have length 1 and depend on the text; images are PNGs."""
     async with Scripted().open() as client:
         answer = await client.embed(["a", "b", "a"], {"dimensions": 8})
         assert answer.vectors[0] == answer.vectors[2] != answer.vectors[1]
@@ -191,7 +198,7 @@ SCHEMAS = st.recursive(
 
 @given(SCHEMAS, st.text())
 def test_json_fits_its_schema(schema: dict[str, Any], prompt: str) -> None:
-    """Whatever the schema, the value fits it and is the same the next time."""
+    """The value is valid for the schema and depends only on schema and prompt."""
     schema = {**schema, "$defs": {"word": {"type": "string", "format": "email"}}}
     value = fitting_value(schema, prompt)
     jsonschema.validate(value, schema)
@@ -215,6 +222,27 @@ async def test_a_schema_is_answered_with_json() -> None:
 
 
 @pytest.mark.parametrize(
+    "child",
+    [
+        {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        {"anyOf": [{"$ref": "#"}, {"type": "string"}]},
+        {"type": ["object", "null"], "allOf": [{"$ref": "#/$defs/next"}]},
+    ],
+)
+def test_a_required_property_that_refers_to_its_own_schema_ends(child: dict[str, Any]) -> None:
+    """Below a few levels the alternative that ends the recursion is taken."""
+    inner = {"properties": {"left": child, "right": child}, "required": ["left", "right"]}
+    schema = {"type": "object", **inner, "$defs": {"next": inner}}
+    jsonschema.validate(fitting_value(schema, "x"), schema)
+
+
+def test_a_schema_without_a_finite_value_ends() -> None:
+    """An array of at least three of itself has no finite value; the answer is finite and invalid."""
+    schema = {"type": "array", "items": {"$ref": "#"}, "minItems": 3}
+    assert isinstance(fitting_value(schema, "x"), list)
+
+
+@pytest.mark.parametrize(
     ("review", "sentiment", "again"),
     [
         ("Mine broke on the second day.", "negative", False),
@@ -222,8 +250,8 @@ async def test_a_schema_is_answered_with_json() -> None:
         ("The best thing this year.", "positive", True),
     ],
 )
-async def test_structured_answers_feel_like_their_prompt(review: str, sentiment: str, again: bool) -> None:
-    """A sentiment follows the words of the prompt."""
+async def test_structured_answers_have_the_sentiment_of_the_prompt(review: str, sentiment: str, again: bool) -> None:
+    """The words of the prompt determine the sentiment."""
     schema = {
         "type": "object",
         "properties": {"mood": {"enum": ["negative", "mixed", "positive"]}, "would_buy_again": {"type": "boolean"}},
@@ -240,23 +268,27 @@ async def test_structured_answers_feel_like_their_prompt(review: str, sentiment:
         ({"latency": -1}, "latency must be seconds"),
         ({"latency": {"uniform": [3, 1]}}, "lower bound first"),
         ({"latency": {"exponential": 0}}, "exponential needs its mean"),
-        ({"error_share": 2}, "error_share must be between 0 and 1"),
+        ({"error_share": 2}, "error_share must be a number from 0 to 1"),
         ({"error_share": 0.7, "hang_share": 0.7}, "add up to more than 1"),
-        ({"fates": ["explode"]}, "'explode' in 'explode' is not a fate"),
-        ({"fates": "500"}, "fates must be a list"),
+        ({"first_outcomes": ["explode"]}, "'explode' in 'explode' is not an outcome"),
+        ({"first_outcomes": "500"}, "first_outcomes must be a list"),
         ({"capacity": -1}, "capacity must be a whole number"),
         ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number"),
     ],
 )
-def test_its_fields_are_checked(fields: dict[str, Any], message: str) -> None:
-    """A wrong field is told with what is allowed."""
+def test_fields_are_validated(fields: dict[str, Any], message: str) -> None:
+    """The message names the field and what is expected."""
     with pytest.raises(ConfigError, match=message):
         Scripted(**fields)
 
 
 async def test_equal_scripts_share_their_state() -> None:
     """Two aliases with equal scripts are one model; different ones are two."""
-    specs = {"a": Scripted(fates=["500"]), "b": Scripted(fates=["500"]), "c": Scripted(fates=["500"], seed=1)}
+    specs = {
+        "a": Scripted(first_outcomes=["500"]),
+        "b": Scripted(first_outcomes=["500"]),
+        "c": Scripted(first_outcomes=["500"], seed=1),
+    }
     async with open_models(specs) as clients:
         assert clients["a"] is clients["b"] is not clients["c"]
         with pytest.raises(Retryable):
@@ -264,12 +296,12 @@ async def test_equal_scripts_share_their_state() -> None:
         await clients["b"].chat(ask("x"))
 
 
-async def test_an_overloaded_server_that_asks_to_wait_costs_no_attempt(autojump_clock: Any) -> None:
+async def test_503_with_retry_after_uses_no_attempt(autojump_clock: Any) -> None:
     """A cell whose calls get 503 or 529 with Retry-After waits that long, and its row is not dropped."""
-    fates = ["503 retry-after=7", "529 retry-after=7", "503 retry-after=7", "answer"]
+    outcomes = ["503 retry-after=7", "529 retry-after=7", "503 retry-after=7", "answer"]
     recipe = sb.Recipe(
         columns=[sb.Category("topic", values=["tea"]), sb.LLMText("answer", prompt="{{ topic }}", model="small")],
-        models={"small": sb.Scripted(fates=fates)},
+        models={"small": sb.Scripted(first_outcomes=outcomes)},
     )
     started = trio.current_time()
     async with sb.open_build(recipe, rows=1, config=sb.RunConfig(salvage_max_rounds=0)) as build:

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from seedbed.observe.blocking import BlockWarning, watch_blocking
+from seedbed.observe.log import BlockWarning, watch_blocking
 
 if TYPE_CHECKING:
     import pytest
 
 
 class Clock:
-    """Moves only when told to."""
+    """Moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,8 +20,8 @@ class Clock:
         return self.now
 
 
-async def test_a_step_that_takes_long_is_told_by_the_name_of_its_task() -> None:
-    """Whoever keeps the loop busy is named, also when that was its last step; who awaits is not."""
+async def test_a_step_that_takes_long_is_reported_by_the_name_of_its_task() -> None:
+    """A task that keeps the loop busy is named, even if it was its last step; one that awaits is not."""
     clock, seen = Clock(), []
 
     async def polite() -> None:
@@ -48,7 +48,7 @@ def test_a_column_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None
         warn(name, seconds)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(":")[0] for message in messages] == [
-        "async code of column 'slow' held up everything else for 200 ms",
-        "async code of column 'slow' held up everything else for 2500 ms",
+        "async code of column 'slow' blocked the event loop for 200 ms",
+        "async code of column 'slow' blocked the event loop for 2500 ms",
     ]
     assert "(column=slow)" in messages[0]

@@ -9,7 +9,7 @@ from seedbed.observe.log import LogReader
 
 
 def dropped(row: int, error: str = "no") -> events.RowDropped:
-    """A row that column b gave up."""
+    """A row that was dropped because of column b."""
     return events.RowDropped(time=0.0, row_group=4, row=row, column="b", attempts=3, error=error)
 
 
@@ -55,12 +55,12 @@ def test_equal_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         (
             events.LateThread(time=0.0, column="b", seconds=2.0),
             "WARNING",
-            "a thread ended 2.0 s after it was started, when nobody waited any more (column=b)",
+            "an abandoned thread ended 2.0 s after its start; its result was ignored (column=b)",
         ),
     ],
 )
 def test_the_rest_is_logged(event: events.Event, level: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Salvage rounds, skips, conflicts, stops and late threads are told, each at its level."""
+    """Salvage rounds, skips, conflicts, stops and late threads are logged, each at its level."""
     caplog.set_level(logging.INFO, logger="seedbed")
     LogReader()(event)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [(level, message)]

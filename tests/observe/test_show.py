@@ -2,60 +2,70 @@ from __future__ import annotations
 
 import io
 import os
+from typing import Any
 
-import attrs
 import pytest
 import trio
 
 import seedbed
-from seedbed.observe.lines import Lines, progress_line
-from seedbed.observe.panel import Panel
-from seedbed.observe.progress import Progress, ProgressState
-from seedbed.observe.show import Show, duration, money, per_second, would_wait
+from seedbed.observe.progress import (
+    Lines,
+    Panel,
+    ProgressState,
+    Show,
+    duration,
+    money,
+    per_second,
+    progress_line,
+    would_wait,
+)
+from seedbed.runtime.throttle import KeyLimits
 
 
 class Looks:
-    """A view that remembers, and breaks when told to."""
+    """A view that remembers what it was shown, and can be set to raise."""
 
     def __init__(self, interval: float = 1.0) -> None:
         self.interval = interval
         self.seen: list[float] = []
-        self.closed: list[Progress] = []
+        self.closed: list[int] = []  # rows written
         self.broken: Exception | None = None
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ProgressState) -> None:
         if self.broken is not None:
             raise self.broken
         self.seen.append(progress.elapsed)
 
-    def close(self, progress: Progress) -> None:
-        self.closed.append(progress)
+    def close(self, progress: ProgressState) -> None:
+        self.closed.append(progress.written)
         if self.broken is not None:
             raise self.broken
 
 
-async def build(show: Show, seconds: float = 4.5) -> None:
-    """Run a build of one slow cell."""
+async def build(show: Show, seconds: float = 4.5, *, others: int = 0, **options: Any) -> None:
+    """Run a build of one slow cell, beside other columns that are done at once."""
 
     async def slow() -> int:
         await trio.sleep(seconds)
         return 1
 
-    async with seedbed.open_build([seedbed.Column("x", slow)], rows=1, readers=[show]) as running:
+    columns = [seedbed.Column(f"c{number}", lambda: 0) for number in range(others)]
+    columns.append(seedbed.Column("x", slow, key="key"))
+    async with seedbed.open_build(columns, rows=1, readers=[show], **options) as running:
         await running.wait()
 
 
-async def test_it_looks_while_nothing_happens(autojump_clock: object) -> None:
-    """A run is looked at in steady intervals though no event comes, and once more at its end."""
+async def test_it_refreshes_while_nothing_happens(autojump_clock: object) -> None:
+    """A run is shown at steady intervals though no event comes, and once more at its end."""
     view = Looks()
     await build(Show(ProgressState(), view))
     assert [round(each) for each in view.seen] == [0, 1, 2, 3, 4]
-    assert [each.written for each in view.closed] == [1]
+    assert view.closed == [1]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "gone"), ValueError("closed file")])
 async def test_a_view_that_breaks_ends_alone(error: Exception, autojump_clock: object) -> None:
-    """What a view raises ends the showing; the run goes on to its end."""
+    """What a view raises ends the display; the run continues to its end."""
     view = Looks()
     view.broken = error
     show = Show(ProgressState(), view)
@@ -65,7 +75,7 @@ async def test_a_view_that_breaks_ends_alone(error: Exception, autojump_clock: o
 
 
 async def test_closing_twice_shows_the_end_once(autojump_clock: object) -> None:
-    """Whoever started the run may close what the run itself has closed."""
+    """The caller that started the run may close what the run itself has closed."""
     view = Looks()
     show = Show(ProgressState(), view)
     await build(show)
@@ -76,7 +86,7 @@ async def test_closing_twice_shows_the_end_once(autojump_clock: object) -> None:
 async def test_lines_come_every_ten_seconds_and_at_the_end(autojump_clock: object) -> None:
     """A pipe gets one line every ten seconds that says everything about each column, and one at the end."""
     stream = io.StringIO()
-    await build(Show(ProgressState({"x": "key"}), Lines(stream)), seconds=25)
+    await build(Show(ProgressState(), Lines(stream)), seconds=25)
     lines = stream.getvalue().splitlines()
     assert [line.partition(" |")[0] for line in lines] == [
         "[10s] rows 0/1 written",
@@ -87,8 +97,8 @@ async def test_lines_come_every_ten_seconds_and_at_the_end(autojump_clock: objec
     assert "x 1/1 100%" in lines[-1]
 
 
-async def test_a_full_pipe_holds_nobody_up(autojump_clock: object) -> None:
-    """As long as nobody reads the pipe, lines are left out instead of waited for."""
+async def test_a_full_pipe_does_not_block_the_run(autojump_clock: object) -> None:
+    """While the pipe is full, lines are skipped."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
@@ -96,9 +106,9 @@ async def test_a_full_pipe_holds_nobody_up(autojump_clock: object) -> None:
         while not would_wait(stream):
             os.write(writing, b"x" * 4096)
         lines = Lines(stream)
-        view = ProgressState().view(0.0)
-        lines.show(view)
-        lines.show(view)
+        state = ProgressState()
+        lines.show(state)
+        lines.show(state)
         assert b"rows" not in reader.read1(1 << 20)
 
 
@@ -106,7 +116,7 @@ async def test_the_panel_has_bars_and_keys(autojump_clock: object) -> None:
     """A terminal gets a bar for each column and a line for each key, drawn in place."""
     stream = io.StringIO()
     panel = Panel(stream, title="reviews", force_terminal=True, width=100, height=30)
-    await build(Show(ProgressState({"x": "key"}, ceilings={"key": 4}), panel))
+    await build(Show(ProgressState(), panel), limits={"key": KeyLimits(max_parallel_requests=4)})
     text = stream.getvalue()
     for part in (
         "reviews",
@@ -124,11 +134,11 @@ async def test_the_panel_has_bars_and_keys(autojump_clock: object) -> None:
     assert text.endswith("\x1b[?25h")  # and leaves the cursor as it was
 
 
-async def test_a_low_terminal_shows_what_is_under_way(autojump_clock: object) -> None:
-    """Where there are more columns than lines, those under way are shown and the rest is counted."""
+async def test_a_low_terminal_shows_running_columns(autojump_clock: object) -> None:
+    """Where there are more columns than lines, running ones are shown and the rest is counted."""
     stream = io.StringIO()
     panel = Panel(stream, force_terminal=True, width=100, height=12)
-    await build(Show(ProgressState({**{f"c{number}": None for number in range(20)}, "x": "key"}), panel))
+    await build(Show(ProgressState(), panel), others=20)
     assert "more columns" in stream.getvalue()
     assert "  x " in stream.getvalue()
 
@@ -136,9 +146,9 @@ async def test_a_low_terminal_shows_what_is_under_way(autojump_clock: object) ->
 def test_a_line_is_a_line() -> None:
     """Line breaks in a reason do not break the line."""
     state = ProgressState()
-    view = state.view(0.0)
-    assert "\n" not in progress_line(view)
-    assert "a b" in progress_line(attrs.evolve(view, stopping="a\nb"))
+    state.stopping = "a\nb"
+    assert "\n" not in progress_line(state)
+    assert "a b" in progress_line(state)
 
 
 @pytest.mark.parametrize(

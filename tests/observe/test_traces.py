@@ -10,10 +10,8 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.observe.chrome import chrome_events, write_chrome_trace
-from seedbed.observe.profile import profile
-from seedbed.observe.trace import TaskTrace
-from seedbed.store.traces import DIRECTORY, load_profile, save_traces
+from seedbed.observe.report import TaskTrace, chrome_events, profile, write_chrome_trace
+from seedbed.store.dataset import TRACES, load_profile, save_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,13 +64,13 @@ def test_traces_of_all_runs_are_kept_with_the_dataset(tmp_path: Path) -> None:
     assert load_profile(tmp_path) == []
     save_traces([trace(), trace(row=None, finished=20.0)], tmp_path)
     save_traces([trace(row_group=7)], tmp_path)
-    assert sorted(path.name for path in (tmp_path / DIRECTORY).iterdir()) == ["run_0001.arrow", "run_0002.arrow"]
+    assert sorted(path.name for path in (tmp_path / TRACES).iterdir()) == ["run_0001.arrow", "run_0002.arrow"]
     (found,) = load_profile(tmp_path)
     assert (found.tasks, found.call, found.longest) == (3, 2.5 + 7.5 + 2.5, 7.5)
 
 
-def test_calls_are_told_from_parsing_where_the_engine_says_so(tmp_path: Path) -> None:
-    """Seconds inside of calls are call, what was waited between them is permit, and the rest is parse."""
+def test_calls_are_separated_from_parsing_if_the_trace_has_them(tmp_path: Path) -> None:
+    """Seconds inside calls are call, what was waited between them is permit, and the rest is parse."""
     path = save_traces([trace()], tmp_path)
     pl.read_ipc(path).with_columns(called=pl.lit(1.0), waited=pl.lit(0.5)).write_ipc(path)
     (found,) = load_profile(tmp_path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from seedbed.plans.model import Plan, PlanNode
+    from seedbed.plans.format import Plan, PlanNode
 
 # A row is what each key that was written holds; the id is key 1.
 Row = dict[int, Any]
@@ -72,7 +72,7 @@ class _Node:
         if node.op == "core::vm":
             return self.vm(columns, rows)
         if node.op == "core::filter":
-            tree = self.plan.predicates[given["pred_id"]]
+            tree = self.plan.predicates[given["pred_id"]].tree
             return columns, [row for row in rows if self.holds(tree, row)]
         if node.op == "core::sort":
             return columns, self.sorted(rows)
@@ -87,7 +87,7 @@ class _Node:
         key = self.plan.registries.keys[out]
         made = []
         for row in rows:
-            value = self.value(self.plan.expressions[self.node.params["expr_id"]], row)
+            value = self.value(self.plan.expressions[self.node.params["expr_id"]].tree, row)
             if value is None and not key.nullable:
                 raise NaiveFailure(self.node.node_id)
             if value is not None:

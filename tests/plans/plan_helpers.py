@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from seedbed.plans.calibration import Calibration, Cost
+from seedbed.plans.compile import Cost, Costs
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
-from seedbed.plans.opspec import OpRegistry, default_ops
+from seedbed.plans.ops import OpRegistry, default_ops
 from seedbed.plans.registries import default_registries
 
 if TYPE_CHECKING:
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from seedbed.plans.model import Plan, Registries
+    from seedbed.plans.format import Plan
     from seedbed.plans.opspec import OpSpec
-    from seedbed.plans.response import Response
+    from seedbed.plans.registries import Registries
+    from seedbed.plans.request import Response
 
 CHEAP = Cost(1e-6, 0.0)
 # Every op of the format is far cheaper than a hop, so that `auto` runs everything on the loop.
-INLINE = Calibration(
+INLINE = Costs(
     hop=1.0,
     ops=dict.fromkeys(("core::vm", "core::filter", "core::sort", "core::take", "core::concat", "regex"), CHEAP),
-    expression_size=5,
-    predicate_size=3,
 )
 
 
@@ -111,9 +110,9 @@ class NoEndpoints:
 
 
 @asynccontextmanager
-async def open_engine(**knobs: Any) -> AsyncIterator[PlanEngine]:
-    """An engine without endpoints and with fixed costs, unless the knobs say otherwise; nothing may be left in it."""
-    async with PlanEngine(**{"endpoints": NoEndpoints(), "calibration": INLINE, "cpu_threads": 2, **knobs}) as engine:
+async def open_engine(**options: Any) -> AsyncIterator[PlanEngine]:
+    """An engine without endpoints and with fixed costs, unless the options say otherwise; nothing may be left in it."""
+    async with PlanEngine(**{"endpoints": NoEndpoints(), "costs": INLINE, "cpu_threads": 2, **options}) as engine:
         yield engine
         assert_nothing_left(engine)
 
@@ -123,7 +122,7 @@ def assert_nothing_left(engine: PlanEngine) -> None:
     statistics = engine.statistics()
     assert (statistics.running, statistics.queued) == (0, 0)
     assert not engine._executions
-    assert not engine._pool._waiters
+    assert not engine._pool.limiter.statistics().tasks_waiting
 
 
 async def jump_at(event: trio.Event, clock: MockClock, seconds: float) -> None:

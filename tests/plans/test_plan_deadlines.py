@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from seedbed.plans.engine import PlanEngine
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
 
 def busy(ms: int) -> Plan:

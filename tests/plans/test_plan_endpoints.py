@@ -9,8 +9,8 @@ import trio
 from redis_servers import BINARIES, PATIENT, command, free_port, real_server, redis_at, registries
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
-from seedbed.plans.endpoints import open_endpoints
-from seedbed.plans.model import Endpoint, EndpointPolicy
+from seedbed.plans.redis import open_endpoints
+from seedbed.plans.registries import Endpoint, EndpointPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +183,7 @@ async def test_only_redis_endpoints_can_be_asked(autojump_clock: MockClock) -> N
     http = Endpoint(id="ep_0003", name="http", kind="http", host="localhost", port=80)
     async with open_endpoints(registries(redis_at(6379), http)) as endpoints:
         assert endpoints.get("ep_0003") is http
-        with pytest.raises(EndpointUnavailable, match="no endpoint 'ep_0004'; there are: ep_0001, ep_0003"):
+        with pytest.raises(EndpointUnavailable, match=r"unknown endpoint 'ep_0004' \(known: ep_0001, ep_0003"):
             endpoints.get("ep_0004")
         assert endpoints.statistics().keys() == {"ep_0001"}
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
 SCORE = {"e": {"op": "mul", "a": {"op": "key_ref", "key_id": 1}, "b": {"op": "const_number", "value": 0.5}}}
 OVER_ONE = {
@@ -132,7 +132,7 @@ async def test_traces_say_what_each_node_did() -> None:
         predicates=OVER_ONE,
     )
     async with open_engine() as engine:
-        for fusion, where in (("auto", "inline"), ("chain", "thread"), ("off", "thread")):
+        for fusion, where in (("auto", "inline"), ("off", "thread")):
             found = await engine.execute(plan, {"user_id": 1}, trace=True, fusion=fusion)
             document = found.to_dict()
             assert document["candidates"] == [
@@ -154,7 +154,7 @@ async def test_a_request_that_is_none_is_refused() -> None:
         plan = plan_of(node("s", "fixed_source"))
         with pytest.raises(InvalidRequest, match="user_id"):
             await engine.execute(plan, {"user_id": -1})
-        with pytest.raises(ConfigError, match="fusion is 'some'"):
+        with pytest.raises(ConfigError, match="fusion must be 'off' or 'auto', not 'some'"):
             await engine.execute(plan, {"user_id": 1}, fusion="some")  # type: ignore[arg-type]
         assert engine.statistics().outcomes == {"INVALID_REQUEST": 1}
         foreign = plan_of(node("s", "x::y"), ops=with_ops(OpSpec(name="x::y", inputs=(0, 0), gives=Rows.NEW, run=len)))
@@ -166,24 +166,24 @@ async def test_a_request_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("options", "message"),
     [
-        ({"max_concurrent_requests": 0}, "max_concurrent_requests is 0; it must be at least 1"),
-        ({"max_queue": -1}, "max_queue is -1"),
-        ({"cpu_threads": 0}, "cpu_threads is 0"),
-        ({"grace": -1}, "grace is -1"),
-        ({"fusion": "on"}, "fusion is 'on'; allowed are off, chain, auto"),
-        ({"max_queue": "9"}, "max_queue is '9'; it must be an integer"),
-        ({"cpu_threads": 1.5}, "cpu_threads is 1.5; it must be an integer"),
-        ({"max_concurrent_requests": True}, "max_concurrent_requests is True; it must be an integer"),
-        ({"grace": math.nan}, "grace is nan; it must be a number of seconds"),
-        ({"grace": "5"}, "grace is '5'; it must be a number of seconds"),
+        ({"max_concurrent_requests": 0}, "max_concurrent_requests must be a whole number, 1 or more, not 0"),
+        ({"max_queue": -1}, "max_queue must be a whole number, 0 or more, not -1"),
+        ({"cpu_threads": 0}, "cpu_threads must be a whole number, 1 or more, not 0"),
+        ({"grace": -1}, "grace must be seconds, 0 or more, not -1"),
+        ({"fusion": "on"}, "fusion must be 'off' or 'auto', not 'on'"),
+        ({"max_queue": "9"}, "max_queue must be a whole number, 0 or more, not '9'"),
+        ({"cpu_threads": 1.5}, "cpu_threads must be a whole number, 1 or more, not 1.5"),
+        ({"max_concurrent_requests": True}, "max_concurrent_requests must be a whole number, 1 or more, not True"),
+        ({"grace": math.nan}, "grace must be seconds, 0 or more, not nan"),
+        ({"grace": "5"}, "grace must be seconds, 0 or more, not '5'"),
     ],
 )
-def test_knobs_outside_their_range_are_refused(knobs: dict[str, Any], message: str) -> None:
-    """An engine says which knob is wrong before it is opened."""
+def test_options_outside_their_range_are_rejected(options: dict[str, Any], message: str) -> None:
+    """An engine names the wrong option before it is opened."""
     with pytest.raises(ConfigError, match=message):
-        PlanEngine(**knobs)
+        PlanEngine(**options)
 
 
 async def test_cancelling_the_caller_ends_the_request(autojump_clock: MockClock) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seedbed.plans.expressions import compile_expression
-from seedbed.plans.predicates import compile_predicate, pattern_problem
-from seedbed.plans.registries import default_registries
-from seedbed.plans.rowset import COUNTRY, RowSet, new_rows, string_column
+from seedbed.plans.documents import Problems, Value
+from seedbed.plans.expressions import Expression, Predicate, TreeReader, pattern_problem
+from seedbed.plans.registries import COUNTRY, default_registries
+from seedbed.plans.rowset import RowSet, new_rows, string_column
 
 REGISTRIES = default_registries()
 ROWS = new_rows([1, 5, 9], {COUNTRY: string_column(["US", None, "de"])})
@@ -24,16 +24,30 @@ def number(value: float) -> dict[str, Any]:
     return {"op": "const_number", "value": value}
 
 
+def expression(tree: dict[str, Any]) -> Expression:
+    """A valid expression."""
+    found = TreeReader(REGISTRIES).expression(Value(tree, "$", Problems()))
+    assert found is not None
+    return found
+
+
+def predicate(tree: dict[str, Any]) -> Predicate:
+    """A valid predicate."""
+    found = TreeReader(REGISTRIES).predicate(Value(tree, "$", Problems()))
+    assert found is not None
+    return found
+
+
 def values(tree: dict[str, Any], params: dict[int, Any] | None = None, rows: RowSet = ROWS) -> list[Any]:
     """The values of an expression, None where null."""
-    found, nulls = compile_expression(tree, REGISTRIES).evaluate(rows, params or {})
+    found, nulls = expression(tree).evaluate(rows, params or {})
     listed = np.broadcast_to(found, len(rows)).tolist()
     return [None if null else value for value, null in zip(listed, np.broadcast_to(nulls, len(rows)), strict=True)]
 
 
 def kept(tree: dict[str, Any], params: dict[int, Any] | None = None, rows: RowSet = ROWS) -> list[int]:
     """The ids for which a predicate is true."""
-    return rows.where(compile_predicate(tree, REGISTRIES).mask(rows, params or {})).ids().tolist()
+    return rows.where(predicate(tree).mask(rows, params or {})).ids().tolist()
 
 
 @pytest.mark.parametrize(

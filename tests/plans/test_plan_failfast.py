@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
@@ -12,12 +11,7 @@ from plan_helpers import FakeEndpoint, ids, jump_at, node, open_engine, plan_of,
 from trio.testing import MockClock
 
 from seedbed.errors import EndpointUnavailable, NodeFailed, NodeTimeout, PlanError, RequestDeadlineExceeded
-from seedbed.plans.context import RequestContext
-from seedbed.plans.memo import RequestEndpoints
 from seedbed.plans.opspec import OpSpec, Rows, boolean
-from seedbed.plans.request import Request
-from seedbed.plans.rowset import new_rows
-from seedbed.plans.segments import SegmentRun
 
 EP = "ep_0001"
 SCORE = {"e": {"op": "add", "a": {"op": "param_ref", "param_id": 1}, "b": {"op": "key_ref", "key_id": 1}}}
@@ -100,13 +94,13 @@ async def test_an_exception_of_a_sync_op_names_its_node() -> None:
         ops=ops,
     )
     async with open_engine(ops=ops) as engine:
-        for fusion in ("off", "chain", "auto"):
+        for fusion in ("off", "auto"):
             with pytest.raises(NodeFailed, match="ZeroDivisionError: by nothing") as caught:
                 await engine.execute(plan, {"user_id": 1}, fusion=fusion)
             assert caught.value.node == "b"
 
 
-@pytest.mark.parametrize("fusion", ["off", "chain", "auto"])
+@pytest.mark.parametrize("fusion", ["off", "auto"])
 @pytest.mark.parametrize(("policy", "expected"), [("empty", []), ("default", [(1, 0.0), (2, 0.0)])])
 async def test_a_node_may_degrade(fusion: Any, policy: str, expected: list[Any]) -> None:
     """With a policy, a node that fails gives no rows or its input with defaults, and the coverage says so."""
@@ -219,7 +213,7 @@ async def test_a_node_that_takes_too_long_may_degrade(autojump_clock: MockClock)
         assert caught.value.node == "slow"
 
 
-@pytest.mark.parametrize("fusion", ["off", "chain"])
+@pytest.mark.parametrize("fusion", ["off", "auto"])
 async def test_a_thread_that_takes_too_long_may_degrade(fusion: Any, mock_clock: MockClock) -> None:
     """The rest of a segment goes on without the node whose thread overran, and without waiting for that thread."""
     entered, let_go = trio.Event(), threading.Event()
@@ -318,7 +312,7 @@ async def test_an_op_that_asks_several_things_at_once() -> None:
             await engine.execute(plan_of(node("x", "t::both", only=False), ops=ops), {"user_id": 1})
 
 
-@pytest.mark.parametrize("fusion", ["off", "chain", "auto"])
+@pytest.mark.parametrize("fusion", ["off", "auto"])
 async def test_no_time_at_all_may_degrade(fusion: Any, autojump_clock: MockClock) -> None:
     """Whether a node waits or computes: without any time it is not run, and its policy says what that means."""
     called: list[str] = []
@@ -343,29 +337,3 @@ async def test_no_time_at_all_may_degrade(fusion: Any, autojump_clock: MockClock
             ("t", "NODE_TIMEOUT"),
         ]
         assert not called
-
-
-async def test_what_an_overdue_thread_does_later_is_forgotten() -> None:
-    """A thread that goes on after it was given up adds nothing to what is said of the steps behind."""
-
-    def fail(inputs: Any, params: Any, ctx: Any) -> Any:
-        raise KeyError("each time")
-
-    ops = with_ops(OpSpec(name="t::fail", gives=Rows.SAME, run=fail))
-    plan = plan_of(
-        node("s", "fixed_source"),
-        node("a", "take", "s", count=1, on_error="default"),
-        node("b", "t::fail", "a", on_error="default"),
-        ops=ops,
-    )
-    async with open_engine(ops=ops) as engine:
-        compiled = engine._compile(plan)
-        unit = compiled.schedule("chain").units[1]
-        shared = RequestContext(Request(user_id=1), RequestEndpoints({}), compiled.keys, {}, {})
-        rows = {0: new_rows([1])}
-        given_up = SegmentRun(unit, rows, shared, clock=trio.current_time, deadline=math.inf, node_timeout=math.inf)
-        given_up.run()
-        assert [step.node_id for step, _ in given_up.degraded] == ["b"]
-        fresh = given_up.resumed(0, NodeTimeout("late", node="a"))
-        fresh.run()
-        assert [step.node_id for step, _ in fresh.degraded] == ["a", "b"]

@@ -11,9 +11,8 @@ import pytest
 from sample_plans import full_plan, problems_of
 
 from seedbed.errors import InvalidPlan
-from seedbed.plans.format import parse_plan, plan_text
-from seedbed.plans.model import Plan, PlanNode
-from seedbed.plans.problems import Code
+from seedbed.plans.documents import Code
+from seedbed.plans.format import Plan, PlanNode, parse_plan, plan_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,8 +34,8 @@ def test_a_plan_is_read_whole() -> None:
     assert nodes["z"].params == {"duration_ms": 5, "fail_after_sleep": False, "trace": None}
     assert nodes["x"].params == {"row_count": 1, "trace": None}
     assert nodes["f"].extensions == {"seedbed.on_error.v1": {"policy": "empty"}}
-    assert plan.predicates["literal"]["flags"] == ""
-    assert plan.expressions["score"] == full_plan()["expr_table"]["score"]
+    assert plan.predicates["literal"].tree["flags"] == ""
+    assert plan.expressions["score"].tree == full_plan()["expr_table"]["score"]
 
 
 def test_every_source_gives_the_same_plan(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_numbers_keep_their_value() -> None:
     """Integers of 64 bits stay integers, larger ones become floats."""
     document = full_plan()
     document["pred_table"]["numbers"]["list"] = [2**63 - 1, 2**63, 2.5]
-    listed = parse_plan(document).predicates["numbers"]["list"]
+    listed = parse_plan(document).predicates["numbers"].tree["list"]
     assert listed == [2**63 - 1, float(2**63), 2.5]
     assert [type(item) for item in listed] == [int, float, float]
 

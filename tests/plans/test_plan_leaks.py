@@ -10,11 +10,9 @@ from plan_helpers import FakeEndpoint, assert_nothing_left, node, open_engine, p
 
 from seedbed.errors import EndpointUnavailable, PlanError
 from seedbed.plans import opspec
-from seedbed.plans.context import OpContext, RequestContext
-from seedbed.plans.execute import Execution
-from seedbed.plans.opspec import OpSpec, Rows
+from seedbed.plans.execute import Execution, UnitRun
+from seedbed.plans.opspec import OpContext, OpSpec, RequestContext, Rows
 from seedbed.plans.rowset import RowSet
-from seedbed.plans.segments import SegmentRun
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -48,14 +46,14 @@ LOST = plan_of(node("x", "t::lose"), node("v", "viewer", endpoint=EP), outputs=[
 def alive() -> Counter[str]:
     """How many objects of requests there are."""
     gc.collect()
-    kinds = (Execution, SegmentRun, OpContext, RequestContext, RowSet)
+    kinds = (Execution, UnitRun, OpContext, RequestContext, RowSet)
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
 
 
-async def outcome(engine: PlanEngine, *args: Any, **knobs: Any) -> str:
+async def outcome(engine: PlanEngine, *args: Any, **options: Any) -> str:
     """OK, or the code of the error."""
     try:
-        await engine.execute(*args, **knobs)
+        await engine.execute(*args, **options)
     except PlanError as error:
         return error.code
     return "OK"

@@ -11,7 +11,7 @@ from plan_helpers import FakeEndpoint, node, open_engine, plan_of
 from trio.testing import MockClock
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
-from seedbed.plans.memo import OnceEndpoint
+from seedbed.plans.redis import OnceEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

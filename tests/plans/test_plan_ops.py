@@ -8,15 +8,15 @@ import trio
 from plan_helpers import FakeEndpoint, ids, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import ConfigError, EndpointUnavailable, NodeFailed
-from seedbed.plans import opspec
-from seedbed.plans.model import KeyType
-from seedbed.plans.ops import CORE_OPS
-from seedbed.plans.opspec import OpRegistry, OpSpec, Rows, default_ops, op
+from seedbed.plans import ops, opspec
+from seedbed.plans.ops import CORE_OPS, OpRegistry, default_ops
+from seedbed.plans.opspec import OpSpec, Rows, op
+from seedbed.plans.registries import KeyType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from seedbed.plans.context import OpContext
+    from seedbed.plans.opspec import OpContext
     from seedbed.plans.rowset import RowSet
 
 EP = "ep_0001"
@@ -191,13 +191,13 @@ async def test_an_op_of_ones_own_is_given_all_it_needs() -> None:
 @pytest.mark.parametrize(
     ("gives", "result", "message"),
     [
-        (Rows.SAME, lambda rows, ctx: rows.head(1), "declares 'same' rows, but gave 1 of 2"),
+        (Rows.SAME, lambda rows, ctx: rows.head(1), "declares 'same' rows, but returned 1 of 2"),
         (Rows.REORDERED, lambda rows, ctx: rows.none(), "declares 'reordered' rows"),
         (Rows.SUBSET, lambda rows, ctx: ctx.new_rows([1, 2, 3]), "declares 'subset' rows"),
         (Rows.PREFIX, lambda rows, ctx: ctx.new_rows([2]), "declares 'prefix' rows"),
         (Rows.APPENDED, lambda rows, ctx: rows.head(1), "declares 'appended' rows"),
         (Rows.SAME, lambda rows, ctx: ctx.with_values(rows, 1001, [1, 2]), r"wrote the keys \[1001\]"),
-        (Rows.SAME, lambda rows, ctx: [1], "gave list, not a RowSet"),
+        (Rows.SAME, lambda rows, ctx: [1], "returned list, not a RowSet"),
     ],
 )
 async def test_an_op_that_breaks_its_contract_fails(gives: Rows, result: Any, message: str) -> None:
@@ -212,27 +212,27 @@ async def test_an_op_that_breaks_its_contract_fails(gives: Rows, result: Any, me
 def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops come from the format, from entry points and from registration; a name is taken once."""
     entry = EntryPoint(name="mine", value="plugin_of_a_test:op", group="seedbed.ops")
-    brought = OpSpec(name="plug::in", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0], aliases=("plug",))
-    monkeypatch.setattr(EntryPoint, "load", lambda self: [brought])
-    monkeypatch.setattr(opspec, "entry_points", lambda group: [entry] if group == "seedbed.ops" else [])
-    monkeypatch.setattr(opspec, "_default", None)
+    loaded = OpSpec(name="plug::in", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0], aliases=("plug",))
+    monkeypatch.setattr(EntryPoint, "load", lambda self: [loaded])
+    monkeypatch.setattr(ops, "entry_points", lambda group: [entry] if group == "seedbed.ops" else [])
+    monkeypatch.setattr(ops, "_default", None)
     registry = default_ops()
-    assert set(registry.names()) == {"plug::in", *(core.name for core in CORE_OPS)}
-    assert registry.get("plug") is registry.get("plug::in") is brought
-    mine = opspec.register_op(OpSpec(name="my::op", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0]))
+    assert {spec.name for spec in registry} == {"plug::in", *(core.name for core in CORE_OPS)}
+    assert registry.get("plug") is registry.get("plug::in") is loaded
+    mine = ops.register_op(OpSpec(name="my::op", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0]))
     assert default_ops().get("my::op") is mine
     with pytest.raises(ConfigError, match="the name 'vm' is taken by op 'core::vm'"):
         registry.add(OpSpec(name="x", aliases=("vm",), gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0]))
     monkeypatch.setattr(EntryPoint, "load", lambda self: [3])
-    monkeypatch.setattr(opspec, "_default", None)
+    monkeypatch.setattr(ops, "_default", None)
     with pytest.raises(ConfigError, match=r"entry point 'mine' of seedbed\.ops gives 3"):
         default_ops()
     monkeypatch.setattr(EntryPoint, "load", lambda self: 3)
     with pytest.raises(ConfigError, match=r"\(plugin_of_a_test:op\) cannot be loaded: TypeError: .*int.* not iterable"):
         default_ops()
     monkeypatch.undo()
-    monkeypatch.setattr(opspec, "entry_points", lambda group: [entry])
-    monkeypatch.setattr(opspec, "_default", None)
+    monkeypatch.setattr(ops, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(ops, "_default", None)
     with pytest.raises(ConfigError, match=r"entry point 'mine' .* cannot be loaded: ModuleNotFoundError"):
         default_ops()
 
@@ -263,7 +263,9 @@ async def test_a_param_that_is_no_pattern_fails_its_node(fusion: Any, rows: int)
         },
     )
     async with open_engine() as engine:
-        with pytest.raises(NodeFailed, match=r"node 'f': param 'blocklist_regex' is not a pattern: missing \)"):
+        with pytest.raises(
+            NodeFailed, match=r"node 'f': param 'blocklist_regex' is not a regular expression: missing \)"
+        ):
             await engine.execute(plan, {"user_id": 1, "param_overrides": {"blocklist_regex": "("}}, fusion=fusion)
         good = {"user_id": 1, "param_overrides": {"blocklist_regex": "x"}}
         assert ids(await engine.execute(plan, good, fusion=fusion)) == []

@@ -10,17 +10,16 @@ import trio.testing
 from plan_helpers import ids, jump_at, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import ConfigError, InvalidRequest, NodeTimeout, Overloaded, PlanError
-from seedbed.plans.admission import Admission, Forecast, LoopMeter
+from seedbed.plans.admission import Admission, Forecast, LoopMeter, ThreadPool
 from seedbed.plans.engine import DrainReport, PlanEngine
 from seedbed.plans.opspec import OpSpec, Rows
-from seedbed.plans.pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trio.testing import MockClock
 
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
 TWENTY = plan_of(node("s", "fixed_source"), node("w", "sleep", "s", duration_ms=20))
 
@@ -33,9 +32,9 @@ class Client:
         self.start = trio.current_time()
         self.seen: dict[str, tuple[str, int]] = {}
 
-    async def send(self, name: str, plan: Plan = TWENTY, **knobs: Any) -> None:
+    async def send(self, name: str, plan: Plan = TWENTY, **options: Any) -> None:
         try:
-            await self.engine.execute(plan, {"user_id": 1}, **knobs)
+            await self.engine.execute(plan, {"user_id": 1}, **options)
             outcome = "OK"
         except PlanError as error:
             outcome = error.code
@@ -347,14 +346,15 @@ async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: Moc
     """Whoever is cancelled in the very instant of its turn gives the place back, in the queue and in the pool."""
     admission, pool = new_admission(1, 1)
     first = admission.ask(math.inf, Forecast())
-    await pool._acquire()
+    lease = object()
+    pool.limiter.acquire_on_behalf_of_nowait(lease)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(admission.wait, admission.ask(math.inf, Forecast()))
-        nursery.start_soon(pool._acquire)
+        nursery.start_soon(pool.run, int)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
         admission.leave(first, in_time=None)
-        pool._pass_on()
+        pool.limiter.release_on_behalf_of(lease)
     assert (admission.running, admission.queued, pool.busy) == (0, 0, 0)
 
 
@@ -415,7 +415,7 @@ async def test_requests_that_would_make_each_other_late_are_refused(autojump_clo
 async def test_a_limit_that_is_no_time_holds_no_place(limit: str, value: Any) -> None:
     """It is told so before anything runs."""
     async with open_engine(max_concurrent_requests=1, max_queue=0) as engine:
-        with pytest.raises(ConfigError, match=f"{limit} is .*; it must be a number of seconds"):
+        with pytest.raises(ConfigError, match=f"{limit} must be a number of seconds, not "):
             await engine.execute(TWENTY, {"user_id": 1}, **{limit: value})
         assert engine.statistics().running == 0
 

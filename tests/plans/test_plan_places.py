@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from simulated_loop import Costs, SimulatedLoop, Stream, Tally
 
 from seedbed.errors import Overloaded
-from seedbed.plans.admission import Admission, Claim, Forecast, LoopMeter
-from seedbed.plans.pool import ThreadPool
+from seedbed.plans.admission import Admission, Claim, Forecast, LoopMeter, ThreadPool
 
 USUAL = Costs()
 STALLING = Costs(stall=0.01)
@@ -95,9 +94,9 @@ def test_after_a_bad_time_the_engine_trusts_itself_again() -> None:
     assert found.rate >= 0.74 * most
 
 
-def usual(load: float, **knobs: Any) -> Stream:
+def usual(load: float, **options: Any) -> Stream:
     """Requests of one plan at `load` × the peak, with twice the time that one takes alone."""
-    return Stream(rate=load * peak(USUAL), deadline=2 * USUAL.alone, **knobs)
+    return Stream(rate=load * peak(USUAL), deadline=2 * USUAL.alone, **options)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -125,8 +124,8 @@ def test_a_plan_whose_first_requests_were_slow_recovers_within_a_second(
 ) -> None:
     """A second later it is answered like a plan that had no such start, beside an idle or an overloaded plan."""
     found = []
-    for knobs in ({}, trouble):
-        other, stream = usual(load), Stream(costs=SLEEPY, rate=50, deadline=2 * SLEEPY.alone, **knobs)
+    for options in ({}, trouble):
+        other, stream = usual(load), Stream(costs=SLEEPY, rate=50, deadline=2 * SLEEPY.alone, **options)
         loop = SimulatedLoop(seed=seed)
         loop.run(other, stream, seconds=1.1)
         found.append(loop.run(other, stream, seconds=2)[1])
@@ -231,11 +230,13 @@ def test_thread_time_is_counted_while_all_threads_work() -> None:
     for _ in range(4):
         slots.admission.ask(slots.now + 0.2, forecast)
     slots.wait(0.001)
-    slots.pool.busy = 2
+    threads = [object(), object()]
+    for thread in threads:
+        slots.pool.limiter.acquire_on_behalf_of_nowait(thread)
     slots.admission.ask(slots.now + 0.3, forecast)
     with pytest.raises(Overloaded):
         slots.admission.ask(slots.now + 0.3, forecast)
-    slots.pool.busy = 1
+    slots.pool.limiter.release_on_behalf_of(threads[0])
     slots.admission.ask(slots.now + 0.3, forecast)
 
 

@@ -13,15 +13,14 @@ from plan_helpers import INLINE, node, open_engine, plan_of, with_ops
 from trio.testing import MockClock
 
 from seedbed.errors import InvalidPlan, NodeFailed, NodeTimeout, PlanError, RequestDeadlineExceeded
-from seedbed.plans import opspec
-from seedbed.plans.model import Key, KeyType, Registries
+from seedbed.plans import ops
 from seedbed.plans.opspec import OpSpec, Rows
-from seedbed.plans.registries import default_registries
+from seedbed.plans.registries import Key, KeyType, Registries, default_registries
 from seedbed.plans.request import Request
 
 if TYPE_CHECKING:
-    from seedbed.plans.context import OpContext
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
+    from seedbed.plans.opspec import OpContext
     from seedbed.plans.rowset import RowSet
 
 PROBABILITY = 4001
@@ -201,7 +200,6 @@ def named(row: dict[int, Any]) -> dict[str, Any]:
 # Everything on the loop; everything in threads; and what the machine says.
 MODES = [
     ("off", INLINE),
-    ("chain", INLINE),
     ("auto", INLINE),
     ("auto", attrs.evolve(INLINE, hop=0.0)),
 ]
@@ -228,8 +226,8 @@ def test_every_mode_gives_what_a_naive_interpreter_gives(
     TABLES.update(tables)
 
     async def main() -> None:
-        for fusion, calibration in MODES:
-            async with open_engine(calibration=calibration, ops=OPS) as engine:
+        for fusion, costs in MODES:
+            async with open_engine(costs=costs, ops=OPS) as engine:
                 if expected is None:
                     with pytest.raises(NodeFailed) as caught:
                         await engine.execute(plan, request, fusion=fusion)
@@ -270,7 +268,7 @@ def faulty_plans(draw: st.DrawFn) -> Plan:
     plan=faulty_plans(),
     deadline=st.none() | st.integers(-1, 60),
     node_timeout=st.none() | st.integers(0, 25),
-    fusion=st.sampled_from(["off", "chain", "auto"]),
+    fusion=st.sampled_from(["off", "auto"]),
     partial=st.booleans(),
 )
 def test_there_is_always_an_answer_or_a_typed_error_in_time(
@@ -317,7 +315,7 @@ def test_explaining_names_every_node_once(made: tuple[Plan, Any]) -> None:
 
     async def main() -> None:
         async with open_engine(ops=OPS) as engine:
-            for fusion in ("off", "chain", "auto"):
+            for fusion in ("off", "auto"):
                 seen: set[str] = set()
                 for segment in engine.explain(plan, fusion=fusion).segments:  # type: ignore[arg-type]
                     assert seen.issuperset(segment.needs)
@@ -331,5 +329,5 @@ def test_explaining_names_every_node_once(made: tuple[Plan, Any]) -> None:
 
 def test_the_generator_of_plans_knows_every_cpu_op() -> None:
     """A CPU op that the format gains must be given to the naive interpreter too."""
-    cpu = {op.name for op in opspec.default_ops() if op.run_async is None and op.name.startswith("core::")}
+    cpu = {op.name for op in ops.default_ops() if op.run_async is None and op.name.startswith("core::")}
     assert cpu == {"core::vm", "core::filter", "core::sort", "core::take", "core::concat"}

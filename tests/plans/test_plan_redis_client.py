@@ -14,10 +14,10 @@ from redis_servers import ScriptedServer, bulk, echo, redis_at
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
-from seedbed.plans.endpoints import client as client_module
-from seedbed.plans.endpoints.client import RedisClient
-from seedbed.plans.endpoints.pipeline import TURN
-from seedbed.plans.model import EndpointPolicy
+from seedbed.plans.redis import client as client_module
+from seedbed.plans.redis.client import RedisClient
+from seedbed.plans.redis.pipeline import TURN
+from seedbed.plans.registries import EndpointPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -325,7 +325,7 @@ async def test_a_reply_that_came_while_the_loop_was_held_up_is_not_late(mock_clo
                 answers.append(await client.hgetall("a long name for a key"))
 
             nursery.start_soon(ask)
-            while not server.wires[0].has_unread():
+            while server.wires[0].is_quiet():
                 await trio.lowlevel.checkpoint()
             mock_clock.jump(1)
         assert answers == [{"asked": "a long name for a key"}]

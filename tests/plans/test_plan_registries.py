@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.errors import ConfigError
-from seedbed.plans.model import Endpoint, EndpointPolicy, Key, KeyType, Param
-from seedbed.plans.registries import default_registries, load_registries, parse_registries
+from seedbed.plans.registries import (
+    Endpoint,
+    EndpointPolicy,
+    Key,
+    KeyType,
+    Param,
+    default_registries,
+    load_registries,
+    parse_registries,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,14 +106,14 @@ def test_ports_have_the_default_of_their_kind() -> None:
 
 
 CASES: list[tuple[str, Any, str]] = [
-    ("keys/1/id", 1, "$.keys[1].id: the id 1 is that of $.keys[0] already [DUPLICATE_ID]"),
-    ("keys/1/name", "id", "$.keys[1].name: the name 'id' is that of $.keys[0] already [DUPLICATE_NAME]"),
+    ("keys/1/id", 1, "$.keys[1].id: duplicate id 1, which $.keys[0] has [DUPLICATE_ID]"),
+    ("keys/1/name", "id", "$.keys[1].name: duplicate name 'id', which $.keys[0] has [DUPLICATE_NAME]"),
     ("keys/1/id", True, "$.keys[1].id: expected an integer, found true [WRONG_TYPE]"),
     ("keys/1/id", 0, "$.keys[1].id: expected an integer from 1 to 4294967295, found 0 [INVALID_VALUE]"),
     ("keys/1/name", "a b", "$.keys[1].name: expected text like [A-Za-z_][A-Za-z0-9_]*, found 'a b' [INVALID_VALUE]"),
     ("keys/1/type", "double", "$.keys[1].type: expected one of 'int', 'float', 'string', found 'double'"),
     ("keys/1/nulable", True, "$.keys[1].nulable: unknown field 'nulable'; did you mean 'nullable'? [UNKNOWN_FIELD]"),
-    ("keys/1/nullable", True, "$.keys[1].default: a nullable key is null where nothing wrote it; no default"),
+    ("keys/1/nullable", True, "$.keys[1].default: a nullable key is null where no op wrote it; it has no default"),
     ("keys/1/nullable", 1, "$.keys[1].nullable: expected true or false, found 1 [WRONG_TYPE]"),
     ("keys/1/default", "x", "$.keys[1].default: expected a number, found 'x' [WRONG_TYPE]"),
     (

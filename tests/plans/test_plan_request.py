@@ -8,8 +8,7 @@ import attrs
 import pytest
 
 from seedbed.errors import InvalidRequest
-from seedbed.plans.model import KeyType, Param
-from seedbed.plans.registries import default_registries
+from seedbed.plans.registries import KeyType, Param, default_registries
 from seedbed.plans.request import Request, parse_request
 
 REGISTRIES = default_registries()

@@ -3,21 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seedbed.plans.model import Key, KeyType
-from seedbed.plans.registries import default_registries
-from seedbed.plans.rowset import (
-    COUNTRY,
-    ID,
-    NO_ROWS,
-    Column,
-    RowSet,
-    concat,
-    first_in_order,
-    make_column,
-    new_rows,
-    order_of,
-    string_column,
-)
+from seedbed.plans.registries import COUNTRY, ID, Key, KeyType, default_registries
+from seedbed.plans.rowset import NO_ROWS, Column, RowSet, concat, make_column, new_rows, order_of, string_column
 
 KEYS = default_registries().keys
 SCORE = KEYS[2001]
@@ -92,24 +79,6 @@ def test_sorting_is_stable_and_puts_nulls_last(expected: list[int], *, descendin
 def test_sorting_by_what_is_equal_for_all_changes_nothing() -> None:
     """A key that nothing wrote gives no order."""
     assert order_of(new_rows([2, 1]), SCORE, descending=True) is None
-
-
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("distinct", [2, 50, 10_000])
-@pytest.mark.parametrize("by", [ID, SCORE.id])
-def test_the_first_in_order_are_the_first_of_the_order(distinct: int, by: int, *, descending: bool) -> None:
-    """Finding the first rows without ordering all gives the same rows in the same order, ties included."""
-    random = np.random.default_rng(distinct)
-    values = random.integers(-distinct, distinct, 3_000)
-    if by == ID:
-        values[:3] = [np.iinfo(np.int64).min, np.iinfo(np.int64).max, 0]
-    rows = new_rows(values).with_column(SCORE.id, values / 7)
-    for count in (1, 2, 17, 300, 2_999):
-        first = first_in_order(rows, KEYS[by], count, descending=descending)
-        order = order_of(rows, KEYS[by], descending=descending)
-        assert first is not None
-        assert order is not None
-        assert first.tolist() == order[:count].tolist()
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import trio
 from plan_helpers import INLINE, FakeEndpoint, NoEndpoints, ids, node, open_engine, plan_of, with_ops
 
 from seedbed.errors import Overloaded, RequestDeadlineExceeded
-from seedbed.plans import ops, response
+from seedbed.plans import ops, request
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.opspec import OpSpec, Rows
-from seedbed.plans.slices import SLICE_ROWS
+from seedbed.plans.rowset import SLICE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
     counted(ops, "_integers")
     counted(ops, "_users")
-    counted(response, "_candidates")
+    counted(request, "_candidates")
     return found
 
 
@@ -170,13 +170,13 @@ async def test_a_small_response_is_in_time_only_if_it_is_built_in_time(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is looked at once more after the last candidate."""
-    original = response._candidates
+    original = request._candidates
 
     def slow(*arguments: Any) -> Any:
         mock_clock.jump(1)
         return original(*arguments)
 
-    monkeypatch.setattr(response, "_candidates", slow)
+    monkeypatch.setattr(request, "_candidates", slow)
     async with open_engine() as engine:
         with pytest.raises(RequestDeadlineExceeded, match="while the response was built"):
             await engine.execute(plan_of(node("s", "fixed_source")), {"user_id": 1}, deadline=1)
@@ -193,7 +193,7 @@ async def test_an_engine_that_closes_ends_responses_that_are_being_built(
             await engine.execute(PLAN, {"user_id": 1})
         refused.append(caught.value)
 
-    engine = PlanEngine(endpoints=NoEndpoints(), calibration=INLINE, grace=0.0)
+    engine = PlanEngine(endpoints=NoEndpoints(), costs=INLINE, grace=0.0)
     async with trio.open_nursery() as nursery, engine:
         nursery.start_soon(ask)
         while not instrumented.calls["_candidates"]:

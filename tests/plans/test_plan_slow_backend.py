@@ -11,12 +11,11 @@ from redis_servers import PATIENT, real_server, redis_at
 
 from seedbed.errors import PlanError
 from seedbed.plans.engine import PlanEngine
-from seedbed.plans.model import Registries
 from seedbed.plans.opspec import OpSpec, Rows
-from seedbed.plans.registries import default_registries
+from seedbed.plans.registries import Registries, default_registries
 
 if TYPE_CHECKING:
-    from seedbed.plans.model import Plan
+    from seedbed.plans.format import Plan
 
 FOLLOWS = plan_of(node("v", "viewer", endpoint="ep_0001"), node("f", "follow", "v", endpoint="ep_0001", fanout=3))
 DEADLINE = 0.1
@@ -40,7 +39,7 @@ async def test_a_backend_that_paused_is_no_reason_to_refuse(first_use: bool) -> 
             keys=usual.keys, params=usual.params, endpoints={"ep_0001": redis_at(server.port, PATIENT)}
         )
         async with (
-            PlanEngine(registries=registries, ops=ops, calibration=INLINE) as engine,
+            PlanEngine(registries=registries, ops=ops, costs=INLINE) as engine,
             trio.open_nursery() as nursery,
         ):
 

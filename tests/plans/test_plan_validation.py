@@ -7,13 +7,14 @@ import attrs
 import pytest
 from sample_plans import full_plan, problems_of
 
+from seedbed.checks import MAX_DEPTH
 from seedbed.errors import InvalidPlan
+from seedbed.plans.documents import Code
+from seedbed.plans.expressions import MAX_SIZE
 from seedbed.plans.format import parse_plan
-from seedbed.plans.model import Endpoint, KeyType, Registries
-from seedbed.plans.opspec import OpRegistry, OpSpec, Rows, default_ops, number
-from seedbed.plans.problems import Code
-from seedbed.plans.registries import default_registries
-from seedbed.plans.trees import MAX_DEPTH, MAX_SIZE
+from seedbed.plans.ops import OpRegistry, default_ops
+from seedbed.plans.opspec import OpSpec, Rows, number
+from seedbed.plans.registries import Endpoint, KeyType, Registries, default_registries
 
 REMOVED: Any = object()
 
@@ -288,7 +289,7 @@ def test_a_cycle_over_inputs_and_references_is_spelled_out() -> None:
     document = changed("nodes/8/inputs/0", "c")
     with pytest.raises(InvalidPlan) as caught:
         parse_plan(document)
-    assert caught.value.problems == (("CYCLE", "$.nodes[4]", "the nodes need each other in a circle: 'c' → 'w' → 'c'"),)
+    assert caught.value.problems == (("CYCLE", "$.nodes[4]", "circular dependency between nodes: 'c' → 'w' → 'c'"),)
 
 
 def test_separate_cycles_are_each_reported() -> None:

@@ -3,20 +3,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from vocabularies import Toy
+from toys import Toy
 
+from seedbed.columns.custom import Custom, column
+from seedbed.columns.expression import Expression
+from seedbed.columns.processors import DropColumns
+from seedbed.columns.spec import make_column
 from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError, DatasetGenerationError
-from seedbed.generators.custom import column
-from seedbed.generators.registry import make_column, planning_environment
-from seedbed.recipe.custom import Custom
-from seedbed.recipe.expression import Expression
-from seedbed.recipe.processors import DropColumns
 from seedbed.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
-    from seedbed.generators import Column
-    from seedbed.models.model import Model
+    from seedbed.columns import Model
+    from seedbed.columns.base import Column
 
 
 @column
@@ -26,19 +25,19 @@ def number(rows: range) -> list[int]:
 
 
 def resolved(recipe: Recipe) -> tuple[Column, ...]:
-    """Make a recipe's columns."""
-    environment = planning_environment(recipe)
+    """The engine's columns of a recipe."""
+    environment = recipe.environment()
     return recipe.resolve(lambda spec: make_column(spec, environment))
 
 
 def test_columns_in_any_order() -> None:
-    """Columns may come in any order and are made in the order that they have."""
+    """Columns may be in any order, which the resolved columns have too."""
     recipe = Recipe(columns=[Expression("b", "number + 1"), number])
     assert [each.name for each in resolved(recipe)] == ["b", "number"]
 
 
 def test_all_problems_at_once() -> None:
-    """Everything that can be known before a run is told in one error."""
+    """All problems that can be found before a run are in one error."""
 
     @column
     def answer(question: str, writr: Model) -> str:
@@ -61,16 +60,16 @@ def test_all_problems_at_once() -> None:
     assert caught.value.problems == (
         "models.writer: TOY_KEY is not in the environment",
         "columns[1]: column 'answer' uses model 'writr', which is not in models; did you mean 'writer'?",
-        "columns[6]: column 'z' runs code of its own ('module:function'), which is allowed only with --allow-code",
-        "column 'number' is there twice",
-        "column 'question' requires 'nmber', which no column makes; did you mean 'number'?",
-        "column 'question' requires 'numbr', which no column makes; did you mean 'number'?",
-        "the columns need each other in a circle: 'x' → 'y' → 'x'",
+        "columns[6]: column 'z' runs user-defined code ('module:function'), which needs --allow-code",
+        "duplicate column 'number'",
+        "column 'question' requires 'nmber', which no column generates; did you mean 'number'?",
+        "column 'question' requires 'numbr', which no column generates; did you mean 'number'?",
+        "circular dependency between columns: x → y → x",
     )
 
 
 def test_a_column_that_cannot_be_made_is_still_a_name() -> None:
-    """Columns that need one that cannot be made are not blamed for it."""
+    """A column that requires an invalid column is not reported as a problem."""
     recipe = Recipe(columns=[Custom("z", "module:function"), Expression("a", "z"), Expression("b", "z__trace")])
     with pytest.raises(DatasetGenerationError) as caught:
         resolved(recipe)
@@ -78,13 +77,15 @@ def test_a_column_that_cannot_be_made_is_still_a_name() -> None:
 
 
 def test_unknown_columns_without_a_near_name() -> None:
-    """A column that is nothing like any is told with those that there are."""
-    with pytest.raises(DatasetGenerationError, match=r"requires 'zzz', which no column makes \(known: 'number', 'a'\)"):
+    """An unknown column that resembles none is reported with the known ones."""
+    with pytest.raises(
+        DatasetGenerationError, match=r"requires 'zzz', which no column generates \(known: 'number', 'a'\)"
+    ):
         resolved(Recipe(columns=[number, Expression("a", "zzz")]))
 
 
 def test_what_is_no_part_of_a_recipe() -> None:
-    """What is neither column nor processor nor model is refused at once, all of it."""
+    """Everything that is neither column, processor nor model is rejected in one error."""
 
     def plain() -> None: ...
 
@@ -96,26 +97,26 @@ def test_what_is_no_part_of_a_recipe() -> None:
             seed="7",  # type: ignore[arg-type]
         )
     assert caught.value.problems == (
-        "columns[1] is the plain function 'plain'; put @seedbed.column above it",
-        "columns[2] is 3, which is no column of a recipe",
-        "processors[0] is 'x', which is no processor of a recipe",
-        "models.a is 'gpt', which is no model",
+        "columns[1] is the plain function 'plain'; decorate it with @seedbed.column",
+        "columns[2] is 3, not a column of a recipe",
+        "processors[0] is 'x', not a processor of a recipe",
+        "models.a is 'gpt', not a model",
         "seed must be a whole number, not '7'",
     )
-    with pytest.raises(DatasetGenerationError, match="there are no columns"):
+    with pytest.raises(DatasetGenerationError, match="the recipe has no columns"):
         Recipe(columns=[])
 
 
-def test_knobs() -> None:
-    """The knobs of a run are a mapping, or a RunConfig of which only what was changed is kept."""
+def test_options() -> None:
+    """Run options are a mapping, or a RunConfig of which only non-default fields are stored."""
     assert Recipe(columns=[number], run=RunConfig(buffer_size=10)).run == {"buffer_size": 10}
     assert Recipe(columns=[number], run={"buffer_size": 10}).run == {"buffer_size": 10}
-    with pytest.raises(ConfigError, match="run must be a mapping of knobs or a RunConfig, not 3"):
+    with pytest.raises(ConfigError, match="run must be a mapping of options or a RunConfig, not 3"):
         Recipe(columns=[number], run=3)
 
 
 def test_it_is_a_value() -> None:
-    """A recipe cannot be changed, and does not see what becomes of what it was made of."""
+    """A recipe is frozen, and later changes of the collections passed to it do not affect it."""
     models = {"a": Toy(model="m")}
     recipe = Recipe(columns=[number], models=models, processors=[DropColumns(columns="number")])
     models.clear()

@@ -127,7 +127,7 @@ class _Run:
 
     def refused(self, sent: Sent, attempt: int) -> None:
         self.refusals += 1
-        refusal = self.policy.refused(sent, self.now)
+        refusal = self.policy.rate_limited(sent, self.now)
         base = backoff_base(self.policy.mean_latency, 1.0)
         if refusal.hold:
             self.held += 1

@@ -84,7 +84,7 @@ def test_http_dates_are_exact(ahead: int) -> None:
     ],
 )
 def test_base_follows_the_latency(mean_latency: float | None, upper: float, base: float) -> None:
-    """The base is twice the mean latency, at least 20 ms, and never above the knob."""
+    """The base is twice the mean latency, at least 20 ms, and never above the option."""
     assert backoff_base(mean_latency, upper) == pytest.approx(base)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_nothing_happens_without_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A point is reached silently; with a hook its name is told."""
+    """A point is reached silently; with a hook the hook receives its name."""
     faults.reach("part written")
     reached: list[str] = []
     monkeypatch.setattr(faults, "hook", reached.append)

@@ -46,7 +46,7 @@ def test_one_that_had_its_turn_goes_in_front_of_its_group() -> None:
 
 
 def test_a_blocked_lane_is_not_looked_at() -> None:
-    """It stands in nobody's way, also when more is pushed, and comes back behind the others."""
+    """It delays no other lane, also when more is pushed, and returns behind the others."""
     lanes: Lanes[str] = Lanes()
     lanes.push("a", 0, "a0")
     lanes.push("b", 0, "b0")
@@ -114,7 +114,7 @@ def test_peek_shows_what_pop_takes() -> None:
 
 
 def test_each_lane_knows_how_much_waits_in_it() -> None:
-    """Blocked or not; a lane that nobody has used is empty."""
+    """Blocked or not; an unused lane is empty."""
     lanes: Lanes[str] = Lanes()
     lanes.push("a", 0, "a0")
     lanes.push("a", 1, "a1")

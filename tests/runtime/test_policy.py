@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from seedbed.errors import ConfigError
-from seedbed.runtime.policy import Refusal, Sent, ThrottlePolicy
+from seedbed.runtime.policy import Sent, ThrottlePolicy, Verdict
 
 
 def fill(policy: ThrottlePolicy, now: float = 0.0) -> list[Sent]:
@@ -37,9 +37,9 @@ def cut(policy: ThrottlePolicy, capacity: int) -> None:
     epoch = policy.epoch
     above = iter(sends[capacity:])
     while policy.epoch == epoch:
-        policy.refused(next(above), 0.01)
+        policy.rate_limited(next(above), 0.01)
     for sent in above:
-        policy.refused(sent, 0.01)
+        policy.rate_limited(sent, 0.01)
     for sent in sends[:capacity]:
         policy.accepted(sent, 0.05)
 
@@ -64,7 +64,7 @@ def test_level_counts_what_the_server_works_on() -> None:
     policy = ThrottlePolicy(32)
     first, second, third = (policy.sent(0.0) for _ in range(3))
     assert [first.level, second.level, third.level] == [1, 2, 3]
-    policy.refused(second, 0.01)
+    policy.rate_limited(second, 0.01)
     assert [first.level, third.level] == [1, 2]
     policy.accepted(first, 0.05)
     assert policy.sent(0.06).level == 2
@@ -73,7 +73,7 @@ def test_level_counts_what_the_server_works_on() -> None:
 def test_mean_latency_is_of_accepted_calls() -> None:
     """The mean latency is unknown until a call was accepted; refusals and errors do not move it."""
     policy = ThrottlePolicy(32)
-    policy.refused(policy.sent(0.0), 0.001)
+    policy.rate_limited(policy.sent(0.0), 0.001)
     policy.finished(policy.sent(0.0))
     assert policy.mean_latency is None
     policy.accepted(policy.sent(1.0), 1.5)
@@ -109,7 +109,7 @@ def test_time_at_the_limit_doubles_it() -> None:
     assert policy.limit == 32
     assert policy.grows_at is None
     refused = fill(policy, 2.0)[-1]
-    policy.refused(refused, 2.05)
+    policy.rate_limited(refused, 2.05)
     assert policy.grows_at == pytest.approx(2.15)
 
 
@@ -129,16 +129,16 @@ def test_refusals_of_an_earlier_epoch_decide_nothing() -> None:
     accept_windows(policy, 6)
     old = fill(policy)
     for sent in old[20:]:
-        policy.refused(sent, 0.01)
+        policy.rate_limited(sent, 0.01)
     for sent in old[5:20]:
         policy.accepted(sent, 0.05)
     assert (policy.limit, policy.epoch) == (20, 1)
     new = fill(policy)
     # Each at a level above the one before, so that none of them is evidence together with another.
     for sent in (new[5], new[7], new[9]):
-        policy.refused(sent, 0.06)
+        policy.rate_limited(sent, 0.06)
     assert (policy.limit, policy.epoch) == (20, 1)
-    policy.refused(old[4], 0.07)
+    policy.rate_limited(old[4], 0.07)
     assert (policy.limit, policy.epoch) == (20, 1)
 
 
@@ -184,20 +184,20 @@ def test_refusals_for_the_level_hold_their_permit() -> None:
     """A permit refused for the level stays taken for one mean latency, a second at most."""
     policy = ThrottlePolicy(32)
     accept_windows(policy, 2)
-    assert policy.refused(fill(policy)[-1], 0.01).hold == pytest.approx(policy.mean_latency)
+    assert policy.rate_limited(fill(policy)[-1], 0.01).hold == pytest.approx(policy.mean_latency)
     slow = ThrottlePolicy(32)
     slow.accepted(slow.sent(0.0), 30.0)
-    assert slow.refused(fill(slow, 30.0)[-1], 30.1).hold == 1.0
+    assert slow.rate_limited(fill(slow, 30.0)[-1], 30.1).hold == 1.0
 
 
 def test_refusals_by_chance_hold_nothing() -> None:
     """Where all levels are refused now and then, a refused permit is free at once and its backoff stays short."""
     policy = ThrottlePolicy(32)
-    refusals: list[Refusal] = []
+    refusals: list[Verdict] = []
     for _ in range(20):
         for index, sent in enumerate(fill(policy)):
             if index % 10 == 9:
-                refusals.append(policy.refused(sent, 0.01))
+                refusals.append(policy.rate_limited(sent, 0.01))
             else:
                 policy.accepted(sent, 0.05)
     assert policy.limit == 32
@@ -212,12 +212,12 @@ def test_nearly_everything_refused_is_a_pause() -> None:
     pauses = []
     for _ in range(60):
         sends = fill(policy)
-        pauses += [policy.refused(sent, 0.01).pause for sent in sends]
+        pauses += [policy.rate_limited(sent, 0.01).pause for sent in sends]
     assert policy.limit == 2
     assert not any(pauses[:16])
     assert all(pauses[40:])
     accept_windows(policy, 2)
-    assert not policy.refused(policy.sent(0.0), 0.01).pause
+    assert not policy.rate_limited(policy.sent(0.0), 0.01).pause
 
 
 def test_slow_windows_count_as_congestion_when_asked() -> None:
@@ -292,7 +292,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @rule(sent=consumes(on_wire))
     def refuse(self, sent: Sent) -> None:
         before, epoch = self.policy.limit, self.policy.epoch
-        refusal = self.policy.refused(sent, self.now)
+        refusal = self.policy.rate_limited(sent, self.now)
         self.in_flight -= 1
         assert 0.0 <= refusal.hold <= 1.0
         assert refusal.by_chance >= 0

@@ -108,8 +108,8 @@ def test_recovering(ceiling: int, outage: tuple[float, float], seed: int) -> Non
 def test_queueing_instead_of_refusing(seed: int) -> None:
     """Where a server queues, rising latency holds the limit down only if that was asked for."""
     server = Server(capacity=steps((0, 16)), queues=True)
-    told = simulate(server, ThrottlePolicy(128, latency_congestion=True), 3_000, seed)
-    untold = simulate(server, ThrottlePolicy(128), 3_000, seed)
-    assert 16 <= told.mean_limit(told.wall / 2) <= 48
-    assert untold.limit_at(untold.wall / 2) == 128
-    assert told.wall <= untold.wall * 1.1
+    by_latency = simulate(server, ThrottlePolicy(128, latency_congestion=True), 3_000, seed)
+    plain = simulate(server, ThrottlePolicy(128), 3_000, seed)
+    assert 16 <= by_latency.mean_limit(by_latency.wall / 2) <= 48
+    assert plain.limit_at(plain.wall / 2) == 128
+    assert by_latency.wall <= plain.wall * 1.1

@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from seedbed.errors import Permanent
-from seedbed.runtime.offload import Lease
-from seedbed.runtime.portal import Portal, current_portal, in_event_loop, run_sync
+from seedbed.runtime.threads import Lease, Portal, current_portal, in_event_loop, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +93,7 @@ async def test_a_cancelled_row_reaches_what_its_thread_awaits(autojump_clock: Mo
 
 
 async def test_a_row_that_is_cancelled_already_starts_nothing(autojump_clock: MockClock) -> None:
-    """What a thread wants awaited after its row was given up is not even called."""
+    """A call from a thread whose row was dropped is not made."""
     called = []
 
     async def call() -> None:
@@ -134,7 +133,7 @@ async def test_a_closed_nursery_answers_its_thread(autojump_clock: MockClock) ->
     """A thread that outlives its row group gets an error for whatever it wants awaited."""
     async with trio.open_nursery() as nursery:
         portal = Portal(nursery, leave_alone)
-    with pytest.raises(Permanent, match="is over"):
+    with pytest.raises(Permanent, match="has ended"):
         await in_thread(lambda: portal.run(double, 1))
     assert autojump_clock.autojump_threshold == 0
 
@@ -147,7 +146,7 @@ def test_a_finished_run_answers_its_thread() -> None:
             return Portal(nursery, leave_alone)
 
     portal = trio.run(main)
-    with pytest.raises(Permanent, match="is over"):
+    with pytest.raises(Permanent, match="has ended"):
         portal.run(double, 1)
 
 

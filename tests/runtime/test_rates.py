@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.runtime.rates import RateBudget
+from seedbed.runtime.policy import RateBudget
 
 
 def send_all(budget: RateBudget, sizes: list[int], gaps: list[float]) -> list[float]:

@@ -39,12 +39,12 @@ def assert_idle(throttle: Throttle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("options", "message"),
     [
         ({"max_parallel_requests": 0}, "max_parallel_requests must be a whole number, 1 or more, not 0"),
         ({"max_parallel_requests": 1.5}, "max_parallel_requests .* not 1.5"),
         ({"max_parallel_requests": True}, "max_parallel_requests .* not True"),
-        ({"requests_per_minute": 0}, "requests_per_minute must be a number above 0, or None for no limit, not 0"),
+        ({"requests_per_minute": 0}, "requests_per_minute must be None for no limit, or a number above 0, not 0"),
         ({"requests_per_minute": False}, "requests_per_minute .* not False"),
         ({"tokens_per_minute": float("nan")}, "tokens_per_minute .* not nan"),
         ({"tokens_per_minute": float("inf")}, "tokens_per_minute .* not inf"),
@@ -52,10 +52,10 @@ def assert_idle(throttle: Throttle) -> None:
         ({"latency_congestion": 1}, "latency_congestion must be True or False, not 1"),
     ],
 )
-def test_limits_are_checked(knobs: dict[str, Any], message: str) -> None:
-    """A limit outside its range is an error that names the knob and what was found."""
+def test_limits_are_checked(options: dict[str, Any], message: str) -> None:
+    """A limit outside its range is an error that names the option and what was found."""
     with pytest.raises(ConfigError, match=message):
-        KeyLimits(**knobs)
+        KeyLimits(**options)
 
 
 async def test_permits_up_to_the_limit(autojump_clock: MockClock) -> None:
@@ -76,14 +76,14 @@ async def test_a_permit_ends_once(autojump_clock: MockClock) -> None:
         permit = throttle.try_acquire()
         assert permit is not None
         permit.accepted()
-        for end in (permit.accepted, permit.finished, lambda: permit.refused(RateLimited(), 1)):
+        for end in (permit.accepted, permit.finished, lambda: permit.rate_limited(RateLimited(), 1)):
             with pytest.raises(RuntimeError, match="ended twice"):
                 end()
         assert_idle(throttle)
 
 
 async def test_waiters_go_in_order_and_before_others(autojump_clock: MockClock) -> None:
-    """Tasks that wait are let in first come, first served, and nobody who does not wait goes before them."""
+    """Tasks that wait are let in first come, first served, and `try_acquire` never overtakes them."""
     order = []
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=1)}) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
@@ -182,7 +182,7 @@ async def test_a_limit_below_the_calls_in_flight_revokes_nothing(autojump_clock:
         throttle = throttles.get(KEY)
         permits = fill(throttle)
         for permit in permits[4:10]:
-            permit.refused(RateLimited(), 1)
+            permit.rate_limited(RateLimited(), 1)
         assert throttle.limit == 4
         assert throttle.in_flight == 10
         left = [*permits[:4], *permits[10:]]
@@ -204,7 +204,7 @@ async def test_a_refused_permit_may_stay_taken(autojump_clock: MockClock) -> Non
         await trio.sleep(0.5)
         first.accepted()
         permits = fill(throttle)
-        permits[-1].refused(RateLimited(), 1)
+        permits[-1].rate_limited(RateLimited(), 1)
         assert throttle.statistics().held == 1
         assert throttle.try_acquire() is None
         start = trio.current_time()
@@ -222,7 +222,7 @@ async def test_retry_after_in_seconds_and_as_a_date(autojump_clock: MockClock) -
 
         async def delay(error: RateLimited, attempt: int) -> float:
             permit = await throttle.acquire()
-            seconds = permit.refused(error, attempt)
+            seconds = permit.rate_limited(error, attempt)
             (await throttle.acquire()).accepted()
             return seconds
 
@@ -236,12 +236,12 @@ async def test_retry_after_in_seconds_and_as_a_date(autojump_clock: MockClock) -
 
 @pytest.mark.parametrize("reset", [30, "30s", "Tue, 14 Nov 2023 22:13:50 GMT"])
 async def test_a_key_pauses_until_its_reset(autojump_clock: MockClock, reset: float | str) -> None:
-    """Where the server says that nothing is left until a reset, nobody is let in before; then everybody is."""
+    """If the server reports that nothing is left until a reset, no permit is granted before it; afterwards all are."""
     async with open_throttles(wall_clock=lambda: 1_700_000_000.0) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
         other, refused = fill(throttle)[:2]
         start = trio.current_time()
-        refused.refused(RateLimited(reset=reset), 1)
+        refused.rate_limited(RateLimited(reset=reset), 1)
         instants = []
         throttle.subscribe(lambda: instants.append(trio.current_time() - start))
 
@@ -270,14 +270,14 @@ async def test_a_later_reset_makes_the_pause_longer(autojump_clock: MockClock) -
         permits = fill(throttle)
         start = trio.current_time()
         for permit, reset in zip(permits, (10, 40, 20), strict=False):
-            permit.refused(RateLimited(reset=reset), 1)
+            permit.rate_limited(RateLimited(reset=reset), 1)
         for permit in permits[3:]:
             permit.accepted()
         await throttle.acquire()
         assert trio.current_time() - start == pytest.approx(40)
 
 
-async def test_nobody_gets_in_between_the_hand_over_and_a_pause(autojump_clock: MockClock) -> None:
+async def test_no_permit_is_granted_between_the_hand_over_and_a_pause(autojump_clock: MockClock) -> None:
     """A waiter that was handed a permit in the same instant in which the key is paused waits on."""
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=2)}) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
@@ -293,7 +293,7 @@ async def test_nobody_gets_in_between_the_hand_over_and_a_pause(autojump_clock: 
         await wait_all_tasks_blocked()
         start = trio.current_time()
         first.accepted()
-        second.refused(RateLimited(reset=10), 1)
+        second.rate_limited(RateLimited(reset=10), 1)
         await trio.sleep(20)
         assert instants == [pytest.approx(10)]
         assert_idle(throttle)
@@ -309,7 +309,7 @@ async def call_until_taken(throttle: Throttle, takes: Callable[[], bool], latenc
             permit.accepted()
             return
         attempt += 1
-        await trio.sleep(permit.refused(RateLimited(f"no quota, time {attempt}"), attempt))
+        await trio.sleep(permit.rate_limited(RateLimited(f"no quota, time {attempt}"), attempt))
 
 
 async def test_a_key_that_takes_nothing_is_paused(autojump_clock: MockClock) -> None:
@@ -336,17 +336,17 @@ async def test_patience_ends_in_an_error(autojump_clock: MockClock, retry_after:
         throttle = throttles.get(KEY)
         start = trio.current_time()
         count = 0
-        with pytest.raises(QuotaExhausted, match="'acme/small/chat' refused every call for 100 s") as caught:
+        with pytest.raises(QuotaExhausted, match="'acme/small/chat': every call was rate-limited for 100 s") as caught:
             while True:
                 permit = await throttle.acquire()
                 count += 1
-                delay = permit.refused(RateLimited(f"quota {count}", retry_after=retry_after), count)
+                delay = permit.rate_limited(RateLimited(f"quota {count}", retry_after=retry_after), count)
                 assert trio.current_time() - start + delay <= 100.0 + 1e-6
                 await trio.sleep(delay)
         assert trio.current_time() - start == pytest.approx(100.0)
         assert caught.value.key == KEY
         assert str(caught.value.last) == f"quota {count}"
-        assert str(caught.value).endswith(f"last refusal: quota {count}")
+        assert str(caught.value).endswith(f"last answer: quota {count}")
         assert (throttle.in_flight, throttle.statistics().held) == (0, 0)
 
 
@@ -356,7 +356,7 @@ async def test_pauses_end_when_patience_does(autojump_clock: MockClock) -> None:
         throttle = throttles.get(KEY)
         start = trio.current_time()
         permit = await throttle.acquire()
-        assert permit.refused(RateLimited(reset=10_000), 1) <= 50.0
+        assert permit.rate_limited(RateLimited(reset=10_000), 1) <= 50.0
         permit = await throttle.acquire()
         assert trio.current_time() - start == pytest.approx(50.0)
         permit.accepted()
@@ -374,26 +374,26 @@ async def test_a_key_that_recovers_goes_on(autojump_clock: MockClock) -> None:
         statistics = throttle.statistics()
         assert statistics.accepted == 3_000
         assert statistics.limit == 64
-        assert statistics.sent == statistics.accepted + statistics.refused
+        assert statistics.sent == statistics.accepted + statistics.rate_limited
         await trio.sleep(1)
         assert_idle(throttle)
 
 
 async def test_an_old_streak_does_not_kill(autojump_clock: MockClock) -> None:
-    """A refusal before a long time in which nobody asked is forgotten when somebody asks again."""
+    """A rate limit before a long time without requests is forgotten at the next request."""
     async with open_throttles(patience=100.0, backoff_max=10.0) as throttles:
         throttle = throttles.get(KEY)
-        (await throttle.acquire()).refused(RateLimited(), 1)
+        (await throttle.acquire()).rate_limited(RateLimited(), 1)
         await trio.sleep(1_000)
-        (await throttle.acquire()).refused(RateLimited(), 1)
+        (await throttle.acquire()).rate_limited(RateLimited(), 1)
         # Within a streak the time between two calls counts, however few they are.
         await trio.sleep(49)
-        (await throttle.acquire()).refused(RateLimited(), 1)
+        (await throttle.acquire()).rate_limited(RateLimited(), 1)
         await trio.sleep(49)
-        (await throttle.acquire()).refused(RateLimited(), 1)
+        (await throttle.acquire()).rate_limited(RateLimited(), 1)
         await trio.sleep(3)
         with pytest.raises(QuotaExhausted):
-            (await throttle.acquire()).refused(RateLimited(), 1)
+            (await throttle.acquire()).rate_limited(RateLimited(), 1)
 
 
 async def test_errors_are_no_signal(autojump_clock: MockClock) -> None:
@@ -408,7 +408,7 @@ async def test_errors_are_no_signal(autojump_clock: MockClock) -> None:
 
 
 async def test_requests_per_minute(autojump_clock: MockClock) -> None:
-    """Whoever comes, by waiting or by trying again when told, the rate is kept and nearly reached."""
+    """With callers that wait and callers that retry when notified, the rate is respected and nearly reached."""
     limits = KeyLimits(requests_per_minute=60)
     async with open_throttles({KEY: limits}) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
@@ -448,7 +448,7 @@ async def test_tokens_per_minute_are_settled(autojump_clock: MockClock) -> None:
             await trio.sleep(1_000)
             permit = await throttle.acquire(60)
             if tokens is None:
-                permit.refused(RateLimited(), 1)
+                permit.rate_limited(RateLimited(), 1)
                 await trio.sleep(1)
             else:
                 permit.accepted(tokens)
@@ -520,7 +520,7 @@ async def test_cancelled_waiters_leave_nothing_behind(
             await trio.sleep(0.5)
             permits[0].accepted()
             await trio.sleep(0.5)
-            permits[1].refused(RateLimited(reset=4), 1)
+            permits[1].rate_limited(RateLimited(reset=4), 1)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_first_ones)
@@ -530,7 +530,7 @@ async def test_cancelled_waiters_leave_nothing_behind(
                         waiters.start_soon(use)
         await trio.sleep(60)
         statistics = throttle.statistics()
-        assert statistics.sent == statistics.accepted + statistics.refused + statistics.failed
+        assert statistics.sent == statistics.accepted + statistics.rate_limited + statistics.failed
         assert_idle(throttle)
 
 
@@ -553,7 +553,7 @@ async def test_statistics_are_a_snapshot(autojump_clock: MockClock) -> None:
         first, second, third, fourth = fill(throttle)[:4]
         await trio.sleep(0.25)
         first.accepted(100)
-        second.refused(RateLimited(), 1)
+        second.rate_limited(RateLimited(), 1)
         third.finished(10)
         statistics = throttle.statistics()
         fourth.accepted(1)
@@ -566,7 +566,7 @@ async def test_statistics_are_a_snapshot(autojump_clock: MockClock) -> None:
             "waiting": 0,
             "sent": 8,
             "accepted": 1,
-            "refused": 1,
+            "rate_limited": 1,
             "failed": 1,
             "tokens": 110,
             "paused_until": None,
@@ -582,7 +582,7 @@ async def test_history_is_thinned(autojump_clock: MockClock) -> None:
         throttle = throttles.get(KEY)
         start = trio.current_time()
         for _ in range(3_000):
-            (await throttle.acquire()).refused(RateLimited(reset=1), 1)
+            (await throttle.acquire()).rate_limited(RateLimited(reset=1), 1)
             (await throttle.acquire()).accepted()
         history = throttle.statistics().history
         assert 400 < len(history) <= 1_000
@@ -603,12 +603,12 @@ async def test_the_manager_makes_throttles_on_first_use(autojump_clock: MockCloc
         assert {key: each.ceiling for key, each in throttles.statistics().items()} == {"a": 5, "b": 2}
         heard: list[tuple[str, int]] = []
         unwatch = throttles.watch(lambda key, limit: heard.append((key, limit)))
-        (await throttles.get("b").acquire()).refused(RateLimited(reset=1), 1)
+        (await throttles.get("b").acquire()).rate_limited(RateLimited(reset=1), 1)
         assert heard == [("b", 0)]
         (await throttles.get("b").acquire()).accepted()
         assert heard == [("b", 0), ("b", 2)]
         unwatch()
-        (await throttles.get("b").acquire()).refused(RateLimited(reset=1), 1)
+        (await throttles.get("b").acquire()).rate_limited(RateLimited(reset=1), 1)
         assert heard == [("b", 0), ("b", 2)]
 
 
@@ -687,9 +687,9 @@ async def run_scenario(calls: list[Call], limits: KeyLimits, seed: int) -> None:
                 raise
             match next(outcomes, "accepted"):
                 case "refused":
-                    return permit.refused(RateLimited(), 1)
+                    return permit.rate_limited(RateLimited(), 1)
                 case "reset":
-                    return permit.refused(RateLimited(reset=2.0), 1)
+                    return permit.rate_limited(RateLimited(reset=2.0), 1)
                 case "finished":
                     permit.finished()
                 case _:
@@ -741,7 +741,7 @@ async def run_scenario(calls: list[Call], limits: KeyLimits, seed: int) -> None:
                     await ended.acquire()
         await trio.sleep(1_000)
         statistics = throttle.statistics()
-        assert statistics.sent == statistics.accepted + statistics.refused + statistics.failed
+        assert statistics.sent == statistics.accepted + statistics.rate_limited + statistics.failed
         assert (statistics.in_flight, statistics.held, statistics.waiting) == (0, 0, 0)
         assert statistics.paused_until is None
         assert throttle.try_acquire() is not None

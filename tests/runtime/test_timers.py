@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from seedbed.runtime.timers import Timers
+from seedbed.runtime.tasks import Timers
 
 
 async def test_callbacks_run_at_their_instants_in_order(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
@@ -37,7 +37,7 @@ async def test_an_earlier_callback_shortens_the_sleep(autojump_clock: MockClock,
 
 
 async def test_what_is_past_runs_as_soon_as_possible(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    """An instant that is over is not waited for, and no time passes."""
+    """An instant that is past is not waited for, and no time passes."""
     timers, ran = Timers(), []
     nursery.start_soon(timers.run)
     await wait_all_tasks_blocked()
@@ -76,7 +76,7 @@ async def test_an_exception_leaves_the_task(autojump_clock: MockClock) -> None:
     assert len(timers) == 1
 
 
-async def test_callbacks_wait_while_nobody_runs_them(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_callbacks_wait_until_run_is_started(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     """After a cancelled run the callbacks are still there for the next one."""
     timers, ran = Timers(), []
     timers.call_at(trio.current_time() + 5, lambda: ran.append("done"))

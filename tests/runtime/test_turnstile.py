@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seedbed.runtime.turnstile import Turnstile
+from seedbed.runtime.lanes import Turnstile
 
 
 def test_the_first_place_is_up_at_once() -> None:
@@ -16,7 +16,7 @@ def test_the_first_place_is_up_at_once() -> None:
     assert turnstile.up == 1
 
 
-def test_places_pass_in_order_whoever_comes_first() -> None:
+def test_turns_are_taken_in_order_of_position_not_of_arrival() -> None:
     """Waiting longer gives no right to an earlier turn."""
     turnstile, up = Turnstile(), []
     for place in (2, 1, 0):
@@ -46,7 +46,7 @@ def test_a_place_that_never_entered_may_leave() -> None:
 
 
 def test_leaving_twice_does_nothing() -> None:
-    """The second time does not pass somebody else's turn."""
+    """The second call does not end the turn of another position."""
     turnstile = Turnstile()
     turnstile.leave(0)
     turnstile.leave(0)

@@ -1,4 +1,4 @@
-"""Recipes that several tests simulate; nobody is at their addresses."""
+"""Recipes that several tests simulate; no server listens at their addresses."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seedbed as sb
-from seedbed.simulation.fillers import LEARNED
+from seedbed.simulation.calls import LEARNED
 from seedbed.testing import virtual_time
 
 LATENCIES = st.sampled_from([0.25, 1.0, 2.5])
@@ -46,9 +46,9 @@ def test_a_simulation_takes_as_long_as_the_build(recipe: sb.Recipe, rows: int, b
     # Tasks of one instant run in any order, which may cost or spare a call's time at the end of a row group.
     longest = max(model.latency for model in recipe.models.values())  # type: ignore[attr-defined]
     assert found.seconds == pytest.approx(report.seconds, rel=0.05, abs=longest)
-    assert {each.column: each.used.calls.mean for each in found.base.calls} == {
+    assert {each.column: each.calls.mean for each in found.base.columns} == {
         name: spent.calls for name, spent in report.usage.items()
     }
     if rows <= LEARNED:  # every prompt was rendered
-        first = found.base.calls[[each.column for each in found.base.calls].index("c1")]
-        assert first.used.input_tokens.mean == report.usage["c1"].input_tokens
+        first = found.base.columns[[each.column for each in found.base.columns].index("c1")]
+        assert first.input_tokens.mean == report.usage["c1"].input_tokens

@@ -1,4 +1,4 @@
-"""Profiles out of real runs: of traces, of what was spent, and of a few rows made for it."""
+"""Profiles measured in real runs: from traces, from stored usage, and from rows of a probe."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import seedbed as sb
-from seedbed.observe.chrome import write_chrome_trace
-from seedbed.simulation.measure import measure_path, measure_report
-from seedbed.store.traces import save_traces
+from seedbed.observe.report import write_chrome_trace
+from seedbed.simulation.profiles import measure_path, measure_report
+from seedbed.store.dataset import save_traces
 from seedbed.testing import serve_openai_sync, virtual_time
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ def recipe(**behaviour: Any) -> sb.Recipe:
     )
 
 
-def built(directory: Path, made: sb.Recipe, *, traces: bool = True) -> sb.Dataset:
+def built(directory: Path, recipe: sb.Recipe, *, traces: bool = True) -> sb.Dataset:
     """A dataset as `seedbed run --profile` leaves it; in virtual time, so that measured times are exact."""
     with virtual_time():
-        dataset = sb.build(made, rows=100, out=directory, config=sb.RunConfig(trace=traces, jitter_seed=1))
+        dataset = sb.build(recipe, rows=100, out=directory, config=sb.RunConfig(trace=traces, jitter_seed=1))
     assert dataset.report is not None
     if traces:
         save_traces(dataset.report.traces, directory)
     return dataset
 
 
-def test_a_dataset_with_traces_says_everything(tmp_path: Path) -> None:
+def test_a_dataset_with_traces_has_a_whole_profile(tmp_path: Path) -> None:
     """Latencies, tokens, calls and skips of a run are those that the next one is simulated with."""
     dataset = built(tmp_path / "data", recipe())
     found = measure_path(tmp_path / "data").profiles
@@ -51,15 +51,15 @@ def test_a_dataset_with_traces_says_everything(tmp_path: Path) -> None:
     spent = dataset.report.usage["question"]
     assert question.output_tokens == spent.output_tokens / spent.calls
     assert answer.skipped == pytest.approx(1 - dataset.report.usage["answer"].calls / 100)
-    assert question.refused == 0
+    assert question.rate_limited == 0
     simulated = sb.simulate(recipe(latency=9.0), rows=100, seeds=1, measured_from=tmp_path / "data", overhead=0.0)
     assert simulated.seconds == pytest.approx(dataset.report.seconds, rel=0.15)
     assert simulated.base.assumptions == ()
-    assert simulated.base.calls[0].profile.origins["latency"] == "measured"
+    assert simulated.base.columns[0].origins["latency"] == "measured"
 
 
-def test_what_is_given_goes_before_what_was_measured(tmp_path: Path) -> None:
-    """A latency on the command line is a question about it."""
+def test_a_given_profile_precedes_a_measured_one(tmp_path: Path) -> None:
+    """The user's latency replaces that of the earlier run."""
     built(tmp_path / "data", recipe())
     found = sb.simulate(
         recipe(), rows=8, seeds=1, measured_from=tmp_path / "data", calls={"writer": {"latency": 30.0}}, overhead=0.0
@@ -67,24 +67,24 @@ def test_what_is_given_goes_before_what_was_measured(tmp_path: Path) -> None:
     assert found.seconds == pytest.approx(60.0)
 
 
-def test_refusals_and_failures_are_measured(tmp_path: Path) -> None:
-    """The shares of attempts that were refused, or failed in a way that may pass."""
-    built(tmp_path / "data", recipe(rate_limit_share=0.2, error_share=0.1, refusal_latency=0.25))
+def test_rate_limits_and_failures_are_measured(tmp_path: Path) -> None:
+    """The shares of attempts that were rate-limited, or failed and were retried."""
+    built(tmp_path / "data", recipe(rate_limit_share=0.2, error_share=0.1, error_latency=0.25))
     question = measure_path(tmp_path / "data").profiles["question"]
-    assert question.refused == pytest.approx(0.2, abs=0.15)
+    assert question.rate_limited == pytest.approx(0.2, abs=0.15)
     assert question.failed == pytest.approx(0.1, abs=0.1)
-    assert question.refusal_latency == pytest.approx(0.25)
+    assert question.error_latency == pytest.approx(0.25)
 
 
-def test_a_dataset_without_traces_says_what_was_spent(tmp_path: Path) -> None:
-    """Tokens are in the manifest of every dataset; how long calls took is not, and is assumed."""
+def test_a_dataset_without_traces_has_tokens_only(tmp_path: Path) -> None:
+    """The manifest of every dataset has the usage; latencies are assumed."""
     built(tmp_path / "data", recipe(), traces=False)
     question = measure_path(tmp_path / "data").profiles["question"]
     assert question.latency is None
     assert question.output_tokens > 0
 
 
-def test_a_timeline_file_says_how_long(tmp_path: Path) -> None:
+def test_a_timeline_file_has_latencies(tmp_path: Path) -> None:
     """The file that --trace wrote has no tokens, but every task with its time."""
     dataset = built(tmp_path / "data", recipe())
     assert dataset.report is not None
@@ -95,21 +95,21 @@ def test_a_timeline_file_says_how_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{", json.dumps({"traceEvents": []}), "no"])
-def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
-    """What is no timeline is said to be none."""
+def test_other_files_are_rejected(tmp_path: Path, text: str) -> None:
+    """The error names what is expected."""
     (tmp_path / "file.json").write_text(text, encoding="utf-8")
-    with pytest.raises(sb.ConfigError, match="is no timeline that --trace wrote"):
+    with pytest.raises(sb.ConfigError, match="is neither a dataset nor a timeline that --trace wrote"):
         measure_path(tmp_path / "file.json")
 
 
-def test_other_directories_are_refused(tmp_path: Path) -> None:
+def test_other_directories_are_rejected(tmp_path: Path) -> None:
     """A directory without a dataset has nothing to measure."""
-    with pytest.raises(sb.ConfigError, match="holds no dataset"):
+    with pytest.raises(sb.ConfigError, match="is not a dataset whose run could be measured"):
         measure_path(tmp_path)
 
 
-def test_several_calls_a_cell_are_told_apart_by_what_was_spent(tmp_path: Path) -> None:
-    """A function that asks twice makes two calls, and its time is that of both."""
+def test_several_calls_of_a_cell_are_known_from_usage(tmp_path: Path) -> None:
+    """The time of a cell with two calls is divided by two."""
 
     @sb.column
     async def twice(topic: str, writer: sb.Model) -> str:
@@ -122,16 +122,16 @@ def test_several_calls_a_cell_are_told_apart_by_what_was_spent(tmp_path: Path) -
     assert set(found.latency["choice"]) == {2.0}
 
 
-def test_many_latencies_are_thinned() -> None:
-    """A long run leaves as many values as can be told apart, from all over."""
+def test_many_latencies_are_sampled() -> None:
+    """Of a long run about 2,000 latencies are used, over the whole range."""
     with virtual_time():
         report = sb.preview(recipe(), rows=5_000, config=sb.RunConfig(trace=True)).report
-    profiles, probed = measure_report(report)
+    profiles = measure_report(report)
     assert 2_000 <= len(profiles["question"].latency["choice"]) < 4_000
-    assert probed.rows == 5_000
+    assert report.rows == 5_000
 
 
-def test_a_probe_makes_real_calls_and_says_what_it_spent() -> None:
+def test_a_probe_makes_real_calls_and_reports_its_usage() -> None:
     """A few rows over HTTP: their latency and tokens are what the rest is simulated with."""
     with serve_openai_sync(latency=0.05) as server:
         model = sb.OpenAICompatible(base_url=server.url, model="m", max_parallel_requests=2, output_price=1.0)
@@ -146,8 +146,8 @@ def test_a_probe_makes_real_calls_and_says_what_it_spent() -> None:
     assert 1.0 <= found.seconds < 30.0
 
 
-def test_a_column_with_another_model_has_what_that_one_did(tmp_path: Path) -> None:
-    """What was measured of one model says nothing of another, unless that was measured elsewhere."""
+def test_a_column_with_another_model_has_the_profile_of_that_model(tmp_path: Path) -> None:
+    """A profile measured with one model does not apply to another; one of another column with that model does."""
     models = {"slow": sb.Scripted(model="slow", latency=8.0), "quick": sb.Scripted(model="quick", latency=1.0)}
     made = sb.Recipe(
         models={**models, "new": sb.OpenAICompatible(base_url="http://127.0.0.1:9/v1", model="new")},
@@ -161,6 +161,6 @@ def test_a_column_with_another_model_has_what_that_one_did(tmp_path: Path) -> No
         made, rows=4, seeds=1, measured_from=tmp_path / "data", vary={"columns.first.model": ["quick", "new"]}
     )
     quick, new = found.variants
-    assert set(quick.estimate.calls[0].profile.profile.latency["choice"]) == {1.0}
+    assert set(quick.estimate.columns[0].profile.latency["choice"]) == {1.0}
     assert quick.estimate.assumptions == ()
     assert new.estimate.assumptions == ("first (new): latency, output tokens",)

@@ -1,4 +1,4 @@
-"""docs/reference/simulation.md has everything that a user can say or read."""
+"""docs/reference/simulation.md documents every argument and field."""
 
 from __future__ import annotations
 

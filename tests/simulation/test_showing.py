@@ -1,4 +1,4 @@
-"""How a simulation is shown: the timeline in blocks, the page, and what is varied as one writes it."""
+"""The text, timeline and page of a simulation, and the syntax of variants."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import pytest
 from recipes import chain
 
 import seedbed as sb
-from seedbed.simulation.page import page
-from seedbed.simulation.result import Spread
-from seedbed.simulation.text import brief_text, count_text, seconds_text, spread_text, timeline_lines
-from seedbed.simulation.vary import parse_vary
-from seedbed.simulation.watch import Track
+from seedbed.simulation.result import (
+    Spread,
+    Track,
+    brief_text,
+    count_text,
+    page,
+    seconds_text,
+    spread_text,
+    timeline_lines,
+)
+from seedbed.simulation.stage import parse_vary
 
 
 def track(in_flight: list[float], limit: list[float] | None = None) -> Track:
-    """A key with eight places."""
+    """A key with a ceiling of eight."""
     return Track(key="k", ceiling=8, in_flight=tuple(in_flight), limit=tuple(limit or [8.0] * len(in_flight)))
 
 
@@ -24,7 +30,7 @@ def test_the_timeline_is_as_high_as_what_was_in_flight() -> None:
     assert lines == ["8 ┤█   ", "0 ┤██▂ ", "  └────", "   0s1m30s"]
 
 
-def test_the_timeline_shows_what_was_allowed_where_that_is_less() -> None:
+def test_the_timeline_shows_the_limit_of_the_throttle() -> None:
     """The limit that the throttle found is a dashed line, unless the calls reach it."""
     lines = timeline_lines(track([2, 4], [4, 4]), 9.0, height=2)
     assert lines[:2] == ["8 ┤  ", "0 ┤▄█"]
@@ -36,7 +42,7 @@ def test_the_timeline_is_squeezed_to_its_width() -> None:
     assert timeline_lines(track([8, 0, 8, 8]), 9.0, width=2, height=1)[0] == "8 ┤▄█"
 
 
-def test_spreads_are_told_where_they_matter() -> None:
+def test_spreads_are_shown_where_seeds_differ() -> None:
     """By the lowest and the highest, or in a table in percent; seeds that agree have none."""
     wide, narrow = Spread(mean=100, low=90, high=105), Spread(mean=100, low=99.9, high=100.1)
     assert spread_text(wide, count_text) == "100 (90 to 105)"
@@ -45,12 +51,12 @@ def test_spreads_are_told_where_they_matter() -> None:
 
 
 def test_short_times_have_a_decimal() -> None:
-    """Seconds below a minute are told more exactly."""
+    """Below a minute, tenths of seconds are shown."""
     assert [seconds_text(each) for each in (0.25, 59.9, 61, 3700)] == ["0.2s", "59.9s", "1m01s", "1h01m"]
 
 
 def test_the_page_holds_everything() -> None:
-    """One file: figures, a chart of each key, variants, what was assumed; nothing from elsewhere, all escaped."""
+    """One file with figures, timelines, variants and assumptions; it loads nothing, and all text is escaped."""
     found = sb.simulate(
         chain("a<b>"),
         rows=4,
@@ -63,9 +69,11 @@ def test_the_page_holds_everything() -> None:
     assert "tea &amp; bread" in text
     assert "a&lt;b&gt;" in text
     assert "<b>a" not in text
-    assert text.count("<svg") == len(found.base.timeline) == 1
+    assert len(found.base.timeline) == 1
+    assert "writer: calls in flight" in text
+    assert "█" in text
     assert "models.writer.max_parallel_requests=2" in text
-    assert "Assumed" in text
+    assert "assumed, because neither given nor measured" in text
     assert "http" not in text.replace("http://127.0.0.1:9/v1", "")
 
 
@@ -82,20 +90,20 @@ def test_the_page_holds_everything() -> None:
         ),
     ],
 )
-def test_what_is_varied_is_read(text: str, path: str, values: list[object]) -> None:
+def test_variants_are_parsed(text: str, path: str, values: list[object]) -> None:
     """Values are YAML, and a comma in brackets separates nothing."""
     assert parse_vary(text) == (path, values)
 
 
 @pytest.mark.parametrize("text", ["run.buffer_size", "run.buffer_size=", "run.buffer_size=[1"])
-def test_what_cannot_be_read_is_refused(text: str) -> None:
-    """A path without values, or values that are none."""
-    with pytest.raises(sb.ConfigError, match=r"PATH=VALUE|is no value"):
+def test_invalid_variants_are_rejected(text: str) -> None:
+    """A path without values, or values that are not YAML."""
+    with pytest.raises(sb.ConfigError, match=r"PATH=VALUE|is not a list of YAML values"):
         parse_vary(text)
 
 
 def test_every_kind_of_change_and_every_combination() -> None:
-    """Limits, knobs, the model of a column and what is known of calls can be varied together."""
+    """Limits, options, the model of a column and profiles can be varied together."""
     recipe = sb.Recipe(
         models={"writer": sb.Scripted(latency=1.0), "other": sb.Scripted(model="other", latency=2.0)},
         columns=[sb.LLMText("text", model="writer", prompt="Say something.")],
@@ -112,4 +120,4 @@ def test_every_kind_of_change_and_every_combination() -> None:
         },
     )
     assert [each.estimate.seconds.mean for each in found.variants] == [pytest.approx(2.0), pytest.approx(6.0)]
-    assert [each.estimate.calls[0].model for each in found.variants] == ["writer", "other"]
+    assert [each.estimate.columns[0].model for each in found.variants] == ["writer", "other"]

@@ -1,4 +1,4 @@
-"""`seedbed.simulate`: the times, the use and the limits that it foretells."""
+"""`seedbed.simulate`: the predicted times, usage and limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import trio
 from recipes import chain, model
 
 import seedbed as sb
-from seedbed.simulation.data import simulation_data
+from seedbed.simulation.result import simulation_data
 
-# Without what the engine takes itself, times are exact.
+# Without the overhead of the engine, times are exact.
 simulate = partial(sb.simulate, seeds=1, overhead=0.0)
 
 
-def test_time_is_work_by_places() -> None:
+def test_duration_is_work_divided_by_parallel_calls() -> None:
     """Constant calls of a second, four at a time: 20 rows of two calls take ten seconds."""
     found = simulate(chain("question", "answer"), rows=20, calls={"writer": {"latency": 1.0}})
     assert found.seconds == pytest.approx(10.0, abs=0.01)
@@ -25,28 +25,28 @@ def test_time_is_work_by_places() -> None:
     assert found.base.written.mean == 20
 
 
-def test_nobody_is_called_and_no_key_is_needed() -> None:
+def test_no_model_is_called_and_no_key_is_needed() -> None:
     """The model's address leads nowhere and its key is not set: a build fails, a simulation does not."""
     with pytest.raises(sb.DatasetGenerationError, match="SEEDBED_TEST_NO_SUCH_KEY"):
         sb.preview(chain("question"), rows=1)
     assert simulate(chain("question"), rows=3).base.written.mean == 3
 
 
-def test_tokens_and_money_by_column_and_model() -> None:
-    """What is said of tokens is counted and priced, column by column."""
+def test_tokens_and_cost_by_column_and_model() -> None:
+    """The tokens of a profile are counted and priced by column."""
     recipe = chain("question", "answer", input_price=1.0, output_price=10.0)
     found = simulate(recipe, rows=10, calls={"writer": {"tokens": "300/100"}, "answer": {"output_tokens": 50}})
-    question, answer = found.base.calls
+    question, answer = found.base.columns
     assert (question.column, question.model) == ("question", "writer")
-    assert question.used.input_tokens.mean == 3_000
-    assert question.used.cost.mean == pytest.approx((3_000 * 1.0 + 1_000 * 10.0) / 1e6)
-    assert answer.used.output_tokens.mean == 500
-    assert found.cost == pytest.approx(question.used.cost.mean + answer.used.cost.mean)
+    assert question.input_tokens.mean == 3_000
+    assert question.cost.mean == pytest.approx((3_000 * 1.0 + 1_000 * 10.0) / 1e6)
+    assert answer.output_tokens.mean == 500
+    assert found.cost == pytest.approx(question.cost.mean + answer.cost.mean)
     assert found.base.models["writer"].calls.mean == 20
 
 
 def test_prompts_are_rendered_to_count_their_tokens() -> None:
-    """Where nobody says how long prompts are, those of the recipe are counted."""
+    """Without a number in the profile, rendered prompts are counted."""
     recipe = sb.Recipe(
         models={"writer": model()},
         columns=[
@@ -54,7 +54,7 @@ def test_prompts_are_rendered_to_count_their_tokens() -> None:
             sb.LLMText("short", model="writer", prompt="x"),
         ],
     )
-    tokens = {each.column: each.used.input_tokens.mean for each in simulate(recipe, rows=100).base.calls}
+    tokens = {each.column: each.input_tokens.mean for each in simulate(recipe, rows=100).base.columns}
     assert tokens["long"] == pytest.approx(100 * 500, rel=0.01)
     assert tokens["short"] == 100
 
@@ -67,7 +67,7 @@ def test_max_tokens_bounds_answers() -> None:
 
 
 def test_the_model_is_the_bottleneck_until_it_is_not() -> None:
-    """More places for the model that holds the run up make it quicker; the table of variants says so."""
+    """A higher limit of the model that holds the run up makes it faster, as the variants show."""
     found = simulate(
         chain("question"),
         rows=64,
@@ -82,12 +82,12 @@ def test_the_model_is_the_bottleneck_until_it_is_not() -> None:
     ]
     (use,) = found.base.keys
     assert use.models == ("writer",)
-    assert use.load.busy > 0.95
-    assert use.load.at_limit > 0.95
+    assert use.busy > 0.95
+    assert use.at_limit > 0.95
 
 
 def test_row_group_admission_can_be_the_bottleneck() -> None:
-    """With one row of one row group at a time a model with many places has nothing to do."""
+    """With one row of one row group at a time a model with a high limit is idle."""
     config = sb.RunConfig(buffer_size=1, max_concurrent_row_groups=1)
     found = simulate(
         chain("question", max_parallel_requests=64), rows=20, config=config, calls={"writer": {"latency": 1.0}}
@@ -97,7 +97,7 @@ def test_row_group_admission_can_be_the_bottleneck() -> None:
 
 
 def test_the_submission_budget_can_be_the_bottleneck() -> None:
-    """A budget of two tasks keeps a model with 64 places at two calls."""
+    """A budget of two tasks limits a model that allows 64 calls to two."""
     found = simulate(
         chain("question", max_parallel_requests=64),
         rows=40,
@@ -108,7 +108,7 @@ def test_the_submission_budget_can_be_the_bottleneck() -> None:
 
 
 def test_execution_slots_can_be_the_bottleneck() -> None:
-    """Sync functions hold their slots for as long as they are said to take."""
+    """Sync functions hold their slots for the latency of their profile."""
 
     @sb.column
     def slow(topic: str) -> str:
@@ -129,35 +129,35 @@ def test_requests_per_minute_pace_a_run() -> None:
     assert "per minute are used up" in found.bottleneck
 
 
-def test_refusals_and_failures_are_drawn() -> None:
-    """Refused calls come again and lose nothing; failed ones are tried again in salvage rounds."""
-    profile = sb.CallProfile(latency=0.5, refused=0.2, failed=0.05)
+def test_rate_limits_and_failures_are_drawn() -> None:
+    """Rate-limited calls are sent again and drop nothing; failed ones are retried in salvage rounds."""
+    profile = sb.CallProfile(latency=0.5, rate_limited=0.2, failed=0.05)
     found = simulate(chain("question"), rows=200, calls={"writer": profile})
     (use,) = found.base.keys
-    assert use.refused == pytest.approx(50, abs=30)
+    assert use.rate_limited == pytest.approx(50, abs=30)
     assert found.base.written.mean + found.base.dropped.mean == 200
     assert found.base.total.calls.mean == pytest.approx(200, abs=10)
 
 
-def test_a_server_that_is_full_refuses() -> None:
-    """With a capacity below the ceiling the throttle finds it, and the sentence says that the server refuses."""
-    profile = {"latency": 1.0, "capacity": 8, "refusal_latency": 0.01}
+def test_a_server_rate_limits_above_its_capacity() -> None:
+    """With a capacity below the ceiling the throttle finds it, and the bottleneck names it."""
+    profile = {"latency": 1.0, "capacity": 8, "error_latency": 0.01}
     found = simulate(chain("question", max_parallel_requests=64), rows=400, calls={"writer": profile})
     assert found.seconds == pytest.approx(50, rel=0.25)
-    assert "its server refuses" in found.bottleneck
+    assert "its server rate-limits above about 8 of 64 parallel calls" in found.bottleneck
 
 
-def test_a_run_that_would_stop_says_why() -> None:
-    """A budget that ends the real run ends the simulated one, and the result says so."""
+def test_a_run_that_would_end_early_has_a_reason() -> None:
+    """A budget that ends the real run ends the simulated one, and the result has its message."""
     found = simulate(
         chain("question"), rows=100, config=sb.RunConfig(max_tokens=1_000), calls={"writer": {"tokens": "10/90"}}
     )
     assert "max_tokens=1000" in (found.base.stopped or "")
     assert found.base.total.calls.mean == 10
-    assert "it would end early" in str(found)
+    assert "the run would end early" in str(found)
 
 
-def test_timeouts_of_a_model_are_kept() -> None:
+def test_timeouts_of_a_model_apply() -> None:
     """A call that takes longer than the model's timeout fails after it."""
     found = simulate(
         chain("question", timeout=2.0),
@@ -170,7 +170,7 @@ def test_timeouts_of_a_model_are_kept() -> None:
 
 
 def test_the_engine_itself_takes_time() -> None:
-    """Where calls are quicker than the thread that makes them, that is what a run waits for."""
+    """If calls are faster than the thread that sends them, the run waits for the thread."""
     recipe, calls = chain("question", max_parallel_requests=64), {"writer": {"latency": 0.001}}
     assert simulate(recipe, rows=1_000, calls=calls, overhead=0.01).seconds == pytest.approx(10.0, rel=0.05)
 
@@ -189,15 +189,15 @@ def test_the_same_seed_draws_the_same_tokens() -> None:
     assert one.base.total.output_tokens == other.base.total.output_tokens
 
 
-def test_what_is_assumed_is_said() -> None:
-    """Latencies and tokens that nobody gave are named; those that somebody gave are not."""
+def test_assumptions_are_listed() -> None:
+    """Latencies and tokens that are neither given nor measured are listed."""
     found = simulate(chain("question"), rows=2)
     assert found.base.assumptions == ("question (writer): latency, output tokens",)
     found = simulate(chain("question"), rows=2, calls={"writer": {"latency": 1.0, "tokens": 3}})
     assert found.base.assumptions == ()
 
 
-def test_a_scripted_model_says_itself_how_long_it_takes() -> None:
+def test_a_scripted_model_declares_its_profile() -> None:
     """The behaviour that a recipe gives a scripted model is what is simulated."""
     recipe = sb.Recipe(
         models={"writer": sb.Scripted(latency=200.0, max_parallel_requests=1)},
@@ -223,7 +223,7 @@ def test_columns_without_a_recipe() -> None:
     assert found.base.keys[0].name == "server"
 
 
-def test_inside_of_running_loops() -> None:
+def test_inside_running_event_loops() -> None:
     """It works where an event loop runs: asyncio's as in a notebook, and trio's."""
     recipe = chain("question")
 
@@ -243,13 +243,13 @@ def test_seeds_in_processes() -> None:
 
 
 def test_a_failure_in_a_process_is_raised_here() -> None:
-    """What is wrong with a setting is the same error, whichever process found it."""
-    with pytest.raises(sb.ConfigError, match="neither a model nor a column; did you mean 'writer'"):
+    """Settings are checked before processes are started."""
+    with pytest.raises(sb.ConfigError, match="belongs to neither a model nor a column; did you mean 'writer'"):
         sb.simulate(chain("question"), rows=40, seeds=2, processes=2, calls={"wirter": {"latency": 1}})
 
 
 def test_the_result_as_json_and_as_text() -> None:
-    """Everything in it can be written as JSON, and its text says what matters."""
+    """All of it can be written as JSON, and its text has headline, bottleneck, variants and assumptions."""
     found = simulate(chain("question"), rows=4, vary={"run.buffer_size": [2]})
     data = json.loads(json.dumps(simulation_data(found)))
     assert data["rows"] == 4
@@ -260,7 +260,7 @@ def test_the_result_as_json_and_as_text() -> None:
     assert "4 of 4 rows" in text
     assert "bottleneck:" in text
     assert "run.buffer_size=2" in text
-    assert "assumed: question (writer)" in text
+    assert "question (writer): latency lognormal(1.5, 0.5)" in text
 
 
 @pytest.mark.parametrize(
@@ -270,28 +270,28 @@ def test_the_result_as_json_and_as_text() -> None:
         ({"overhead": 2}, "overhead must be seconds between 0 and 1, not 2"),
         ({"probe": -1}, "probe must be a number of rows, not -1"),
         ({"rows": -1}, "rows must be a whole number"),
-        ({"run_code": ["nope"]}, "run_code names 'nope', which is no column"),
+        ({"run_code": ["nope"]}, "unknown column 'nope' in run_code"),
         ({"calls": {"writer": 3}}, "must be a mapping such as latency: 0.8, not 3"),
         ({"calls": {"writer": {"latencey": 3}}}, "unknown 'latencey'; did you mean 'latency'"),
         ({"calls": {"writer": {"latency": "normal(1)"}}}, "normal needs two numbers"),
-        ({"calls": {"writer": {"latency": "gamma(1,2)"}}}, "there is no distribution 'gamma'"),
+        ({"calls": {"writer": {"latency": "gamma(1,2)"}}}, "unknown distribution 'gamma'"),
         ({"calls": {"writer": {"latency": "soon"}}}, "neither a number nor a distribution"),
-        ({"calls": {"writer": {"refused": 2}}}, "refused must be a share between 0 and 1, not 2"),
-        ({"calls": {"writer": {"refused": 0.8, "failed": 0.8}}}, "more than 1 together"),
-        ({"calls": {"writer": {"skipped": 0.5}}}, "has skipped, which is said of columns"),
-        ({"vary": {"models.nope.model": ["x"]}}, "there is no model 'nope'"),
-        ({"vary": {"models.writer.speed": [1]}}, "it has no field 'speed'"),
-        ({"vary": {"columns.nope.model": ["x"]}}, "there is no column 'nope'"),
-        ({"vary": {"run.buffersize": [1]}}, "there is no knob 'buffersize'; did you mean 'buffer_size'"),
-        ({"vary": {"profile.writer.speed": [1]}}, "a profile has no 'speed'"),
-        ({"vary": {"speed": [1]}}, "is nothing that can be varied"),
+        ({"calls": {"writer": {"rate_limited": 2}}}, "rate_limited must be a number from 0 to 1, not 2"),
+        ({"calls": {"writer": {"rate_limited": 0.8, "failed": 0.8}}}, "add up to more than 1"),
+        ({"calls": {"writer": {"skipped": 0.5}}}, "has skipped, which only columns have"),
+        ({"vary": {"models.nope.model": ["x"]}}, "unknown model 'nope'"),
+        ({"vary": {"models.writer.speed": [1]}}, "unknown field 'speed'"),
+        ({"vary": {"columns.nope.model": ["x"]}}, "unknown column 'nope'"),
+        ({"vary": {"run.buffersize": [1]}}, "unknown option 'buffersize'; did you mean 'buffer_size'"),
+        ({"vary": {"profile.writer.speed": [1]}}, "unknown field 'speed'"),
+        ({"vary": {"speed": [1]}}, "cannot be varied"),
         ({"vary": {"run.buffer_size": list(range(1, 70))}}, "69 variants"),
-        ({"vary": {"run.buffer_size": []}}, "no list of values"),
+        ({"vary": {"run.buffer_size": []}}, "must be varied over a list of values"),
         ({"measured_from": "no/such/file"}, "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_said(options: dict[str, object], message: str) -> None:
-    """Bad input is refused with what is wrong with it, before anything runs."""
+def test_invalid_input_is_rejected(options: dict[str, object], message: str) -> None:
+    """The message names the problem, before anything runs."""
     given: dict[str, object] = {"rows": 2, "seeds": 1, **options}
     with pytest.raises(sb.ConfigError, match=message):
         sb.simulate(chain("question"), **given)  # type: ignore[arg-type]
@@ -305,15 +305,15 @@ def test_no_rows_take_no_time() -> None:
     assert str(found).startswith("0 of 0 rows in 0.0s")
 
 
-def test_the_sequential_engine_takes_as_long_as_all_its_calls() -> None:
+def test_the_sequential_engine_takes_the_sum_of_its_calls() -> None:
     """The engine that the recipe names is the one that is simulated."""
     config = sb.RunConfig(engine="sequential")
     found = simulate(chain("question"), rows=6, config=config, calls={"writer": {"latency": 1.0}})
     assert found.seconds == pytest.approx(6.0, abs=0.01)
 
 
-def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a child said last is in the message."""
+def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has its status and its last line."""
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(sb.SeedbedError, match="ended with status 1: it said nothing"):
+    with pytest.raises(sb.SeedbedError, match="ended with status 1: no output"):
         sb.simulate(chain("question"), rows=4, seeds=2, processes=2)

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import polars as pl
 
+from seedbed.observe.report import Drop
 from seedbed.runtime import faults
-from seedbed.store.records import Drop, Header
+from seedbed.store.records import Header
 from seedbed.store.writer import DatasetWriter
 
-HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), created=0.0, version="0")
+HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), publishes_at_end=True, created=0.0, version="0")
 
 
 def write(directory: Path, survive: int, steps: int) -> None:
-    """Write two row groups, add a row to one, rewrite one at the end, and write what a processor makes of them."""
+    """Write two row groups, add a row to one, rewrite one at the end, and publish what a processor returned."""
     done = 0
 
     def hook(name: str) -> None:
@@ -38,8 +39,9 @@ def write(directory: Path, survive: int, steps: int) -> None:
         writer.write_group(0, {"a": [1], "b": [None]}, start=0, stop=2, drops=[drop])
         writer.write_group(1, {"a": [0.5, 2.5], "b": ["x", "y"]}, start=2, stop=4)
         writer.add_rows(0, {"a": [7], "b": [None]}, order=[1, 0], drops=[])
+        writer.unify()
+        writer.publish(pl.DataFrame({"z": [1, 2, 3]}))
         writer.finish()
-        writer.write_processed(pl.DataFrame({"z": [1]}))
 
 
 def main(root: Path) -> None:

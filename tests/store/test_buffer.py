@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from seedbed.store.buffer import Buffer
+from seedbed.store.values import Buffer
 
 
 def test_undefined_cells_are_none() -> None:

@@ -91,8 +91,8 @@ def same(one: Any, other: Any) -> bool:
 @given(st.lists(st.tuples(st.just("ok"), texts, st.integers(0, 10), values), max_size=6), st.booleans())
 def test_entries_come_back_exactly(entries: list[tuple[Any, ...]], trusted: bool) -> None:
     """Any value of a column, however nested, comes back with its type, its sign and its bits."""
-    data, unkept = encode(entries)
-    assert unkept == []
+    data, unpicklable = encode(entries)
+    assert unpicklable == []
     assert same(decode(data, trusted=trusted), entries)
 
 
@@ -169,8 +169,8 @@ class Mapped(dict):  # type: ignore[type-arg]
 )
 def test_types_that_are_not_known_need_trust(value: Any) -> None:
     """An entry with a value of a foreign type is left out and its neighbours are not; with trust it comes back."""
-    data, unkept = encode([("before",), ("it", value), ("after",)])
-    assert unkept == []
+    data, unpicklable = encode([("before",), ("it", value), ("after",)])
+    assert unpicklable == []
     assert decode(data, trusted=False) == [("before",), ("after",)]
     before, (_, found), after = decode(data, trusted=True)
     assert (before, after) == (("before",), ("after",))
@@ -207,8 +207,8 @@ def test_values_that_cannot_be_pickled_cost_only_their_entry() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    data, unkept = encode([("a",), ("b", generator), ("c", math.nan), ("d", deep), ("e", lambda: 1)])
-    assert unkept == [1, 3, 4]
+    data, unpicklable = encode([("a",), ("b", generator), ("c", math.nan), ("d", deep), ("e", lambda: 1)])
+    assert unpicklable == [1, 3, 4]
     assert [entry[0] for entry in decode(data, trusted=True)] == ["a", "c"]
 
 
@@ -230,9 +230,26 @@ def test_values_that_cannot_be_read_cost_only_their_entry() -> None:
     assert [entry[0] for entry in decode(data.replace(b"Shape", b"Shade"), trusted=True)] == ["y"]
 
 
+# A hook stays for the life of the process; it records only while `watched` is not empty.
+FORBIDDEN = {"import", "pickle.find_class", "compile", "exec", "os.system", "subprocess.Popen"}
+watched: list[list[str]] = []
+sys.addaudithook(lambda event, _: watched[-1].append(event) if watched and event in FORBIDDEN else None)
+
+
+def decode_watched(data: bytes, *, trusted: bool) -> tuple[list[Any], list[str]]:
+    """Decode, and return the entries and the imports, classes looked up and code run meanwhile."""
+    events: list[str] = []
+    watched.append(events)
+    try:
+        return decode(data, trusted=trusted), events
+    finally:
+        watched.pop()
+
+
 def check_decode(data: bytes) -> None:
-    """Bytes of anyone give entries or nothing, and what they give can be stored again."""
-    entries = decode(data, trusted=False)
+    """Bytes of anyone give entries or nothing, import nothing, and what they give can be stored again."""
+    entries, events = decode_watched(data, trusted=False)
+    assert events == []
     assert all(type(entry) is tuple for entry in entries)
     assert encode(entries)[1] == []
 
@@ -254,6 +271,12 @@ every_kind: list[tuple[Any, ...]] = [
 ]
 sample, _ = encode([*every_kind, ("foreign", Colour.RED)])
 samples = [sample, *(encode([entry])[0] for entry in every_kind)]
+decode(sample, trusted=False)  # what the kinds themselves import late
+
+
+def test_the_watch_notices_an_import() -> None:
+    """With trust a pickled class is looked up: the check of the other tests can fail."""
+    assert "pickle.find_class" in decode_watched(sample, trusted=True)[1]
 
 
 def test_every_kind_of_the_sample_is_plain() -> None:

@@ -15,18 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.errors import ManifestError, PartError, SchemaConflict
+from seedbed.errors import ManifestError, PartError, SchemaConflict, StoreError
+from seedbed.observe.report import Drop
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import MANIFEST_NAME
 from seedbed.store.parts import part_name
-from seedbed.store.records import Drop, Header
+from seedbed.store.records import Header
 from seedbed.store.writer import DatasetWriter
 
 Columns = dict[str, list[Any]]
 
 
 def write(
-    directory: Path, *groups: Columns | None, finish: bool = True, declared: pa.Schema | None = None, order: str = ""
+    directory: Path,
+    *groups: Columns | None,
+    finish: bool = True,
+    declared: pa.Schema | None = None,
+    order: str = "",
+    at_end: bool = False,
 ) -> Dataset:
     """Write the groups, two source rows each, last one first."""
     columns = tuple(order) or tuple(dict.fromkeys(name for group in groups for name in group or ()))
@@ -37,6 +43,7 @@ def write(
         created=0.0,
         version="0",
         declared=declared or pa.schema([]),
+        publishes_at_end=at_end,
     )
     with DatasetWriter.create(directory, header) as writer:
         for index in reversed(range(len(groups))):
@@ -80,11 +87,13 @@ def test_one_schema_over_all_parts(tmp_path: Path, finish: bool) -> None:
     dataset.verify()
 
 
-def test_a_finished_dataset_is_scanned_by_polars_alone(tmp_path: Path) -> None:
-    """Once parts agree, the lazy frame is a plain parquet scan, with all that polars can push into it."""
-    groups: tuple[Columns, ...] = ({"a": [1, 2]}, {"a": [0.5, None]})
-    assert "Parquet SCAN" in write(tmp_path / "finished", *groups).scan().explain()
-    assert "Parquet SCAN" not in write(tmp_path / "unfinished", *groups, finish=False).scan().explain()
+def test_a_lazy_frame_reads_only_the_parts_that_it_needs(tmp_path: Path) -> None:
+    """A limit ends the reading before a part that is damaged; without it the damage is an error."""
+    dataset = write(tmp_path, {"a": [1, 2]}, {"a": [3, 4]})
+    (tmp_path / dataset.parts[1].name).write_bytes(b"not parquet")
+    assert dataset.scan().head(2).collect()["a"].to_list() == [1, 2]
+    with pytest.raises(PartError, match=r"part 'batch_0000001\.parquet' in .* cannot be read"):
+        dataset.scan().collect()
 
 
 def test_no_rows(tmp_path: Path) -> None:
@@ -185,23 +194,37 @@ def test_a_damaged_header_costs_nothing(tmp_path: Path) -> None:
     assert (dataset.complete, len(dataset.damaged_ranges), dataset.rows) == (True, 1, 2)
 
 
-def test_processed_rows_are_read_and_raw_ones_stay(tmp_path: Path) -> None:
-    """What a processor made of the whole is the dataset; the parts are still there, and both can be verified."""
-    write(tmp_path, {"a": [1, 2]}, {"a": [0.5, 4]})
+def test_published_rows_are_read_and_raw_ones_stay(tmp_path: Path) -> None:
+    """The dataset has the rows that a processor returned, in files of `buffer_size` rows; the rows before stay."""
+    write(tmp_path, {"a": [1, 2]}, {"a": [0.5, 4]}, at_end=True)
     writer, _, _ = DatasetWriter.open(tmp_path)
     with writer:
-        assert writer.write_processed(pl.DataFrame({"z": ["never"]}), abandoned=lambda: True) is None
+        assert not writer.publish(pl.DataFrame({"z": ["never"]}), abandoned=lambda: True)
         assert Dataset.open(tmp_path).columns == ("a",)
-        writer.write_processed(pl.DataFrame({"b": ["x"], "e": [{}]}))
+        assert writer.publish(pl.DataFrame({"b": ["x", "y", "z"], "e": [{}, {}, {}]}))
+        assert not Dataset.open(tmp_path).complete
+        writer.finish()
     dataset = Dataset.open(tmp_path)
     assert dataset.complete
-    assert dataset.to_polars().to_dict(as_series=False) == {"b": ["x"], "e": [{}]}
+    assert [(part.name, part.rows) for part in dataset.parts] == [(part_name(0), 2), (part_name(1), 1)]
+    assert dataset.to_polars().to_dict(as_series=False) == {"b": ["x", "y", "z"], "e": [{}, {}, {}]}
     assert dataset.raw().to_polars()["a"].to_list() == [1.0, 2.0, 0.5, 4.0]
     dataset.verify()
     dataset.raw().verify()
     writer, _, _ = DatasetWriter.open(tmp_path)
-    writer.close()
-    assert Dataset.open(tmp_path).rows == 1
+    with writer:
+        assert Dataset.open(tmp_path).rows == 3
+        assert writer.publish(pl.DataFrame({"b": ["w"]}))
+        writer.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".seedbed", part_name(0)]
+
+
+def test_rows_are_published_only_where_the_root_is_free(tmp_path: Path) -> None:
+    """Where row groups are in the root, publishing something else would overwrite them."""
+    write(tmp_path, {"a": [1, 2]})
+    writer, _, _ = DatasetWriter.open(tmp_path)
+    with writer, pytest.raises(StoreError, match=r"the root of .* holds the row groups"):
+        writer.publish(pl.DataFrame({"z": [1]}))
 
 
 def test_drops_come_in_row_order(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from seedbed.errors import ConfigError
-from seedbed.store.dtypes import canonical, declared_type, fits, stored, unite
+from seedbed.store.schema import canonical, declared_type, fits, stored, unite
 
 TEXT = pa.large_string()
 

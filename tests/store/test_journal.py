@@ -105,11 +105,11 @@ def test_what_was_committed_comes_back_in_order(tmp_path: Path) -> None:
         Answer(column="a", row=3, attempt=1, key=b"key", answer=ChatAnswer(text="yes")),
         Rebuilt(
             columns={"a": [1]},
-            resized=(1, 0),
+            resized=(("filter", 1, 0),),
             drops=[{"row": 1, "column": "p", "attempts": 1, "error": "e", "kind": "removed"}],
         ),
         FinishedRows(column="a", rows=[0, 2], columns=[[1, 2]]),
-        KeptRows(order=[(0, 0)], identities=[(1, 0), (1, 1)], resized=(0, 1), count=2),
+        KeptRows(order=[(0, 0)], identities=[(1, 0), (1, 1)], resized=(("filter", 0, 1),), count=2),
         GeneratorCall(column="a", identities=[(0, 0), (1, 0)], inputs={"b": [1, 2]}),
     ],
     ids=lambda entry: type(entry).__name__,
@@ -208,11 +208,11 @@ def test_entries_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path)
     odd = finished(threading.Lock(), column="handles")
     assert journal.commit(Batch(groups={build(0): [*cells(1), odd, *cells(2)], build(1): [odd]})) == 2
-    assert journal.unkept == {"handles": 2}
+    assert journal.unpicklable == {"handles": 2}
     assert journal.read(build(0)) == cells(1, 2)
     journal.free(build(0))
     journal.keep(kept(0), [odd])
-    assert journal.unkept == {"handles": 3}
+    assert journal.unpicklable == {"handles": 3}
     assert left_in(journal) == Recovered()
 
 

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import seedbed
 from seedbed.errors import ManifestError
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
-from seedbed.store.parts import part_name
-from seedbed.store.writer import PROCESSED_NAME, DatasetWriter, check_output
+from seedbed.store.parts import PARTS, internal_name, part_name
+from seedbed.store.writer import DatasetWriter, check_output
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -25,14 +26,14 @@ RECORD = ["record written", "record synced"]
 CREATE = [*RECORD, "manifest renamed", "manifest directory synced"]
 GROUP = [*FILE, *RECORD]
 REPLACE = [*FILE[:2], *RECORD, "part listed", *FILE[2:]]
-STEPS = [*CREATE, *GROUP, *GROUP, *REPLACE, *REPLACE, *RECORD, *FILE, *RECORD]
+PUBLISH = [*FILE[:2], *FILE[:2], *RECORD, "published listed", *FILE[2:], *FILE[2:]]
+STEPS = [*CREATE, *GROUP, *GROUP, *REPLACE, *REPLACE, *PUBLISH, *RECORD]
 
 # How many steps there are until the named thing counts: a line counts as soon as it is written, not only once synced.
 CREATED = CREATE.index("manifest renamed") + 1
 LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("record written") + 1 for number in (0, 1)]
 ADDED = len(CREATE) + 2 * len(GROUP) + REPLACE.index("record written") + 1
-FINISHED = len(CREATE) + 2 * len(GROUP) + 2 * len(REPLACE) + 1
-PROCESSED = FINISHED + 1 + len(FILE) + 1
+FINISHED = len(STEPS) - len(RECORD) + 1
 
 FIRST: list[tuple[Any, ...]] = [(1.0, None)]
 FIRST_GROWN: list[tuple[Any, ...]] = [(7.0, None), (1.0, None)]
@@ -83,7 +84,7 @@ def test_every_complete_group_is_there(killed: Path, step: int) -> None:
     assert dataset.raw().to_arrow().num_rows == len(expected)
     assert len(dataset.drops) == (LISTED[0] <= done < ADDED)
     assert dataset.complete is (done >= FINISHED)
-    assert dataset.columns == (("z",) if done >= PROCESSED else ("a", "b"))
+    assert dataset.columns == (("z",) if done >= FINISHED else ("a", "b"))
 
 
 @pytest.mark.parametrize("step", range(CREATED - 1, len(STEPS) + 1))
@@ -102,10 +103,14 @@ def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
             added = writer.add_rows(0, {"a": [7.0], "b": [None]}, order=[1, 0], drops=[])
             assert added is not None
             assert (added.revision, added.rows, added.drops) == (1, 2, ())
+        writer.unify()
+        assert writer.publish(pl.DataFrame({"z": [1, 2, 3]}))
         assert writer.finish() == ()
     dataset = Dataset.open(directory)
+    dataset.verify()
     dataset.raw().verify()
     assert dataset.complete
+    assert dataset.to_polars()["z"].to_list() == [1, 2, 3]
     assert rows_of(dataset) == [*FIRST_GROWN, *SECOND]
-    left = {path.name for path in directory.iterdir()} - {PROCESSED_NAME}
-    assert left == {PRIVATE, part_name(0), part_name(1)}
+    assert {path.name for path in directory.iterdir()} == {PRIVATE, part_name(0), part_name(1)}
+    assert {f"{PARTS}/{path.name}" for path in (directory / PARTS).iterdir()} == {internal_name(0), internal_name(1)}

@@ -12,17 +12,18 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seedbed.observe.report import Drop
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
-from seedbed.store.parts import part_name
-from seedbed.store.records import Drop, Header
-from seedbed.store.writer import PROCESSED_NAME, DatasetWriter
+from seedbed.store.parts import PARTS, internal_name, part_name
+from seedbed.store.records import Header
+from seedbed.store.writer import DatasetWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HEADER = Header(rows=8, buffer_size=2, columns=("a",), created=0.0, version="0")
+HEADER = Header(rows=8, buffer_size=2, columns=("a",), publishes_at_end=True, created=0.0, version="0")
 
 DROP = Drop(row=0, column="a", attempts=1, error="no", kind="failed")
 
@@ -81,8 +82,9 @@ class Finish:
 
     def work(self, writer: DatasetWriter, rows: Rows) -> None:
         """Do it on disk."""
+        writer.unify()
+        writer.publish(pl.DataFrame({"z": [len(rows)]}))
         writer.finish()
-        writer.write_processed(pl.DataFrame({"z": [len(rows)]}))
 
 
 # Of several types, so that parts differ and are rewritten at the end.
@@ -120,7 +122,7 @@ def rows_of(directory: Path) -> Rows:
     dataset = Dataset.open(directory).raw()
     assert dataset.damage() == ()
     found = iter(dataset.to_arrow().column("a").to_pylist() if dataset.columns else [])
-    return {int(part.name[6:13]): [next(found) for _ in range(part.rows)] for part in dataset.parts}
+    return {int(part.name[-12:-5]): [next(found) for _ in range(part.rows)] for part in dataset.parts}
 
 
 def with_rows(rows: Rows) -> Rows:
@@ -162,5 +164,6 @@ def test_stopped_anywhere(first: list[Any], second: list[Any], todo: list[tuple[
             faults.hook = None
             writer.close()
         assert rows_of(directory) == with_rows(rows)
-        listed = {part_name(index) for index in with_rows(rows)}
-        assert {path.name for path in directory.iterdir()} - {PROCESSED_NAME} == {PRIVATE, *listed}
+        listed = {internal_name(index) for index in with_rows(rows)}
+        assert {f"{PARTS}/{path.name}" for path in (directory / PARTS).iterdir()} == listed
+        assert {path.name for path in directory.iterdir()} <= {PRIVATE, part_name(0)}

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.errors import ManifestError
+from seedbed.observe.report import Drop
 from seedbed.store.log import scan
 from seedbed.store.manifest import MANIFEST_NAME, Manifest, append, decode, encode, parse, read
-from seedbed.store.parts import PROCESSED_NAME, part_name
-from seedbed.store.records import Drop, Finished, GroupRecord, Header, PartRecord, Processed
+from seedbed.store.parts import internal_name, part_name, staged_name
+from seedbed.store.records import Finished, GroupRecord, Header, PartRecord, Published
 from seedbed.store.schema import Conflict
 
 if TYPE_CHECKING:
@@ -67,10 +68,9 @@ def _group_records(index: int) -> st.SearchStrategy[GroupRecord]:
         index=st.just(index),
         start=st.integers(0),
         stop=st.integers(0),
-        part=st.none() | part_records(part_name(index)),
+        part=st.none() | part_records(part_name(index)) | part_records(internal_name(index)),
         drops=st.lists(drop_records, max_size=3).map(tuple),
-        removed=st.integers(0),
-        added=st.integers(0),
+        resized=st.lists(st.tuples(texts, st.integers(0), st.integers(0)), max_size=2).map(tuple),
         conflicts=st.lists(conflict_records, max_size=2).map(tuple),
         skipped=st.none() | texts,
     )
@@ -82,7 +82,13 @@ finished_records = st.builds(
 records = (
     group_records(st.integers(0, 5))
     | finished_records
-    | st.builds(Processed, part=part_records(PROCESSED_NAME))
+    | st.builds(
+        Published,
+        schema=st.just(SCHEMA),
+        entries=st.integers(0, 3).map(
+            lambda count: tuple((1, 2, "sum", staged_name(part_name(at))) for at in range(count))
+        ),
+    )
     | st.just(HEADER)
 )
 

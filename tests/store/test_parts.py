@@ -11,7 +11,7 @@ import pytest
 from seedbed.errors import PartError
 from seedbed.runtime import faults
 from seedbed.store.files import is_temporary, open_file
-from seedbed.store.parts import checksum, damage, discard, locate, part_name, place, read_table, stage
+from seedbed.store.parts import PARTS, checksum, damage, discard, locate, part_name, place, read_table, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,8 @@ TABLE = pa.table({"a": [1, 2, 3], "s": [{"x": 1}, None, {"x": 2}]})
 
 
 def names(directory: Path) -> list[str]:
-    """What is in the directory."""
-    return sorted(path.name for path in directory.iterdir())
+    """The files below the directory."""
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
 
 
 def test_part_names_have_seven_digits() -> None:
@@ -34,7 +34,7 @@ def test_part_names_have_seven_digits() -> None:
 
 def write_part(directory: Path, index: int, table: pa.Table) -> PartRecord:
     """Stage a part and give it its name."""
-    return place(directory, stage(directory / part_name(index), table))
+    return place(directory, stage(directory, part_name(index), table))
 
 
 def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,20 +51,20 @@ def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.
     assert record.staged is None
     assert damage(tmp_path, record) is None
     assert pq.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
-    assert read_table(path).equals(TABLE)
+    assert read_table(path.parent, path.name).equals(TABLE)
     assert steps == ["part written", "part synced", "part renamed", "part directory synced"]
 
 
 def test_a_staged_part_is_found_before_and_after_its_rename(tmp_path: Path) -> None:
     """New content is where its record says as long as it is staged, and under the name of the part from then on."""
     old = write_part(tmp_path, 0, TABLE)
-    staged = stage(tmp_path / part_name(0), TABLE.slice(1))
-    assert is_temporary(locate(tmp_path, staged))
+    staged = stage(tmp_path, part_name(0), TABLE.slice(1))
+    assert is_temporary(tmp_path / locate(tmp_path, staged))
     for record, rows in ((old, 3), (staged, 2)):
         assert damage(tmp_path, record) is None
-        assert read_table(locate(tmp_path, record)).num_rows == rows
+        assert read_table(tmp_path, locate(tmp_path, record)).num_rows == rows
     place(tmp_path, staged)
-    assert locate(tmp_path, staged) == tmp_path / part_name(0)
+    assert locate(tmp_path, staged) == part_name(0)
     assert damage(tmp_path, staged) is None
     assert "bytes and should have" in (damage(tmp_path, old) or "")
 
@@ -72,7 +72,7 @@ def test_a_staged_part_is_found_before_and_after_its_rename(tmp_path: Path) -> N
 def test_a_discarded_part_is_not_there(tmp_path: Path) -> None:
     """What was staged and is not wanted leaves the part as it was."""
     old = write_part(tmp_path, 0, TABLE)
-    discard(tmp_path, stage(tmp_path / part_name(0), TABLE.slice(1)))
+    discard(tmp_path, stage(tmp_path, part_name(0), TABLE.slice(1)))
     assert names(tmp_path) == [old.name]
     assert damage(tmp_path, old) is None
 
@@ -83,7 +83,8 @@ def test_an_error_leaves_no_temporary_file(tmp_path: Path, at: str, monkeypatch:
 
     def hook(name: str) -> None:
         if name == at:
-            assert all(is_temporary(path) for path in tmp_path.iterdir())
+            assert all(is_temporary(tmp_path / name) for name in names(tmp_path))
+            assert names(tmp_path)[0].startswith(PARTS)
             raise RuntimeError(at)
 
     monkeypatch.setattr(faults, "hook", hook)
@@ -113,15 +114,15 @@ def test_reading_some_columns(tmp_path: Path) -> None:
     table = pa.table({"s": [{"x": 1}], "s.x": [2], "b": [3]})
     write_part(tmp_path, 0, table)
     path = tmp_path / part_name(0)
-    assert read_table(path, ["s.x", "gone"]).to_pydict() == {"s.x": [2]}
-    assert read_table(path, ["b", "s"]).to_pydict() == {"b": [3], "s": [{"x": 1}]}
-    assert read_table(path, ["gone"]).num_rows == 1
+    assert read_table(path.parent, path.name, ["s.x", "gone"]).to_pydict() == {"s.x": [2]}
+    assert read_table(path.parent, path.name, ["b", "s"]).to_pydict() == {"b": [3], "s": [{"x": 1}]}
+    assert read_table(path.parent, path.name, ["gone"]).num_rows == 1
 
 
 def test_parts_that_cannot_be_read(tmp_path: Path) -> None:
     """A missing and a damaged part are named."""
     with pytest.raises(PartError, match=r"'batch_0000000.parquet' is missing"):
-        read_table(tmp_path / part_name(0))
+        read_table(tmp_path, part_name(0))
     (tmp_path / part_name(1)).write_bytes(b"no parquet")
     with pytest.raises(PartError, match=r"'batch_0000001.parquet' .* cannot be read"):
-        read_table(tmp_path / part_name(1))
+        read_table(tmp_path, part_name(1))

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
+from seedbed.observe.report import Drop
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
 from seedbed.store.manifest import MANIFEST_NAME, encode, read
-from seedbed.store.parts import PROCESSED_NAME, part_name, read_table
-from seedbed.store.records import Drop, Header
+from seedbed.store.parts import PARTS, internal_name, part_name, read_table
+from seedbed.store.records import Header
 from seedbed.store.writer import DatasetWriter, check_output
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ def test_groups_are_parts_and_lines(tmp_path: Path) -> None:
     drop = Drop(row=1, column="b", attempts=3, error="no", kind="Permanent")
     with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=6)) as writer:
         writer.write_group(2, None, start=4, stop=6, skipped="the processor failed")
-        writer.write_group(1, {"a": [], "b": []}, start=2, stop=4, removed=2)
-        group = writer.write_group(0, pl.DataFrame({"a": [1], "b": ["x"]}), start=0, stop=2, drops=[drop], added=1)
+        writer.write_group(1, {"a": [], "b": []}, start=2, stop=4, resized=(("filter", 2, 0),))
+        frame = pl.DataFrame({"a": [1], "b": ["x"]})
+        group = writer.write_group(0, frame, start=0, stop=2, drops=[drop], resized=(("copy", 0, 1),))
         assert names(tmp_path) == [part_name(0), PRIVATE]
         assert writer.finish() == ()
     manifest = read(tmp_path).manifest
@@ -165,7 +167,9 @@ class TestAddRows:
         """New rows are put between those that were there, and drops, revision and the content of the part follow."""
         drops = [Drop(row=row, column="b", attempts=3, error="no", kind="failed") for row in (0, 2)]
         with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, buffer_size=4)) as writer:
-            writer.write_group(0, {"a": [1, 3], "b": ["x", "y"]}, start=0, stop=4, drops=drops, removed=5, added=6)
+            writer.write_group(
+                0, {"a": [1, 3], "b": ["x", "y"]}, start=0, stop=4, drops=drops, resized=(("copy", 5, 6),)
+            )
             group = writer.add_rows(0, {"a": [2.5], "b": [None]}, order=[0, 2, 1], drops=drops[:1])
             assert group is not None
             assert (group.revision, group.rows, group.drops) == (1, 3, tuple(drops[:1]))
@@ -194,7 +198,7 @@ class TestAddRows:
             group = writer.add_rows(0, {"a": ["x"], "b": [3]}, order=[0, 1, 2], drops=[])
             assert group is not None
             assert [conflict.column for conflict in group.conflicts] == ["a"]
-        assert read_table(tmp_path / part_name(0)).to_pydict() == {"a": ["1", "2", '"x"'], "b": [1, 2, 3]}
+        assert read_table(tmp_path, part_name(0)).to_pydict() == {"a": ["1", "2", '"x"'], "b": [1, 2, 3]}
 
     def test_given_up(self, tmp_path: Path) -> None:
         """Rows that were given up before they counted leave everything as it was."""
@@ -231,7 +235,7 @@ class TestFinish:
             assert writer.finish() == ()
         schema = read(tmp_path).manifest.finished
         assert schema is not None
-        assert [read_table(tmp_path / part_name(index)).schema for index in (0, 1)] == [schema.schema] * 2
+        assert [read_table(tmp_path, part_name(index)).schema for index in (0, 1)] == [schema.schema] * 2
         assert (tmp_path / part_name(1)).stat().st_ino == untouched.st_ino
         Dataset.open(tmp_path).verify()
 
@@ -241,7 +245,7 @@ class TestFinish:
             two_groups(writer, {"a": [1, 2], "b": [1, 2]}, {"a": ["x", "y"], "b": [0.5, 1]})
             (conflict,) = writer.finish()
         assert (conflict.column, conflict.part) == ("a", part_name(1))
-        tables = [read_table(tmp_path / part_name(index)).to_pydict() for index in (0, 1)]
+        tables = [read_table(tmp_path, part_name(index)).to_pydict() for index in (0, 1)]
         assert tables == [{"a": [1, 2], "b": [1.0, 2.0]}, {"a": ["x", "y"], "b": [0.5, 1.0]}]
         Dataset.open(tmp_path).verify()
 
@@ -251,7 +255,7 @@ class TestFinish:
             two_groups(writer, {"a": [2**60 + 1, 2], "b": [1, 2]}, {"a": [0.5, 1.5], "b": [0.5, 1]})
             (conflict,) = writer.finish()
         assert (conflict.column, conflict.part) == ("a", part_name(0))
-        assert read_table(tmp_path / part_name(0)).to_pydict() == {"a": [2**60 + 1, 2], "b": [1.0, 2.0]}
+        assert read_table(tmp_path, part_name(0)).to_pydict() == {"a": [2**60 + 1, 2], "b": [1.0, 2.0]}
 
     def test_a_conflict_inside_a_part_stays_reported(self, tmp_path: Path) -> None:
         """Mixed values, kept as text, are a conflict at the end too, even where every other part has strings."""
@@ -301,29 +305,30 @@ class TestOpen:
 
     def test_damaged_parts_are_not_there(self, tmp_path: Path) -> None:
         """A part that was changed, cut off or removed is named, and its row group can be written again."""
-        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=8)) as writer:
+        with DatasetWriter.create(tmp_path, attrs.evolve(HEADER, rows=8, publishes_at_end=True)) as writer:
             for index in range(4):
                 writer.write_group(index, {"a": [index, index]}, start=2 * index, stop=2 * index + 2)
+            assert writer.publish(pl.DataFrame({"z": [1]}))
             writer.finish()
-            writer.write_processed(pl.DataFrame({"z": [1]}))
-        data = (tmp_path / part_name(0)).read_bytes()
-        (tmp_path / part_name(0)).write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
-        (tmp_path / part_name(1)).write_bytes(data[:-1])
-        (tmp_path / part_name(2)).unlink()
-        (tmp_path / PROCESSED_NAME).write_bytes(b"")
+        data = (tmp_path / internal_name(0)).read_bytes()
+        (tmp_path / internal_name(0)).write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+        (tmp_path / internal_name(1)).write_bytes(data[:-1])
+        (tmp_path / internal_name(2)).unlink()
+        (tmp_path / part_name(0)).write_bytes(b"")
         writer, manifest, damage = DatasetWriter.open(tmp_path)
         with writer:
             assert [sentence.partition("; ")[2] for sentence in damage] == [
-                "rows 0 to 1 are made again",
-                "rows 2 to 3 are made again",
-                "rows 4 to 5 are made again",
+                "rows 0 to 1 are generated again",
+                "rows 2 to 3 are generated again",
+                "rows 4 to 5 are generated again",
                 "the processors over the whole dataset run again",
             ]
-            assert (set(manifest.groups), manifest.complete, manifest.processed) == ({3}, False, None)
+            assert (set(manifest.groups), manifest.complete, manifest.published) == ({3}, False, None)
             with pytest.raises(OutputDirectoryError, match="another process is writing"):
                 DatasetWriter.open(tmp_path)
             assert Dataset.open(tmp_path).damage() == ()
-            assert names(tmp_path) == [part_name(3), PRIVATE]
+            assert names(tmp_path) == [PRIVATE]
+            assert names(tmp_path / PARTS) == ["batch_0000003.part"]
             for index in range(3):
                 writer.write_group(index, {"a": [index, index]}, start=2 * index, stop=2 * index + 2)
             writer.finish()
@@ -391,6 +396,6 @@ def test_declared_types_come_from_the_header(tmp_path: Path) -> None:
     header = attrs.evolve(HEADER, declared=pa.schema({"a": pa.float64()}))
     with DatasetWriter.create(tmp_path, header) as writer:
         two_groups(writer, {"a": [1, 2]}, {"a": [None, None]})
-        assert read_table(tmp_path / part_name(0)).schema == pa.schema({"a": pa.float64()})
+        assert read_table(tmp_path, part_name(0)).schema == pa.schema({"a": pa.float64()})
         assert writer.finish() == ()
     assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1.0, 2.0, None, None]

@@ -15,7 +15,14 @@ import trio
 
 from seedbed.errors import ConfigError, Retryable
 from seedbed.models import open_http
-from seedbed.testing import Fate, Reply, ServerRequest, serve_openai, serve_openai_process, serve_openai_sync
+from seedbed.testing import (
+    Reply,
+    ServerRequest,
+    SimulatedOutcome,
+    serve_openai,
+    serve_openai_process,
+    serve_openai_sync,
+)
 
 
 def post(url: str, body: Any, path: str = "/chat/completions") -> tuple[int, Any, dict[str, str]]:
@@ -99,9 +106,14 @@ async def test_capacity() -> None:
 
 
 async def test_a_script_decides_call_by_call() -> None:
-    """A script sees the request and gives a text, a fate, a whole answer, or leaves it to the rest."""
+    """A script sees the request and returns a text, an outcome, a whole answer, or None for the default."""
     seen: list[ServerRequest] = []
-    outcomes: list[Any] = ["my text", Fate(outcome="status", status=418), Reply(status=201, body={"a": 1}), None]
+    outcomes: list[Any] = [
+        "my text",
+        SimulatedOutcome(outcome="status", status=418),
+        Reply(status=201, body={"a": 1}),
+        None,
+    ]
 
     def script(request: ServerRequest) -> Any:
         seen.append(request)

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 import seedbed as sb
-from seedbed.embed import aclose
+from seedbed.runtime.asyncio import aclose
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -95,7 +95,7 @@ def interrupted() -> sb.BuildReport | None:
 
 
 def simulated() -> None:
-    profile = sb.CallProfile(latency="lognormal(0.8, 0.5)", refused=0.1)
+    profile = sb.CallProfile(latency="lognormal(0.8, 0.5)", rate_limited=0.1)
     found = sb.simulate(
         columns, rows=10, calls={"key": profile, "other": {"latency": 1}}, vary={"run.buffer_size": [1]}
     )

@@ -1,6 +1,6 @@
-"""The command `seedbed`: one file a command, what they share in options, recipes, output and exit_codes.
+"""The command `seedbed`: `main` dispatches to the commands in run, recipes, simulate, inspect, models and plan.
 
-Imports whatever it needs; nothing imports it.
+It may import every package; no package imports it.
 """
 
 from .main import main

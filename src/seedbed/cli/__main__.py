@@ -1,4 +1,4 @@
-"""`python -m seedbed.cli` is the command too."""
+"""`python -m seedbed.cli` runs the same command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exit status of `seedbed` means; docs/reference/cli.md has the same table."""
+"""The exit statuses of `seedbed`; docs/reference/cli.md has the same table."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ if TYPE_CHECKING:
 
 
 class ExitCode(enum.IntEnum):
-    """Exit statuses, each with its sentence."""
+    """An exit status and its meaning."""
 
-    OK = 0, "everything was done; rows that were dropped are in the report"
-    FAILED = 1, "something unexpected, or code of a recipe or plan file, raised"
-    BAD_INPUT = 2, "the command, the recipe, plan or request, a knob or the output directory is wrong; nothing was run"
-    BAD_DATASET = 3, "the directory holds no dataset, a damaged or a foreign one, cannot be written, or values conflict"
-    TOO_MANY_ERRORS = 4, "stopped early: too many errors; or every row was dropped and nothing came out"
+    OK = 0, "success; dropped rows are in the report"
+    FAILED = 1, "an unexpected error, or an exception in code of a recipe or plan file"
+    BAD_INPUT = 2, "invalid command, option, recipe, plan, request or output directory; nothing was run"
+    BAD_DATASET = (
+        3,
+        "the directory is no dataset, damaged, of another recipe or not writable; or values conflict",
+    )
+    TOO_MANY_ERRORS = 4, "stopped early: too many errors; or every row was dropped"
     DEADLINE = 5, "stopped early: the deadline passed"
-    QUOTA = 6, "stopped early: an endpoint refused everything for as long as patience lasted"
-    BUDGET = 7, "stopped early: the next call would have passed max_cost or max_tokens"
-    THREADS_STUCK = 8, "stopped early: threads that overran their timeout held everything up"
-    PROCESSOR = 9, "a processor failed; the rows that it was given are kept"
-    STOPPED = 10, "ended without the whole dataset for another reason"
+    QUOTA = 6, "stopped early: an endpoint rate-limited every call for longer than throttle_patience"
+    BUDGET = 7, "stopped early: the next call could have exceeded max_cost or max_tokens"
+    THREADS_STUCK = 8, "stopped early: threads that exceeded their timeout blocked all others"
+    PROCESSOR = 9, "a processor failed; its input rows are stored"
+    STOPPED = 10, "stopped early for another reason"
     MODEL = 11, "`models check`: a model did not answer"
-    OVERLOADED = 12, "`plan`: OVERLOADED, the engine had no place for the request or could not answer it in time"
+    OVERLOADED = 12, "`plan`: OVERLOADED, the queue is full or the request could not finish in time"
     REQUEST_DEADLINE = 13, "`plan`: DEADLINE_EXCEEDED, the request's deadline passed"
-    NODE_TIMEOUT = 14, "`plan`: NODE_TIMEOUT, a node took longer than a node may"
+    NODE_TIMEOUT = 14, "`plan`: NODE_TIMEOUT, a node exceeded its timeout"
     NODE_FAILED = 15, "`plan`: NODE_FAILED, an op raised"
     ENDPOINT = 16, "`plan`: ENDPOINT_UNAVAILABLE, a server did not answer"
     INTERRUPTED = 130, "Ctrl-C or SIGTERM"
-    CLOSED_OUTPUT = 141, "whoever read the output closed it"
+    CLOSED_OUTPUT = 141, "the reader of standard output closed it"
 
     meaning: str
 
@@ -69,10 +72,10 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """The status that stands for an exception."""
+    """The status for an exception."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
 def report_code(report: BuildReport) -> ExitCode:
-    """The status of a build that went on to its end: rows may be dropped, but not all of them."""
+    """The status of a build that ran to its end: rows may be dropped, but not all of them."""
     return ExitCode.TOO_MANY_ERRORS if report.rows and not report.written else ExitCode.OK

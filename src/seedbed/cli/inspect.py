@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  cyclopts reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .options import Machine  # noqa: TC001  cyclopts reads the annotations
+from .options import Flag, Machine
 
 if TYPE_CHECKING:
-    from ..observe.profile import ColumnProfile
+    from ..observe.report import ColumnProfile
     from ..store.dataset import Dataset
     from ..store.manifest import Manifest
 
@@ -20,27 +20,26 @@ def inspect(
     /,
     *,
     sample: Annotated[int, Parameter(name=["--sample", "-n"])] = 3,
-    profile: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    verify: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    machine: Machine | None = None,
+    profile: Flag = False,
+    verify: Flag = False,
+    machine: Machine = Machine(),
 ) -> int:
-    """Say what a dataset directory holds: rows, drops by reason, cost, schema, and a sample.
+    """Show the rows, drops by reason, cost and schema of a dataset directory, and a sample.
 
     Parameters
     ----------
     directory
         The directory of a dataset, finished or not.
     sample
-        How many rows to show.
+        The number of rows to show.
     profile
         Show where the time went, for runs with --trace or --profile.
     verify
-        Read every file, the journal too, and tell what is damaged and what that costs; nothing is changed.
+        Read every file, including the journal, and report damage and what it costs; nothing is changed.
 
     """
-    from ..store.dataset import Dataset
+    from ..store.dataset import Dataset, load_profile
     from ..store.manifest import is_being_written, read
-    from ..store.traces import load_profile
     from . import output
     from .exit_codes import ExitCode
 
@@ -53,22 +52,22 @@ def inspect(
         found["damage"] = list(damage)
     rows = [] if damage else _sample(dataset, sample)
     profiles = load_profile(directory) if profile else []
-    if machine is not None and machine.json:
+    if machine.json:
         more = {"profile": [_profile_data(each) for each in profiles]} if profile else {}
         output.print_json({**found, "sample": output.finite(rows), **more})
         return code
-    _tell(found)
+    _print_facts(found)
     output.print_records(rows)
     if profile and not profiles:
-        output.console(error=True).print("no traces are kept in this directory: run with --profile or --trace FILE")
+        output.print_line("this directory has no traces: run with --profile or --trace FILE", error=True)
     elif profile:
-        _tell_profile(profiles)
+        _print_profile(profiles)
     return code
 
 
 def _sample(dataset: Dataset, count: int) -> list[dict[str, Any]]:
     usable = [name for name in dataset.columns if name not in {conflict.column for conflict in dataset.conflicts}]
-    return dataset.scan(usable).head(max(0, count)).collect().to_dicts()
+    return dataset.head(count, usable).to_dicts()
 
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     journal = inspect_journal(dataset.path, commits=manifest.commits)
     reasons = Counter(drop.reason for drop in dataset.drops)
     heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
-    # What was spent since the last checkpoint is in the journal only.
+    # The usage since the last checkpoint is in the journal only.
     spent = {entry[:2]: entry for entry in (manifest.spending.entries if manifest.spending else ())}
     for entry in journal.spending if journal else ():
         spent[entry[:2]] = max(entry, spent.get(entry[:2], entry), key=lambda each: each[2])
@@ -107,27 +106,27 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _tell(found: dict[str, Any]) -> None:
+def _print_facts(found: dict[str, Any]) -> None:
     from . import output
-    from .running import resume_command
+    from .run import resume_command
 
     print = output.console().print  # noqa: A001
     state = "complete" if found["complete"] else "not complete"
     print(f"{found['path']}: {state}", markup=False, style="bold")
-    print(f"{found['rows']:,} rows of {found['rows_wanted']:,} asked for, {_size(found['bytes'])} of parquet")
+    print(f"{found['rows']:,} of {found['rows_wanted']:,} rows, {_size(found['bytes'])} of parquet")
     print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
     if found["journal_entries"]:
         print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
     if found["running"]:
-        print("a run is writing it now; its journal is not looked into")
+        print("a run is writing it now; its journal is not read")
     elif not found["complete"]:
-        print(f"to go on: {resume_command(found['path'])}", markup=False)
+        print(f"to resume: {resume_command(found['path'])}", markup=False)
     for sentence in found.get("damage", ()):
         print(f"damage: {sentence}", markup=False, style="red")
     if found.get("damage"):
-        print(f"to make again what is lost: {resume_command(found['path'])}", markup=False)
+        print(f"to generate the lost rows again: {resume_command(found['path'])}", markup=False)
     elif "damage" in found:
-        print("every file was read: nothing is damaged")
+        print("every file was read: no damage")
     for index, reason in found["skipped_row_groups"].items():
         print(f"row group {index} was skipped: {reason}", markup=False)
     if found["drops_by_reason"]:
@@ -137,7 +136,7 @@ def _tell(found: dict[str, Any]) -> None:
     for conflict in found["conflicts"]:
         print(f"conflict: {conflict}", markup=False, style="yellow")
     if found["damaged_manifest_bytes"] and "damage" not in found:
-        print(f"bytes of the manifest that cannot be read: {found['damaged_manifest_bytes']}", style="red")
+        print(f"damaged bytes of the manifest: {found['damaged_manifest_bytes']}", style="red")
     if found["spending"]:
         heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
         rows = [[entry[head] for head in heads] for entry in found["spending"]]
@@ -157,7 +156,7 @@ def _profile_data(found: ColumnProfile) -> dict[str, Any]:
     return {**counts, **{name: getattr(found, name) for name in (*_PARTS, "longest")}}
 
 
-def _tell_profile(profiles: list[ColumnProfile]) -> None:
+def _print_profile(profiles: list[ColumnProfile]) -> None:
     from . import output
 
     rows = [

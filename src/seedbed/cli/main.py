@@ -1,4 +1,4 @@
-"""Where the command begins and ends: parses, runs one command, and turns whatever is raised into a message."""
+"""The entry point: parses the arguments, runs one command, and turns every exception into a message and a status."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
     from cyclopts import App
 
-# The module of each command and the sentence that the overview shows; a command is imported when it is used.
+# The function of each command and its sentence in the overview; a module is imported when its command is used.
 _COMMANDS = (
     ("run", "run:run", "Build a dataset from a recipe."),
-    ("preview", "preview:preview", "Make a few rows and show them; nothing is written."),
-    ("simulate", "simulate:simulate", "Say what a run will take, before anything is spent."),
-    ("check", "check:check", "Tell everything that is wrong with a recipe; nothing is run."),
-    ("graph", "graph:graph", "Show which column needs which, as mermaid text or an SVG drawing."),
-    ("resume", "resume:resume", "Go on with a build that ended early."),
-    ("inspect", "inspect:inspect", "Say what a dataset directory holds: rows, drops, cost, schema, a sample."),
-    ("models", "models:models", "Look after the models of a recipe."),
-    ("init", "init:init", "Write a commented starter recipe."),
+    ("preview", "run:preview", "Generate a few rows and show them; nothing is written."),
+    ("simulate", "simulate:simulate", "Predict the duration, calls, tokens and cost of a run."),
+    ("check", "recipes:check", "Report every problem of a recipe; nothing is run."),
+    ("graph", "recipes:graph", "Show the dependencies between columns, as mermaid text or an SVG drawing."),
+    ("resume", "run:resume", "Resume a build that ended early, or grow a dataset."),
+    ("inspect", "inspect:inspect", "Show the rows, drops, cost, schema and a sample of a dataset directory."),
+    ("models", "models:models", "Check the models of a recipe, or fetch the local one."),
+    ("init", "recipes:init", "Write a commented starter recipe."),
     ("plan", "plan:plan", "Run plans: request-scoped graphs of ops under a deadline."),
 )
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has enough; what is still buffered has nowhere to go.
+        # The reader of our output closed it; what is still buffered is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.CLOSED_OUTPUT
     return status
@@ -47,8 +47,8 @@ def _run(given: list[str]) -> int:
         return _run_command(given)
     except BrokenPipeError:
         raise
-    except BaseException as error:  # whatever it is, it is told in a sentence
-        # A panic of Rust code, polars for example, is neither.
+    except BaseException as error:  # every error becomes a message
+        # A panic in Rust code, such as polars, is neither.
         if not isinstance(error, Exception | KeyboardInterrupt) and type(error).__name__ != "PanicException":
             raise
         if "--debug" in given:
@@ -71,10 +71,10 @@ def _app() -> App:
 
     app = App(
         name="seedbed",
-        help="Grow synthetic datasets from recipes, and run plans.",
+        help="Build synthetic datasets from recipes, and run plans.",
         version=_version,
         help_format="plaintext",
-        suppress_keyboard_interrupt=False,  # it is told like everything else
+        suppress_keyboard_interrupt=False,  # `_run` reports it like every other exception
     )
     for name, place, sentence in _COMMANDS:
         app.command(f"seedbed.cli.{place}", name=name, help=sentence)
@@ -96,23 +96,23 @@ def _message(error: BaseException) -> str:
     if isinstance(error, PlanError):
         lines = str(error).splitlines()
         # A listing of one problem is a sentence.
-        told = " ".join(line.removeprefix("  - ") for line in lines) if len(lines) <= 2 else "\n".join(lines)
-        return "\n".join([f"{error.code}: {told}", *notes])
+        text = " ".join(line.removeprefix("  - ") for line in lines) if len(lines) <= 2 else "\n".join(lines)
+        return "\n".join([f"{error.code}: {text}", *notes])
     if isinstance(error, SeedbedError):
         return "\n".join([str(error), *notes])
     kind = type(error).__name__
-    return "\n".join([f"{kind}: {error}" if str(error) else kind, *notes, "(--debug shows where)"])
+    return "\n".join([f"{kind}: {error}" if str(error) else kind, *notes, "(--debug shows the traceback)"])
 
 
 def _details(error: BaseException) -> dict[str, Any]:
-    """What machines are told of an error of a plan or a request, besides its kind and message."""
+    """What --json adds to the kind and message of an error of a plan or a request."""
     from ..errors import InvalidPlan, PlanError
 
     if not isinstance(error, PlanError):
         return {}
     details: dict[str, Any] = {"code": error.code, "node": error.node}
     if isinstance(error, InvalidPlan):
-        from .plan_files import problems_data
+        from .plan_work import problems_data
 
         details["problems"] = problems_data(error)
     return details
@@ -122,7 +122,7 @@ def _fail(message: str, code: ExitCode, kind: str, given: list[str], details: Ma
     if "--json" in given:
         import json
 
-        told = {"kind": kind, "message": message, "exit_code": int(code), **(details or {})}
-        print(json.dumps({"error": told}))  # noqa: T201
+        found = {"kind": kind, "message": message, "exit_code": int(code), **(details or {})}
+        print(json.dumps({"error": found}))  # noqa: T201
     print(f"seedbed: {message}", file=sys.stderr)  # noqa: T201
     return code

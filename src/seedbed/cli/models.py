@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  cyclopts reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
@@ -13,10 +13,11 @@ from .options import Machine, RecipeChanges
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..generators import Column
+    from ..columns.base import Column
     from ..models.base import ModelSpec
+    from ..recipe.recipe import Recipe
 
-models = App(name="models", help="Look after the models of a recipe.")
+models = App(name="models", help="Check the models of a recipe, or fetch the local one.")
 
 _DOMAINS = ("chat", "embedding", "image")
 
@@ -27,26 +28,25 @@ def check_models(
     /,
     *,
     timeout: float = 60.0,
-    changes: RecipeChanges | None = None,
-    machine: Machine | None = None,
+    changes: RecipeChanges = RecipeChanges(),
+    machine: Machine = Machine(),
 ) -> int:
-    """Make one cheap call to each model of a recipe, to see that it is there and how long it takes.
+    """Make one cheap call to each model of a recipe and report whether it answers, and how fast.
 
     Parameters
     ----------
     recipe
         A recipe file: YAML, TOML or JSON.
     timeout
-        Seconds after which a model counts as not there.
+        Seconds to wait for an answer.
 
     """
     import trio
 
     from ..errors import ConfigError, DatasetGenerationError
     from . import output
-    from .recipes import announce_contacts, planned_columns, read_recipe
+    from .recipes import announce_contacts, read_recipe
 
-    changes = changes or RecipeChanges()
     given = read_recipe(recipe, changes)
     if not given.models:
         raise ConfigError(f"{recipe} has no models")
@@ -54,9 +54,9 @@ def check_models(
         raise DatasetGenerationError(problems)
     announce_contacts(given)
     specs: Any = given.models
-    used = _domains(specs, planned_columns(given, allow_code=changes.allow_code))
+    used = _domains(specs, _columns(given))
     results = trio.run(_call_all, specs, used, timeout)
-    if machine is not None and machine.json:
+    if machine.json:
         output.print_json({"models": results})
     else:
         heads = ("alias", "model", "for", "answer", "seconds", "")
@@ -69,8 +69,24 @@ def check_models(
     return ExitCode.MODEL if failed else ExitCode.OK
 
 
+def _columns(recipe: Recipe) -> list[Column]:
+    """The columns that are valid, whatever the problems of the others or of the models."""
+    from contextlib import suppress
+
+    from ..columns.spec import make_column
+    from ..engine.source import allows_code
+    from ..errors import ConfigError, DatasetGenerationError
+
+    environment = recipe.environment(allow_code=allows_code(recipe))
+    columns: list[Column] = []
+    for spec in recipe.columns:
+        with suppress(ConfigError, DatasetGenerationError):
+            columns.append(make_column(spec, environment))
+    return columns
+
+
 def _domains(specs: Mapping[str, ModelSpec], columns: Iterable[Column]) -> dict[str, list[str]]:
-    """What each alias is used for; chat where no column says."""
+    """The domains that columns use each alias for; chat if there are none."""
     keys = {column.key for column in columns}
     found = {alias: [each for each in _DOMAINS if spec.key(each) in keys] for alias, spec in specs.items()}
     return {alias: domains or ["chat"] for alias, domains in found.items()}
@@ -112,7 +128,7 @@ async def _call(alias: str, spec: ModelSpec, domain: str, timeout: float) -> dic
     if result["error"]:
         return result
     if domain == "image":
-        result["answer"] = "not asked: a picture is not cheap"
+        result["answer"] = "not called: an image is not cheap"
         return result
     with trio.move_on_after(timeout) as scope:
         try:
@@ -128,19 +144,17 @@ async def _call(alias: str, spec: ModelSpec, domain: str, timeout: float) -> dic
 
 
 async def _ask(client: Any, domain: str) -> str:
-    from ..models.base import ChatRequest, Message
+    from ..models.base import EmbeddingAnswer, send_small_call
 
-    if domain == "embedding":
-        answer = await client.embed(["hello"], {})
+    answer = await send_small_call(client, domain)
+    if isinstance(answer, EmbeddingAnswer):
         return f"a vector of {len(answer.vectors[0])} numbers"
-    # Long enough for a model that thinks first, short enough to cost nothing.
-    request = ChatRequest(messages=(Message(role="user", text="Say OK."),), parameters={"max_tokens": 16})
-    text = " ".join((await client.chat(request)).text.split())
+    text = " ".join(answer.text.split())
     return text if len(text) <= 60 else text[:60] + "…"
 
 
 @models.command(name="fetch-local")
-def fetch_local(*, machine: Machine | None = None) -> int:
+def fetch_local(*, machine: Machine = Machine()) -> int:
     """Fetch the weights of the local model (98 MB, once); they stay on this machine."""
     import importlib.util
 
@@ -153,10 +167,10 @@ def fetch_local(*, machine: Machine | None = None) -> int:
         out.print("fetching 98 MB …")
     path = fetch_weights()
     has_server = importlib.util.find_spec("xllamacpp") is not None
-    if machine is not None and machine.json:
+    if machine.json:
         output.print_json({"weights": str(path), "fetched": before is None, "server_installed": has_server})
         return ExitCode.OK
-    output.console().print(f"the weights are here: {path}", markup=False, soft_wrap=True)
+    output.print_line(f"weights: {path}")
     if not has_server:
         out.print("the model also needs its server: pip install 'seedbed[local]'", markup=False)
     return ExitCode.OK

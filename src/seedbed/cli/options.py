@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  cyclopts reads the annotations
+from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
-    from ..recipe.access import Grants
+    from collections.abc import Sequence
+
+    from cyclopts import Token
+
+    from ..columns.spec import Grants
+
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)]
+
+_UNITS = {"k": 1_000, "m": 1_000_000}
+
+
+def _row_count(_type: Any, tokens: Sequence[Token]) -> int:
+    """Convert the text of a row count: 1000, 1_000, 1e6, 100k or 1.5M."""
+    text = tokens[0].value.strip()
+    unit = _UNITS.get(text[-1:].lower(), 1)
+    try:
+        number = Decimal(text[:-1] if unit > 1 else text) * unit
+        # The exponent is limited before the number is written out, which would take forever for 1e999999999.
+        if number.adjusted() <= 18 and number == number.to_integral_value():
+            return int(number)
+    except (ArithmeticError, ValueError):
+        pass
+    raise ValueError(f"{tokens[0].keyword} takes a number of rows such as 1000, 1e6 or 100k, not {text!r}")
+
+
+Rows = Annotated[int, Parameter(name=["--rows", "-n"], converter=_row_count)]
 
 
 @Parameter(name="*", group=Group("For machines and for debugging", sort_key=4))
 @attrs.frozen(kw_only=True)
 class Machine:
-    """How a command speaks."""
+    """The form of the output."""
 
-    json: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """Write one JSON value to standard output, for machines."""
-    debug: Annotated[bool, Parameter(negative="", show_default=False)] = False
+    json: Flag = False
+    """Write one JSON value to standard output."""
+    debug: Flag = False
     """Show the traceback of an error."""
 
 
-_ALLOWED = Group("What the recipe may do", sort_key=2)
+_ALLOWED = Group("Permissions of the recipe", sort_key=2)
 
 
 @Parameter(name="*", group=_ALLOWED)
 @attrs.frozen(kw_only=True)
 class Permissions:
-    """What a recipe file may do beyond reading below its own folder; docs/explanation/security.md has the whole."""
+    """What a recipe file may do beyond reading below its own folder; see docs/explanation/security.md."""
 
     allow_code: Annotated[bool, Parameter(negative="", show_default=False, group=_ALLOWED)] = False
-    """Let the recipe import the code that it names as module:name."""
+    """Allow the recipe to import the code that it names as module:name."""
     allow_path: Annotated[
         tuple[Path, ...], Parameter(negative="", show_default=False, consume_multiple=False, group=_ALLOWED)
     ] = ()
-    """Let the recipe read files below this folder too. May be given several times."""
+    """Allow the recipe to read files below this folder too. May be repeated."""
     allow_env: Annotated[
         tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False, group=_ALLOWED)
     ] = ()
-    """Let headers of the recipe's models send this environment variable. May be given several times."""
+    """Allow the headers of the recipe's models to send this environment variable. May be repeated."""
 
     def grants(self) -> Grants:
-        """The same as the library has it."""
-        from ..recipe.access import Grants
+        """The permissions as the library takes them."""
+        from ..columns.spec import Grants
 
         return Grants(code=self.allow_code, paths=self.allow_path, env=self.allow_env)
 
@@ -52,75 +80,109 @@ class Permissions:
 @Parameter(name="*", group=Group("Changes to the recipe", sort_key=1))
 @attrs.frozen(kw_only=True)
 class RecipeChanges(Permissions):
-    """What of a recipe is changed for this command."""
+    """Changes to a recipe for this command."""
 
-    model_override: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)] = ()
-    """ALIAS=MODEL, or MODEL for all: `scripted` or `local` instead of the recipe's own. May be given several times."""
+    model_override: Several = ()
+    """ALIAS=MODEL, or MODEL for all: `scripted` or `local` in place of the recipe's own. May be repeated."""
     seed: int | None = None
-    """The seed of everything that is drawn, instead of the recipe's."""
+    """The random seed, in place of the recipe's."""
 
 
-@Parameter(name="*", group=Group("Knobs of the run", sort_key=3))
+@Parameter(name="*", group=Group("Options of the run", sort_key=3))
 @attrs.frozen(kw_only=True)
-class Knobs:
-    """Knobs of the run, instead of the recipe's; docs/reference/run-config.md says what each does."""
+class RunOptions:
+    """Options of the run, in place of the recipe's; see docs/reference/run-config.md."""
 
     buffer_size: int | None = None
     """Rows in a row group, the unit of checkpoints."""
     max_concurrent_row_groups: int | None = None
-    """Row groups worked on at once."""
+    """Row groups that are open at once."""
     max_parallel_requests: int | None = None
     """Calls in flight for an endpoint that has no limit of its own."""
     max_cost: float | None = None
-    """Stop before the call that would pass this cost."""
+    """Stop before a call that could exceed this cost."""
     max_tokens: int | None = None
-    """Stop before the call that would pass so many tokens."""
+    """Stop before a call that could exceed this number of tokens."""
     deadline: float | None = None
-    """Stop after so many seconds."""
+    """Stop after this number of seconds."""
     cell_timeout: float | None = None
     """Seconds that one cell may take."""
     salvage_max_rounds: int | None = None
-    """How often a cell that failed in a way that may pass is tried again."""
+    """Salvage rounds: how often a cell with a retryable failure is retried."""
     shutdown_error_rate: float | None = None
     """Stop when more than this share of the last attempts failed."""
     throttle_patience: float | None = None
-    """Seconds for which an endpoint may refuse everything."""
+    """Stop when an endpoint rate-limits every call for this number of seconds."""
     engine: Literal["concurrent", "sequential"] | None = None
-    """How cells are run."""
-    knob: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)] = ()
-    """NAME=VALUE, any other knob. May be given several times."""
+    """Run cells concurrently, or one after another."""
+    option: Several = ()
+    """NAME=VALUE, any other option. May be repeated."""
 
     def given(self) -> dict[str, Any]:
-        """The knobs that were given, by name; values of `knob` are read as YAML."""
+        """The options that were passed, by name; values of --option are parsed as YAML."""
         import yaml
 
         from ..errors import ConfigError
 
         found = {
             field.name: value
-            for field in attrs.fields(Knobs)
-            if field.name != "knob" and (value := getattr(self, field.name)) is not None
+            for field in attrs.fields(RunOptions)
+            if field.name != "option" and (value := getattr(self, field.name)) is not None
         }
-        for each in self.knob:
+        for each in self.option:
             name, equals, value = each.partition("=")
             if not equals:
-                raise ConfigError(f"--knob takes NAME=VALUE, not {each!r}")
+                raise ConfigError(f"--option takes NAME=VALUE, not {each!r}")
             found[name.strip().replace("-", "_")] = yaml.safe_load(value)
         return found
 
 
-@Parameter(name="*", group=Group("Watching the run", sort_key=2))
+@Parameter(name="*", group=Group("Output of the run", sort_key=2))
 @attrs.frozen(kw_only=True)
 class Watching:
-    """What is shown and kept of a run."""
+    """What is shown and stored of a run."""
 
     progress: Literal["auto", "panel", "lines", "none"] = "auto"
     """A live panel, a line every 10 seconds, or neither; auto: the panel if standard error is a terminal."""
     trace: Path | None = None
     """Write a timeline of all tasks to this file, for Perfetto or chrome://tracing."""
-    profile: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """Keep what `inspect --profile` needs; --trace does so too."""
+    profile: Flag = False
+    """Store what `inspect --profile` needs; so does --trace."""
     head: int = 5
-    """How many of the first rows to print at the end."""
+    """The number of first rows to print at the end."""
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="", show_default=False)] = False
     """Also log salvage rounds and checkpoints."""
+
+
+@Parameter(name="*", group=Group("Source of the plan", sort_key=1))
+@attrs.frozen(kw_only=True)
+class PlanSource:
+    """What a plan is loaded with."""
+
+    registries: Path | None = None
+    """Keys, params and endpoints: a TOML or JSON file instead of the embedded ones."""
+    allow_code: Flag = False
+    """Allow FILE.py:FUNCTION as a plan, which runs that file."""
+
+
+@Parameter(name="*", group=Group("Limits and modes of a request", sort_key=2))
+@attrs.frozen(kw_only=True)
+class RequestLimits:
+    """Limits and modes of a request."""
+
+    deadline_ms: float | None = None
+    """Milliseconds that a request may take, its wait in the queue included."""
+    node_timeout_ms: float | None = None
+    """Milliseconds that each node may take."""
+    fusion: Literal["off", "auto"] = "auto"
+    """auto: chains of CPU nodes run as one, on the loop if that is quicker than a thread; off: each node alone."""
+    partial: Flag = False
+    """Answer with what is done by the deadline, and list what is missing."""
+    cpu_threads: int | None = None
+    """Threads for CPU nodes; by default one per core."""
+
+    def options(self, *, trace: bool = False) -> dict[str, Any]:
+        """Options of `PlanEngine.execute`, which takes seconds."""
+        limits = {"deadline": self.deadline_ms, "node_timeout": self.node_timeout_ms}
+        seconds = {name: None if ms is None else ms / 1000 for name, ms in limits.items()}
+        return {**seconds, "trace": trace, "partial": self.partial}

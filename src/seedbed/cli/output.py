@@ -1,45 +1,52 @@
-"""What commands print: tables and records for people, JSON for machines."""
+"""What commands print: lines, tables and records for people, JSON for machines, and log lines."""
 
 from __future__ import annotations
 
 import base64
 import datetime
 import json
+import logging
 import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..observe.panel import PipeConsole
+from ..observe.progress import PipeConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
-    from ..observe.report import BuildReport, Spent
+    from ..observe.report import BuildReport
 
 # A cell of a record is cut after so many characters; the dataset has it all.
 _LONGEST = 1_000
 
 
 def console(*, error: bool = False) -> Console:
-    """Standard output, or standard error; wide where nobody sees it, so that nothing is folded for a pipe."""
+    """Standard output or standard error; 160 columns wide unless it is a terminal, so that a pipe gets long lines."""
     stream = sys.stderr if error else sys.stdout
     return PipeConsole(file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else 160)
 
 
+def print_line(text: str, *, error: bool = False, style: str | None = None) -> None:
+    """Print text as it is, to standard output or standard error; a terminal wraps it."""
+    console(error=error).print(text, markup=False, soft_wrap=True, style=style)
+
+
 def print_json(value: Any) -> None:
-    """Write one JSON value on a line of its own."""
+    """Write one JSON value as one line."""
     json.dump(value, sys.stdout, default=plain, ensure_ascii=False)
     sys.stdout.write("\n")
 
 
 def plain(value: Any) -> Any:
-    """What JSON has no word for, as text."""
+    """Convert a value that JSON has no type for."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -50,7 +57,7 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same value without numbers that JSON cannot hold: they are null."""
+    """The same value with null for numbers that JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -60,10 +67,10 @@ def finite(value: Any) -> Any:
     return value
 
 
-def print_records(rows: Iterable[Mapping[str, Any]], *, first: int = 0) -> None:
-    """Show rows one below the other, a line or more for each column."""
+def print_records(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Show each row as a table with a line or more for each column."""
     out = console()
-    for number, row in enumerate(rows, start=first):
+    for number, row in enumerate(rows):
         table = Table(show_header=False, title=f"row {number}", title_justify="left", title_style="bold", expand=False)
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
@@ -80,7 +87,7 @@ def _cell(value: Any) -> Text:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Show a table; columns of numbers are set to the right."""
+    """Show a table; columns of numbers are right-aligned."""
     listed = [tuple(row) for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for at, head in enumerate(heads):
@@ -112,8 +119,8 @@ def report_data(report: BuildReport) -> dict[str, Any]:
         "skipped_row_groups": list(report.skipped_row_groups),
         "attempts": dict(report.attempts),
         "errors": dict(report.errors),
-        "usage": {name: spent_data(spent) for name, spent in report.usage.items()},
-        "model_usage": {name: spent_data(spent) for name, spent in report.model_usage.items()},
+        "usage": {name: attrs.asdict(used) for name, used in report.usage.items()},
+        "model_usage": {name: attrs.asdict(used) for name, used in report.model_usage.items()},
         "conflicts": list(report.conflicts),
         "damage": list(report.damage),
         "durable_cells": report.durable,
@@ -122,27 +129,37 @@ def report_data(report: BuildReport) -> dict[str, Any]:
     }
 
 
-def spent_data(spent: Spent) -> dict[str, Any]:
-    """What was used, as JSON values."""
-    return {
-        "calls": spent.calls,
-        "input_tokens": spent.input_tokens,
-        "output_tokens": spent.output_tokens,
-        "cost": spent.cost,
-    }
-
-
 def print_drops(drops_by_reason: Mapping[str, int], *, most: int = 10) -> None:
-    """Show why rows were dropped, the most frequent reasons first."""
-    out = console()
-    out.print(f"[bold]{sum(drops_by_reason.values()):,} rows dropped[/bold]")
+    """Show why rows were dropped, the most frequent reasons first; nothing if no row was."""
+    if not drops_by_reason:
+        return
+    print_line(f"{sum(drops_by_reason.values()):,} rows dropped", style="bold")
     for reason, count in list(drops_by_reason.items())[:most]:
-        out.print(Text(f"  {count:,} × {reason}"))
+        print_line(f"  {count:,} × {reason}")
     if len(drops_by_reason) > most:
-        out.print(f"  … and {len(drops_by_reason) - most} other reasons")
+        print_line(f"  … and {len(drops_by_reason) - most} other reasons")
 
 
-def print_nothing_made(report: BuildReport, hint: str | None = None) -> None:
-    """Say on standard error that not one row is left of those that were asked for."""
-    told = f"seedbed: nothing came out: of {report.rows:,} rows every one was dropped"
-    console(error=True).print(Text("\n".join([told, *([] if hint is None else [hint])])), soft_wrap=True)
+class _CurrentStderr(logging.StreamHandler[Any]):
+    """Writes to the current `sys.stderr`: the panel replaces it to print log lines above itself."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        """Ignored."""
+
+
+def log_to_stderr(*, verbose: bool) -> None:
+    """Write the log lines of seedbed to standard error: warnings and, if verbose, infos."""
+    logger = logging.getLogger("seedbed")
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    if not logger.handlers:
+        handler = _CurrentStderr()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)

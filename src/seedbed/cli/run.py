@@ -1,27 +1,41 @@
-"""`seedbed run`."""
+"""`seedbed run`, `seedbed resume` and `seedbed preview`: builds, their progress and how they end."""
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003  cyclopts reads the annotations
-from typing import Annotated
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from .options import Knobs, Machine, RecipeChanges, Watching
+from .exit_codes import ExitCode, report_code
+from .options import Flag, Machine, Permissions, RecipeChanges, Rows, RunOptions, Watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..observe.events import Event
+    from ..observe.progress import Show
+    from ..observe.report import BuildReport
+    from ..store.dataset import Dataset
+
+# The option that retries dropped rows, and the kinds of drops that it retries.
+RETRY_DROPPED = "--retry-dropped"
+RETRIED = frozenset({"failed", "skipped"})
 
 
 def run(
     recipe: Path,
     /,
     *,
-    rows: Annotated[int, Parameter(name=["--rows", "-n"])],
+    rows: Rows,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
-    resume: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    accept_changes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    changes: RecipeChanges | None = None,
-    knobs: Knobs | None = None,
-    watching: Watching | None = None,
-    machine: Machine | None = None,
+    resume: Flag = False,
+    accept_changes: Flag = False,
+    changes: RecipeChanges = RecipeChanges(),
+    options: RunOptions = RunOptions(),
+    watching: Watching = Watching(),
+    machine: Machine = Machine(),
 ) -> int:
     """Build a dataset from a recipe.
 
@@ -30,32 +44,240 @@ def run(
     recipe
         A recipe file: YAML, TOML or JSON.
     rows
-        How many rows to make.
+        The number of rows to generate, such as 1000, 1e6 or 100k.
     out
         The directory of the dataset; it must be new or empty.
     resume
-        Go on if the directory holds a dataset of this recipe; with more rows than it has it grows.
+        Resume the dataset of this recipe if the directory holds one; it grows if more rows are requested.
     accept_changes
-        With --resume: go on although the code of functions or the rows of seed files changed; what is there stays.
+        With --resume: resume although the code of functions or the rows of seed files changed; existing rows stay.
 
     """
     from ..engine.api import build
-    from .recipes import announce_contacts, compile_recipe, make_config, needed_options, read_recipe
-    from .running import resume_command, rows_settled, run_watched
+    from .recipes import announce_contacts, make_config, needed_options, read_recipe
 
-    changes, watching = changes or RecipeChanges(), watching or Watching()
     given = read_recipe(recipe, changes)
-    config = make_config(given, knobs or Knobs(), watching)
+    config = make_config(given, options, watching)
     announce_contacts(given)
-    return run_watched(
+    return _run_watched(
         lambda readers: build(
             given, rows=rows, out=out, config=config, readers=readers, resume=resume, accept_changes=accept_changes
         ),
         out=out,
         title=given.name or recipe.stem,
         watching=watching,
-        machine=machine or Machine(),
-        source=compile_recipe(given, allow_code=changes.allow_code),
-        rows_before=rows_settled(out) if resume else 0,
+        machine=machine,
+        rows_before=_finished_rows(out) if resume else 0,
         resume=resume_command(out, *needed_options(given, changes)),
     )
+
+
+def resume(
+    directory: Path,
+    /,
+    *,
+    rows: Rows | None = None,
+    retry_dropped: Flag = False,
+    accept_changes: Flag = False,
+    permissions: Permissions = Permissions(),
+    options: RunOptions = RunOptions(),
+    watching: Watching = Watching(),
+    machine: Machine = Machine(),
+) -> int:
+    """Resume a build that ended early, or grow a dataset, with the recipe that is stored in its directory.
+
+    Finished cells are not generated again; usage and cost include those of earlier runs. A recipe written in Python is
+    resumed from Python.
+
+    Parameters
+    ----------
+    directory
+        The directory of the dataset.
+    rows
+        Grow the dataset to this number of rows; existing rows stay.
+    retry_dropped
+        Retry the rows that were dropped because a cell failed; only their missing cells are generated.
+    accept_changes
+        Resume although the code of functions or the rows of seed files changed; existing rows stay.
+
+    """
+    from ..engine import api
+    from ..engine.source import stored_recipe
+    from .recipes import announce_contacts, make_config
+
+    grants = permissions.grants()
+    recipe = stored_recipe(directory, grants)
+    config = make_config(recipe, options, watching)
+    announce_contacts(recipe)
+    return _run_watched(
+        lambda readers: api.resume(
+            directory,
+            recipe,
+            rows=rows,
+            config=config,
+            readers=readers,
+            retry_dropped=retry_dropped,
+            accept_changes=accept_changes,
+        ),
+        out=directory,
+        title=recipe.name or directory.name,
+        watching=watching,
+        machine=machine,
+        rows_before=_finished_rows(directory, retry_dropped=retry_dropped),
+        # The directory stores by then the number of rows and the accepted changes.
+        resume=resume_command(directory, *([RETRY_DROPPED] if retry_dropped else []), *grants.options()),
+    )
+
+
+def preview(
+    recipe: Path,
+    /,
+    *,
+    rows: Rows = 5,
+    changes: RecipeChanges = RecipeChanges(),
+    options: RunOptions = RunOptions(),
+    machine: Machine = Machine(),
+) -> int:
+    """Generate a few rows and show them as records; nothing is written.
+
+    Parameters
+    ----------
+    recipe
+        A recipe file: YAML, TOML or JSON.
+    rows
+        The number of rows to generate.
+
+    """
+    from ..engine import api
+    from . import output
+    from .recipes import announce_contacts, make_config, read_recipe
+
+    given = read_recipe(recipe, changes)
+    announce_contacts(given)
+    shown = api.preview(given, rows=rows, config=make_config(given, options))
+    records = list(shown.to_polars().iter_rows(named=True))
+    if machine.json:
+        output.print_json({"records": output.finite(records), **output.report_data(shown.report)})
+    else:
+        output.print_records(records)
+        output.print_drops(shown.report.drops_by_reason)
+        output.print_line(str(shown.report), error=True)
+    return _final_code(shown.report)
+
+
+def resume_command(out: Path, *flags: str) -> str:
+    """The command line that resumes a build."""
+    return " ".join(["seedbed resume", shlex.quote(str(out)), *flags])
+
+
+def _run_watched(
+    build: Callable[[list[Callable[[Event], None]]], Dataset],
+    *,
+    out: Path,
+    title: str,
+    watching: Watching,
+    machine: Machine,
+    rows_before: int,
+    resume: str,
+) -> int:
+    """Call `build` with the readers that the options select, and report how it ended.
+
+    `resume` is the command line that resumes the build if it stops early.
+    """
+    from ..errors import BuildStopped, ProcessorFailed, StoreError
+    from ..observe.log import LogReader
+    from ..store.manifest import is_dataset
+    from . import output
+
+    show = _show(title, watching, rows_before)
+    output.log_to_stderr(verbose=watching.verbose)
+    try:
+        try:
+            dataset = build([LogReader()] if show is None else [show, LogReader()])
+        finally:
+            if show is not None:
+                show.close()
+    except Exception as error:
+        _save_traces(getattr(error, "report", None), out, watching)
+        # A plain StoreError is a disk that failed; its subclasses are about the directory, which cannot be resumed.
+        is_resumable = isinstance(error, BuildStopped | ProcessorFailed) or type(error) is StoreError
+        if is_resumable and is_dataset(out):
+            error.add_note(f"to resume: {resume}")
+        raise
+    report = dataset.report
+    assert report is not None  # it has just been built
+    _save_traces(report, out, watching)
+    if machine.json:
+        output.print_json({"path": str(out), **output.report_data(report)})
+    else:
+        _print_result(dataset, report, watching)
+    return _final_code(report, resume)
+
+
+def _show(title: str, watching: Watching, rows_before: int) -> Show | None:
+    import sys
+
+    from ..observe.progress import Lines, Panel, ProgressState, Show
+
+    kind = watching.progress
+    if kind == "auto":
+        kind = "panel" if sys.stderr.isatty() else "lines"
+    if kind == "none":
+        return None
+    view = Panel(sys.stderr, title=title) if kind == "panel" else Lines(sys.stderr)
+    return Show(ProgressState(rows_before=rows_before), view)
+
+
+def _finished_rows(directory: Path, *, retry_dropped: bool = False) -> int:
+    """The number of rows that earlier runs wrote or dropped and that this run does not retry; 0 without a dataset."""
+    from ..store.manifest import is_dataset, read
+
+    if not is_dataset(directory):
+        return 0
+    groups = read(directory).manifest.groups.values()
+    retried = sum(drop.kind in RETRIED for group in groups for drop in group.drops) if retry_dropped else 0
+    return sum(group.stop - group.start for group in groups) - retried
+
+
+def _save_traces(report: BuildReport | None, out: Path, watching: Watching) -> None:
+    from ..observe.report import write_chrome_trace
+    from ..store.dataset import save_traces
+    from ..store.manifest import is_dataset
+
+    if report is None or not report.traces:
+        return
+    if is_dataset(out):
+        save_traces(report.traces, out)
+    if watching.trace is not None:
+        write_chrome_trace(report.traces, watching.trace)
+
+
+def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> None:
+    from ..observe.progress import duration, money
+    from . import output
+
+    if watching.head > 0 and not dataset.conflicts:
+        output.print_records(dataset.head(watching.head).iter_rows(named=True))
+    output.print_drops(report.drops_by_reason)
+    for conflict in report.conflicts:
+        output.print_line(f"conflict: {conflict}", style="yellow")
+    for name, used in (report.model_usage or report.usage).items():
+        tokens = f"{used.input_tokens:,} + {used.output_tokens:,} tokens"
+        output.print_line(f"{name}: {used.calls:,} calls, {tokens}, cost {money(used.cost)}")
+    rows = f"{report.written:,} of {report.rows:,} rows"
+    output.print_line(f"{rows} in {dataset.path} after {duration(report.seconds)}")
+    if watching.trace is not None:
+        output.print_line(f"timeline: {watching.trace} (open it at https://ui.perfetto.dev)")
+
+
+def _final_code(report: BuildReport, resume: str | None = None) -> ExitCode:
+    """The exit status of a finished build; says on standard error if no row is left."""
+    from . import output
+
+    code = report_code(report)
+    if code is not ExitCode.OK:
+        output.print_line(f"seedbed: the dataset is empty: all {report.rows:,} rows were dropped", error=True)
+        if resume is not None and any(drop.kind in RETRIED for drop in report.dropped):
+            retry = resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
+            output.print_line(f"to retry them: {retry}", error=True)
+    return code

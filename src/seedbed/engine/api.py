@@ -5,27 +5,29 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
+import socket
+import threading
 from collections import deque
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 import attrs
 import outcome
 import polars as pl
 import trio
 
-from ..embed import anywhere, anywhere_context
+from ..columns.spec import Grants
 from ..errors import Interrupted, SeedbedError
-from ..observe.blocking import BlockWarning, watch_blocking
+from ..graph import nearest
 from ..observe.events import Event, Events
-from ..recipe.access import Grants
+from ..observe.log import BlockWarning, watch_blocking
 from ..recipe.recipe import Recipe
-from ..runtime.clocks import new_clock
-from ..runtime.exceptions import open_hidden_nursery
-from ..runtime.offload import Lease, finish_in_thread
-from ..runtime.portal import in_event_loop
+from ..runtime.asyncio import anywhere, anywhere_context
+from ..runtime.tasks import open_hidden_nursery
+from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock
 from ..store.dataset import Dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
@@ -33,35 +35,37 @@ from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
 from .run import run_build
-from .signals import Interrupts, run_in_thread
 from .source import make_source, stored_recipe
 from .storage import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from ..generators import Column
+    from ..columns.base import Column
     from ..observe.report import BuildReport
     from ..runtime.throttle import KeyLimits, ThrottleManager
-    from .processor import Processor
     from .run import Run
     from .storage import Store
+    from .tasks import Processor
 
 logger = logging.getLogger("seedbed")
 
 T = TypeVar("T")
 Out = str | os.PathLike[str]
 
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_ENDED = b"\0"  # no signal has this number
+
 
 class Build:
-    """A build under way. Iterate over it for row groups as they finish, or `wait` for the whole."""
+    """A running build. Iterate over it for row groups as they finish, or `wait` for all of it."""
 
     def __init__(self, plan: BuildPlan, emitter: Events, throttles: ThrottleManager | None) -> None:
         self._plan = plan
         self._events = emitter
         self._throttles = throttles
         self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
-        # Received and not handed out: what arrives for one whose wait is cancelled stays for the next.
+        # Received and not handed out: a row group that arrives while a cancelled caller waited goes to the next caller.
         self._arrived: deque[FinishedGroup] = deque()
         self._over = trio.Event()
         self._run: Run | None = None
@@ -89,7 +93,7 @@ class Build:
 
     @anywhere
     async def wait(self) -> BuildReport:
-        """Wait until the run is over; raises what ended it early."""
+        """Wait until the run is finished; raises what stopped it early."""
         await self._over.wait()
         self._raise_failure()
         assert self._report is not None
@@ -97,14 +101,14 @@ class Build:
 
     @property
     def report(self) -> BuildReport:
-        """What the build did; there once it is over."""
+        """The report; available once the build is finished."""
         if self._report is None:
-            raise SeedbedError("the build is not over; its report comes with its last row group")
+            raise SeedbedError("the build is still running; its report is available once it is finished")
         return self._report
 
     @property
     def dataset(self) -> Dataset:
-        """What is on disk, also while the build goes on."""
+        """The dataset on disk, also while the build is running."""
         if self._store is None:
             raise SeedbedError("this build writes nothing to disk")
         dataset = Dataset.open(self._store.writer.path)
@@ -118,7 +122,7 @@ class Build:
         if self._run is None:
             self._stop_early = True
         elif self._run.stopping is None:
-            self._run.stop(Interrupted("the build was stopped; what is complete is kept"))
+            self._run.stop(Interrupted("the build was stopped; complete row groups are preserved"))
         else:
             self._run.cancel()
 
@@ -133,12 +137,12 @@ class Build:
             raise self._failure
 
     def _watch(self) -> AbstractContextManager[None]:
-        """Warn of users' async functions that keep everything else waiting."""
+        """Warn about user-defined async functions that block the event loop."""
         watched = self._plan.source.watched
         return watch_blocking(BlockWarning(watched)) if watched else nullcontext()
 
     async def _main(self) -> None:
-        """Run the build to its end, whatever that is; only a cancellation leaves this."""
+        """Run the build to its end; raises nothing but a cancellation."""
         try:
             if self._plan.out is not None:
                 self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
@@ -164,9 +168,31 @@ class Build:
 
 
 async def _close(store: Store) -> None:
-    """Let go of the directory, cancelled or not; a disk that hangs is left to its thread."""
+    """Release the directory, cancelled or not; a disk that hangs blocks only its own thread."""
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
         await Lease(lambda: None).run(store.close)
+
+
+class PreviewOptions(TypedDict, total=False):
+    """Options that every build takes, by keyword."""
+
+    config: RunConfig | None
+    limits: Mapping[str, KeyLimits] | None  # by throttle key
+    processors: Iterable[Processor]
+    readers: Iterable[Callable[[Event], None]]  # called with every event
+
+
+class BuildOptions(PreviewOptions, total=False):
+    """Options of a build that may write a directory.
+
+    With `resume` an existing directory is continued: finished rows are not generated again, and the dataset grows if
+    `rows` is larger than before. Then `retry_dropped` retries rows that were dropped because of a failure, and
+    `accept_changes` resumes although the code of functions or the rows of seed files have changed.
+    """
+
+    resume: bool
+    retry_dropped: bool
+    accept_changes: bool
 
 
 @anywhere_context
@@ -176,30 +202,34 @@ async def open_build(
     *,
     rows: int,
     out: Out | None = None,
-    config: RunConfig | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-    readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
-    resume: bool = False,
-    retry_dropped: bool = False,
-    accept_changes: bool = False,
+    **options: Unpack[BuildOptions],
 ) -> AsyncIterator[Build]:
-    """Start a build and go on beside it; under trio, anyio or asyncio.
+    """Start a build that runs beside the block; under trio, anyio or asyncio.
 
-    Leaving the block before the build is over cancels the rest; row groups that are on disk stay. Without `out` nothing
-    is written and each row group is handed out with its rows.
-
-    With `resume` a directory that is there is gone on with: what is in it is not made again, and where `rows` is more
-    than before the dataset grows. Then `retry_dropped` tries the rows again that were dropped because of a failure, and
-    `accept_changes` goes on although the code of functions or the rows of seed files are not what they were.
+    Leaving the block before the build is finished cancels the rest; row groups on disk are preserved. Without `out`
+    nothing is written, and each row group is handed out with its rows. `BuildOptions` describes the options.
     """
+    known = BuildOptions.__annotations__
+    if unknown := [f"{name!r}{nearest(name, known)}" for name in options if name not in known]:
+        raise TypeError(f"unknown option of a build: {', '.join(unknown)}")
     path = None if out is None else Path(out)
-    source = make_source(recipe, config=config, limits=limits, processors=processors, artifacts=path)
-    plan = plan_build(
-        source, rows=rows, out=path, resume=resume, retry_dropped=retry_dropped, accept_changes=accept_changes
+    source = make_source(
+        recipe,
+        config=options.get("config"),
+        limits=options.get("limits"),
+        processors=options.get("processors", ()),
+        artifacts=path,
     )
-    build = Build(plan, Events(readers), throttles)
+    plan = plan_build(
+        source,
+        rows=rows,
+        out=path,
+        resume=options.get("resume", False),
+        retry_dropped=options.get("retry_dropped", False),
+        accept_changes=options.get("accept_changes", False),
+    )
+    build = Build(plan, Events(options.get("readers", ())), throttles)
     async with open_hidden_nursery("the block of open_build was left") as nursery:
         nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
         yield build
@@ -213,68 +243,27 @@ async def build_async(
     *,
     rows: int,
     out: Out,
-    config: RunConfig | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-    readers: Iterable[Callable[[Event], None]] = (),
     throttles: ThrottleManager | None = None,
-    resume: bool = False,
-    retry_dropped: bool = False,
-    accept_changes: bool = False,
+    **options: Unpack[BuildOptions],
 ) -> Dataset:
     """Build a dataset under trio, anyio or asyncio.
 
-    Signals are the caller's; cancelling it unwinds everything and keeps what is on disk.
+    The host handles signals; cancelling this call cancels the build and preserves what is on disk.
     """
-    async with open_build(
-        recipe,
-        rows=rows,
-        out=out,
-        config=config,
-        limits=limits,
-        processors=processors,
-        readers=readers,
-        throttles=throttles,
-        resume=resume,
-        retry_dropped=retry_dropped,
-        accept_changes=accept_changes,
-    ) as running:
+    async with open_build(recipe, rows=rows, out=out, throttles=throttles, **options) as running:
         await running.wait()
         return running.dataset
 
 
-def build(
-    recipe: Recipe | Iterable[Column],
-    *,
-    rows: int,
-    out: Out,
-    config: RunConfig | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-    readers: Iterable[Callable[[Event], None]] = (),
-    resume: bool = False,
-    retry_dropped: bool = False,
-    accept_changes: bool = False,
-) -> Dataset:
+def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
     """Build a dataset from synchronous code, also inside a running event loop.
 
     Ctrl-C and SIGTERM stop it: the first lets calls in flight end within `grace`, the second cancels them, the third
-    kills the process. Row groups that are on disk stay.
+    kills the process. Row groups on disk are preserved.
     """
 
     async def main(watch: Callable[[Build], None]) -> Dataset:
-        async with open_build(
-            recipe,
-            rows=rows,
-            out=out,
-            config=config,
-            limits=limits,
-            processors=processors,
-            readers=readers,
-            resume=resume,
-            retry_dropped=retry_dropped,
-            accept_changes=accept_changes,
-        ) as running:
+        async with open_build(recipe, rows=rows, out=out, **options) as running:
             watch(running)
             await running.wait()
             return running.dataset
@@ -287,40 +276,25 @@ def resume(
     recipe: Recipe | Iterable[Column] | None = None,
     *,
     rows: int | None = None,
-    config: RunConfig | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-    readers: Iterable[Callable[[Event], None]] = (),
-    retry_dropped: bool = False,
-    accept_changes: bool = False,
     allow_code: bool = False,
     allow_paths: Iterable[Out] = (),
     allow_env: Iterable[str] = (),
+    **options: Unpack[BuildOptions],
 ) -> Dataset:
-    """Go on with a directory that a build left unfinished; row groups that are complete are not touched.
+    """Resume an unfinished build; complete row groups are not touched.
 
-    A recipe that came from a file is kept in the directory. One that was written in Python is passed again, or found
-    again by the names of its functions with `allow_code=True`. `rows` lets the dataset grow to so many; what may differ
-    besides is in docs/reference/resume.md. `retry_dropped` and `accept_changes` are those of `open_build`,
-    `allow_paths` and `allow_env` those of `load_recipe`: the folder that a stored recipe came from grants nothing.
+    A recipe that came from a file is stored in the directory. One that was written in Python is passed again, or found
+    again by the names of its functions with `allow_code=True`. With `rows` the dataset grows; docs/reference/resume.md
+    lists what else may differ. `allow_paths` and `allow_env` are those of `load_recipe`: the folder that a stored
+    recipe came from grants nothing.
     """
     path = Path(directory)
     header = read_manifest(path).manifest.header
     assert header is not None  # a manifest without one cannot be read
     if recipe is None:
         recipe = stored_recipe(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
-    return build(
-        recipe,
-        rows=header.rows if rows is None else rows,
-        out=path,
-        config=config,
-        limits=limits,
-        processors=processors,
-        readers=readers,
-        resume=True,
-        retry_dropped=retry_dropped,
-        accept_changes=accept_changes,
-    )
+    options["resume"] = True
+    return build(recipe, rows=header.rows if rows is None else rows, out=path, **options)
 
 
 @attrs.frozen(kw_only=True)
@@ -338,24 +312,17 @@ class Preview:
         return self.frame._repr_html_()
 
 
-def preview(
-    recipe: Recipe | Iterable[Column],
-    *,
-    rows: int = 5,
-    config: RunConfig | None = None,
-    limits: Mapping[str, KeyLimits] | None = None,
-    processors: Iterable[Processor] = (),
-    readers: Iterable[Callable[[Event], None]] = (),
-) -> Preview:
-    """Make a few rows as one row group; nothing is written to disk."""
-    config = config or (RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig())
+def preview(recipe: Recipe | Iterable[Column], *, rows: int = 5, **options: Unpack[PreviewOptions]) -> Preview:
+    """Generate a few rows as one row group; nothing is written to disk."""
+    config = options.get("config") or (
+        RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
+    )
     if isinstance(rows, int) and rows > config.buffer_size:
         config = attrs.evolve(config, buffer_size=rows)
+    options["config"] = config
 
     async def main(watch: Callable[[Build], None]) -> Preview:
-        async with open_build(
-            recipe, rows=rows, config=config, limits=limits, processors=processors, readers=readers
-        ) as running:
+        async with open_build(recipe, rows=rows, **options) as running:
             watch(running)
             frames = [group.to_polars() async for group in running]
             if not frames:  # no rows, but the columns that they would have
@@ -367,7 +334,7 @@ def preview(
 
 
 def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
-    """Run a build from synchronous code with the signals in our hands, whatever thread or loop this is."""
+    """Run a build from synchronous code and handle signals, in any thread and inside any loop."""
     interrupts = Interrupts()
 
     async def watched() -> T:
@@ -378,10 +345,10 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
 
 
 def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
-    """A notebook: its loop runs in this thread, so trio gets one of its own, and this one waits for it."""
+    """Run trio in a thread of its own and wait for it: a loop, as that of a notebook, runs in this thread."""
     _explain_thread()
     results: list[outcome.Outcome[T]] = []
-    run = partial(trio.run, main, clock=new_clock())  # asked for here: the thread does not know who called
+    run = partial(trio.run, main, clock=new_clock())  # chosen here: the contextvar is that of the calling thread
     run_in_thread(lambda: results.append(outcome.capture(run)))
     return results[0].unwrap()
 
@@ -390,5 +357,99 @@ def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
 def _explain_thread() -> None:
     logger.warning(
         "an event loop runs in this thread, as in a notebook: the build runs in a thread of its own, and the loop "
-        "stands still until it is over; `await seedbed.build_async(...)` would let it go on"
+        "is blocked until it is finished; `await seedbed.build_async(...)` does not block it"
     )
+
+
+# Ctrl-C and SIGTERM while synchronous code waits for a build.
+
+
+class Interrupts:
+    """The first and the second signal stop the build; the third is left to the system, which ends the process.
+
+    Signals are counted in the main thread, in their handler: so the third one works even if trio's thread hangs, and
+    one that comes before there is a build is not lost.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0  # changed by the handler only
+        self._delivered = 0  # this and the two below are changed on trio's thread only
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stop: Callable[[], None] | None = None
+
+    def watch(self, stop: Callable[[], None]) -> None:
+        """Call `stop` for every signal from now on, and for those that have come already; on trio's thread."""
+        self._stop = stop
+        self._token = trio.lowlevel.current_trio_token()
+        self._deliver()
+
+    def _deliver(self) -> None:
+        assert self._stop is not None
+        while self._delivered < self._count:
+            self._delivered += 1
+            self._stop()
+
+    def _handle(self, number: int, _frame: object) -> None:
+        self._count += 1
+        if self._count > 2:  # grace and cancellation did not end it
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._deliver)
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle the signals meanwhile, where that is ours to do: in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in _NUMBERS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                # None: it was not installed from Python, and Python cannot put it back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def run_in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread and wait for it; signals are handled meanwhile if this is the main thread.
+
+    A lock would not do: whoever waits for one sleeps on when the system gives a signal to another thread.
+    """
+    here, there = socket.socketpair()
+    with here, there:
+        there.setblocking(False)
+
+        def tell() -> None:
+            try:
+                work()
+            finally:
+                there.send(_ENDED)
+
+        thread = threading.Thread(target=tell, name="seedbed-build")
+        with _woken_by_signals(there) as others:
+            thread.start()
+            while (byte := here.recv(1)) != _ENDED:
+                others(byte)
+        thread.join()
+
+
+@contextmanager
+def _woken_by_signals(there: socket.socket) -> Iterator[Callable[[bytes], None]]:
+    """Have the number of every signal written to `there`; yields what passes one on to whoever had them before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda _byte: None
+        return
+    before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+
+    def pass_on(byte: bytes) -> None:
+        if before != -1 and byte[0] not in _NUMBERS:
+            with suppress(OSError):
+                os.write(before, byte)
+
+    try:
+        yield pass_on
+    finally:
+        signal.set_wakeup_fd(before)

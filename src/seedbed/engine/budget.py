@@ -10,7 +10,7 @@ from ..errors import BudgetExceeded
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from ..generators import Usage
+    from ..observe.report import Usage
     from .tasks import Step
 
 
@@ -42,13 +42,13 @@ class Budget:
         self._reserved: list[float] = [0, 0.0]
         self._in_flight: Counter[str] = Counter()  # tasks that have reserved something, by column
 
-    def take_over(self, column: str, calls: int, tokens: int, cost: float) -> None:
+    def take_over(self, column: str, usage: Usage) -> None:
         """Count the usage of a column in earlier runs."""
-        self.tokens += tokens
-        self.cost += cost
-        if calls:
+        self.tokens += usage.tokens
+        self.cost += usage.cost
+        if usage.calls:
             most = self._before.get(column, (0, 0.0))
-            self._before[column] = (max(most[0], tokens // calls), max(most[1], cost / calls))
+            self._before[column] = (max(most[0], usage.tokens // usage.calls), max(most[1], usage.cost / usage.calls))
 
     def _expected(self, step: Step) -> tuple[int, float]:
         tokens, cost = self._most.get(step.name) or self._before.get(step.name, (0, 0.0))

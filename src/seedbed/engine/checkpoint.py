@@ -10,23 +10,23 @@ import trio
 
 from ..errors import ProcessorFailed, StoreError
 from ..observe import events
-from ..store.dataset import Dataset
-from ..store.entries import Key, Purpose
+from ..store.dataset import Dataset, dropped_columns
+from ..store.entries import FinishedRows, KeptRows, Key, Purpose
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
-from .retry import kept_entries
-from .states import call_entries, read_state, state_name
+from .resume import call_entries, kept_entries, read_state, state_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from ..observe.report import Drop
     from ..store.entries import Entry
     from ..store.journal import Journal
     from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
-    from .identity import Identity
     from .plan import BuildPlan
+    from .rows import Identity
     from .services import OpenGroup, Services
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     rows = group.rows.finished(group.live_rows())
     path: Path | None = None
     frame: pl.DataFrame | None = None
-    # What the manifest says of the row group so far, where rows of it are tried again.
+    # What the manifest says of the row group so far, where rows of it are retried.
     earlier = services.history.retrying.get(group.index) if group.retry is not None else None
     before = 0 if earlier is None else earlier.rows
     if services.store is None:
@@ -88,7 +88,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
         services.notify.emit(events.SchemaConflictFound, row_group=group.index, message=str(conflict))
     services.notify.emit(events.RowGroupFinished, row_group=group.index, rows=added, dropped=len(group.rows.drops))
     services.history.group_done(group.index)
-    if services.store is not None and ledger.spent:
+    if services.store is not None and ledger.usage:
         await write_usage(services, services.store.writer)
     group.rows.buffer.free()
     return FinishedGroup(
@@ -170,10 +170,11 @@ def _height(rows: pl.DataFrame | dict[str, list[Any]]) -> int:
 async def _write_part(
     services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any, order: list[int] | None
 ) -> GroupRecord:
-    """Write a part off the loop. Cancellation waits for it, but only so long; a writer given up does not commit."""
+    """Write a part off the loop. Cancellation waits for it until a deadline; an abandoned writer does not commit."""
     is_abandoned = False
     retry = group.retry
     commits = services.recorder.commits if services.recorder is not None else 0
+    generated = group.rows.before_post_batch(group.live_rows())
 
     def work() -> GroupRecord | None:
         if retry is not None and order is not None:
@@ -182,8 +183,8 @@ async def _write_part(
                 rows,
                 order=order,
                 drops=(*retry.drops, *group.rows.drops),
-                removed=group.rows.removed,
-                added=group.rows.added,
+                generated=generated,
+                resized=group.rows.resized,
                 skipped=group.rows.skipped,
                 commits=commits,
                 abandoned=lambda: is_abandoned,
@@ -194,8 +195,8 @@ async def _write_part(
             start=group.rows.source.start,
             stop=group.rows.source.stop,
             drops=group.rows.drops,
-            removed=group.rows.removed,
-            added=group.rows.added,
+            generated=generated,
+            resized=group.rows.resized,
             skipped=group.rows.skipped,
             commits=commits,
             abandoned=lambda: is_abandoned,
@@ -205,7 +206,7 @@ async def _write_part(
         with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
             scope.shield = True
             record = await services.store_thread(work)
-            assert record is not None  # nobody has given it up
+            assert record is not None  # it was not abandoned
             return record
     except trio.TooSlowError as slow:
         raise StoreError(
@@ -231,10 +232,14 @@ async def finish(services: Services) -> None:
         return
     writer, journal = store.writer, store.journal
     try:
-        conflicts = await _wind_up(services, lambda abandoned: writer.finish(abandoned=abandoned))
         if plan.after_generation:
+            await _wind_up(services, lambda abandoned: writer.unify(abandoned=abandoned))
             frame = await _process_all(services, writer)
-            await _wind_up(services, lambda abandoned: writer.write_processed(frame, abandoned=abandoned))
+            names = ", ".join(processor.label for processor in plan.after_generation)
+            await _wind_up(services, lambda abandoned: writer.publish(frame, processors=names, abandoned=abandoned))
+        dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
+        # Last: a dataset that says that it is complete has the rows that the processors returned.
+        conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))
         states = _states(plan)
         if states:
             await _wind_up(services, lambda _: writer.write_states(states))
@@ -247,14 +252,40 @@ async def finish(services: Services) -> None:
         raise conflict_error(conflicts)
 
 
+def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journal | None) -> dict[str, list[Any]]:
+    """All dropped rows, with what the journal stores of them: no other place has it."""
+    outputs = plan.graph.outputs
+    steps = {step.name: step for step in plan.steps}
+    drops: list[Drop] = []
+    cells: list[dict[str, Any]] = []
+    for group in groups:
+        if not group.drops:
+            continue
+        key = Key(group=group.index, revision=group.revision, purpose=Purpose.KEPT)
+        known: dict[Identity, dict[str, Any]] = {}
+        match journal.read(key) if journal is not None else []:
+            case [KeptRows(identities=identities), *entries]:
+                for entry in entries:
+                    if isinstance(entry, FinishedRows) and entry.column in steps:
+                        for name, values in zip(steps[entry.column].outputs, entry.columns, strict=False):
+                            for row, value in zip(entry.rows, values, strict=True):
+                                known.setdefault(identities[row], {})[name] = value
+        # By row: the order in which they failed depends on timing.
+        in_order = sorted(group.drops, key=lambda drop: (drop.row, drop.copy))
+        drops += in_order
+        cells += [known.get((drop.row, drop.copy), {}) for drop in in_order]
+    found = dropped_columns(drops)
+    return {**{name: [each.get(name) for each in cells] for name in outputs}, **found} if drops else {}
+
+
 def _finish_journal(journal: Journal, calls: Iterable[Key]) -> None:
     for key in calls:
-        journal.free(key)  # everything is made: nobody has to be brought back for the rest
+        journal.free(key)  # everything is generated: no generator is replayed any more
     journal.finish()
 
 
 async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T]) -> T:
-    """Write off the loop, however long it takes; when cancelled, the writer is told and has some time to leave off."""
+    """Write off the loop, however long it takes; when cancelled, the writer is notified and has some time to stop."""
     is_abandoned = False
     over = trio.Event()
     shield = trio.CancelScope(shield=True)
@@ -285,7 +316,9 @@ async def _process_all(services: Services, writer: DatasetWriter) -> pl.DataFram
 
 
 def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
-    frame: Any = Dataset.open(writer.path).scan()
+    # Polars pickles the predicates that it passes down to a scan; a Python function in a filter may not survive that.
+    scan = Dataset.open(writer.path).raw().scan()
+    frame: Any = scan.map_batches(lambda rows: rows, predicate_pushdown=False, streamable=True)
     for processor in plan.after_generation:
         try:
             frame = processor.apply(frame)
@@ -293,12 +326,16 @@ def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
                 frame = frame.lazy()
             if not isinstance(frame, pl.LazyFrame):
                 raise TypeError(f"it must return a polars frame, not {type(frame).__name__}")
+        except StoreError:  # a part that cannot be read, for a processor that collects its frame
+            raise
         except Exception as error:
             raise ProcessorFailed(
                 f"after-generation processor {processor.label!r} failed: {error_text(error)}"
             ) from error
     try:
         whole: pl.DataFrame = frame.collect()
+    except StoreError:
+        raise
     except Exception as error:
         names = ", ".join(processor.label for processor in plan.after_generation)
         raise ProcessorFailed(f"after-generation processors {names} failed: {error_text(error)}") from error

@@ -1,23 +1,38 @@
-"""What a generator may ask of the engine while it fills a cell: calls under permits, and reports of their usage."""
+"""What a generator may ask of the engine while it fills a cell: models, calls under permits, reports of usage."""
 
 from __future__ import annotations
 
 import math
+import random
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..errors import CellTimeout, QuotaExhausted, RateLimited, Retryable, SeedbedError
-from ..generators import Usage
+from ..columns.base import TaskUsage
+from ..errors import (
+    BuildStopped,
+    CellTimeout,
+    ModelMisconfigured,
+    QuotaExhausted,
+    RateLimited,
+    Retryable,
+    SeedbedError,
+)
 from ..graph import GROUP
-from ..runtime.portal import current_portal
+from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
+from ..models.distributions import draw, is_distribution, stable_seed
+from ..observe.report import Usage
+from ..runtime.asyncio import anywhere
+from ..runtime.threads import current_portal
 from .scheduler import PermitRequest
 from .tasks import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
+    from ..models.base import ChatAnswer, Dedupe, EmbeddingAnswer, Image, ImageAnswer, ModelClient, ModelSpec
     from .services import OpenGroup, Services
     from .tasks import Outcome, Permit, Task
 
@@ -31,7 +46,7 @@ class Context:
         self._services = services
         self._group = group
         self._task = task
-        self.usage = Usage()
+        self.usage = TaskUsage()
         # Of the attempt; its deadline is the cell's timeout, or that of a call that lets the scope carry it.
         self.scope: trio.CancelScope | None = None
         # How long the cell must wait because its first call was rate-limited.
@@ -78,7 +93,8 @@ class Context:
     def report_usage(
         self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
     ) -> None:
-        self.usage.add(model, calls, input_tokens, output_tokens, cost)
+        usage = Usage(calls=calls, input_tokens=input_tokens, output_tokens=output_tokens, cost=cost)
+        self.usage.add(model, usage)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         portal = current_portal.get()
@@ -86,9 +102,23 @@ class Context:
             raise SeedbedError("CellContext.run is for synchronous generators, in their own thread; await instead")
         return portal.run(function, *args)
 
+    def bind_model(
+        self,
+        alias: str,
+        spec: ModelSpec,
+        client: ModelClient,
+        *,
+        seed: int = 0,
+        dedupe: Dedupe | None = None,
+        ends_at_failure: bool = False,
+    ) -> CellModel:
+        return CellModel(
+            alias, spec, client, self, seed=seed, dedupe=dedupe, scope=self.scope if ends_at_failure else None
+        )
+
     def count_usage(self) -> None:
         """Count what was used so far, although the attempt is not over: it is paid for."""
-        if self.usage.calls:
+        if self.usage.total.calls:
             self._services.ledger.spend(self.column, self.usage.take())
 
     def end(self, outcome: Outcome) -> bool:
@@ -127,7 +157,13 @@ class Context:
         key: str | None = None,
         tokens: int = 0,
         idempotency_key: Callable[[], bytes] | None = None,
+        report: Callable[[Any], None] | None = None,
+        confirm: Callable[[], Awaitable[object]] | None = None,
     ) -> T:
+        """As in `CellContext`; `report` reports the usage of an answer, before the permit is settled by it.
+
+        `confirm` sends a small call of the same model, after a failure that may be one of its configuration.
+        """
         task, services = self._task, self._services
         if idempotency_key is not None and task.answers and (asked := idempotency_key()) in task.answers:
             # A checkpoint, as a call would have been.
@@ -141,17 +177,19 @@ class Context:
         rate_limits = task.rate_limits
         while True:
             permit = await self._permit(key, tokens or task.step.tokens)
-            before = self.usage.tokens
+            before = self.usage.total.tokens
             sent = services.now()
             try:
                 try:
                     answer = await send()
+                    if report is not None:
+                        report(answer)
                 finally:
                     self.called += services.now() - sent
             except RateLimited as error:
                 rate_limits += 1
                 try:
-                    delay = permit.refused(error, rate_limits)
+                    delay = permit.rate_limited(error, rate_limits)
                 except QuotaExhausted as exhausted:
                     services.scheduler.stop(exhausted)
                     services.wake()
@@ -162,18 +200,49 @@ class Context:
                 with self._timeout_suspended():
                     await trio.sleep(delay)
             except BaseException as error:
-                permit.finished(self.usage.tokens - before or None)
-                if isinstance(error, Retryable):
-                    self._failure = error
+                try:
+                    await self._note_failure(error, confirm, report)
+                finally:
+                    permit.finished(self.usage.total.tokens - before or None)
                 raise
             else:
-                permit.accepted(self.usage.tokens - before or None)
+                permit.accepted(self.usage.total.tokens - before or None)
                 self._answered = True
                 if idempotency_key is not None:
                     self._answers.append((idempotency_key, answer))
                     if services.recorder is not None:
                         services.recorder.answered(self)
                 return answer
+
+    async def _note_failure(
+        self,
+        error: BaseException,
+        confirm: Callable[[], Awaitable[object]] | None,
+        report: Callable[[Any], None] | None,
+    ) -> None:
+        """Note a failed call. Stops the run if the model is misconfigured and a small call of it fails in the same way.
+
+        If the small call succeeds, the row alone has failed.
+        """
+        if isinstance(error, Retryable):
+            self._failure = error
+        if not isinstance(error, ModelMisconfigured):
+            return
+        if not error.blames_no_row:
+            if confirm is None:
+                return
+            try:
+                answer = await confirm()
+            except ModelMisconfigured:
+                pass
+            else:
+                if report is not None:
+                    report(answer)
+                return
+        self._services.scheduler.stop(BuildStopped(f"column {self.column!r}: {error}"))
+        self._services.wake()
+        # Flow control and not a failure: the row is unfinished and not dropped.
+        raise RateLimited(str(error)) from error
 
     async def _permit(self, key: str, tokens: int) -> Permit:
         """The permit that the task was started with, or another one; and the expected usage of the call is reserved."""
@@ -209,7 +278,7 @@ class Context:
 
     def _reserve(self, permit: Permit, key: str, tokens: int) -> None:
         """Reserve the expected usage of one call, or stop the run before it."""
-        exceeded = self._services.scheduler.reserve(self._task, self.usage, tokens, key)
+        exceeded = self._services.scheduler.reserve(self._task, self.usage.total, tokens, key)
         if exceeded is not None:
             permit.finished()
             self._services.wake()
@@ -235,3 +304,148 @@ class Context:
             self.waited += ended - began
             if scope is not None:
                 scope.deadline = ended + left
+
+
+class CellModel:
+    """The engine's side of `columns.Model`, created for each cell.
+
+    `scope` is the cell's where it carries the deadlines of chats. With `dedupe` a chat that was sent before is answered
+    from there, without a permit and without tokens.
+    """
+
+    __slots__ = ("_calls", "_client", "_context", "_dedupe", "_scope", "_seed", "_spec", "alias")
+
+    def __init__(
+        self,
+        alias: str,
+        spec: ModelSpec,
+        client: ModelClient,
+        context: Context,
+        *,
+        seed: int = 0,
+        dedupe: Dedupe | None = None,
+        scope: trio.CancelScope | None = None,
+    ) -> None:
+        self.alias = alias
+        self._spec = spec
+        self._client = client
+        self._context = context
+        self._seed = seed
+        self._dedupe = dedupe
+        self._scope = scope
+        self._calls = 0  # so far; each call draws anew
+
+    @property
+    def sync(self) -> CellSyncModel:
+        return CellSyncModel(self, self._context)
+
+    async def chat(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        images: Iterable[Image] = (),
+        schema: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> str:
+        answer = await self.complete(prompt, system=system, images=images, schema=schema, **parameters)
+        return answer.text
+
+    # Not a coroutine around that of the context: each one costs whenever the call resumes (overhead benchmark).
+    @anywhere
+    def complete(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        images: Iterable[Image] = (),
+        schema: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> Coroutine[Any, Any, ChatAnswer]:
+        if isinstance(prompt, str):
+            messages = [Message(role="user", text=prompt, images=tuple(images))]
+        else:
+            messages = list(prompt)
+        if system is not None:
+            messages.insert(0, Message(role="system", text=system))
+        seed, drawn = self._draw(parameters)
+        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed=seed, scope=self._scope)
+        key, context = self._spec.key("chat"), self._context
+        send = partial(self._client.chat, request)
+        same = partial(request_key, str(seed), request)
+        confirm = partial(send_small_call, self._client, "chat")
+        if self._dedupe is None:
+            return context.call(send, key=key, idempotency_key=same, report=self._report, confirm=confirm)
+        # While another cell waits for the same answer, or if it is stored already, this one needs no permit.
+        shared = request_key(key, request)
+        if self._dedupe.knows(shared):
+            context.give_back()
+        return self._dedupe.once(
+            shared, partial(context.call, send, key=key, idempotency_key=same, report=self._report, confirm=confirm)
+        )
+
+    @anywhere
+    async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
+        seed, drawn = self._draw(parameters)
+        answer: EmbeddingAnswer = await self._context.call(
+            partial(self._client.embed, texts, drawn),
+            key=self._spec.key("embedding"),
+            idempotency_key=partial(call_key, seed, list(texts), drawn),
+            report=self._report,
+            confirm=partial(send_small_call, self._client, "embedding"),
+        )
+        return [list(vector) for vector in answer.vectors]
+
+    @anywhere
+    async def image(self, prompt: str, **parameters: Any) -> Image:
+        seed, drawn = self._draw(parameters)
+        answer: ImageAnswer = await self._context.call(
+            partial(self._client.image, prompt, drawn),
+            key=self._spec.key("image"),
+            idempotency_key=partial(call_key, seed, prompt, drawn),
+            report=self._report,
+        )
+        return answer.images[0]
+
+    def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The seed of the next call, and its parameters with the sampled ones drawn.
+
+        The attempt does not count: a retried cell sends the same request.
+        """
+        self._calls += 1
+        context = self._context
+        seed = stable_seed(self._seed, context.column, context.row, self.alias, self._calls)
+        parameters = {**self._spec.parameters, **given}
+        for name, value in parameters.items():
+            if is_distribution(value):
+                parameters[name] = draw(value, random.Random(stable_seed(seed, name)))
+        return seed, parameters
+
+    def _report(self, answer: ChatAnswer | EmbeddingAnswer | ImageAnswer) -> None:
+        tokens, spec = answer.tokens, self._spec
+        cost = (tokens.input * spec.input_price + tokens.output * spec.output_price) / 1_000_000
+        self._context.report_usage(model=self.alias, input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)
+
+
+class CellSyncModel:
+    """The engine's side of `columns.SyncModel`."""
+
+    def __init__(self, model: CellModel, context: Context) -> None:
+        self._model = model
+        self._context = context
+
+    @property
+    def alias(self) -> str:
+        return self._model.alias
+
+    def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
+        return self._context.run(partial(self._model.chat, prompt, **options))
+
+    def complete(self, prompt: str | Sequence[Message], **options: Any) -> ChatAnswer:
+        return self._context.run(partial(self._model.complete, prompt, **options))
+
+    def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
+        return self._context.run(partial(self._model.embed, texts, **parameters))
+
+    def image(self, prompt: str, **parameters: Any) -> Image:
+        return self._context.run(partial(self._model.image, prompt, **parameters))

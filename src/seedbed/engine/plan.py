@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..checks import is_number, is_whole
+from ..columns.base import Column
 from ..errors import ConfigError, DatasetGenerationError
-from ..generators import Call, Column
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
-from ..recipe.dump import code_fields
-from ..runtime.offload import check_main_guard
+from ..recipe.fingerprint import code_fields
+from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
-from ..store.dtypes import declared_type
-from ..store.layout import Layout
 from ..store.manifest import Manifest, is_dataset
 from ..store.manifest import read as read_manifest
+from ..store.records import Layout
+from ..store.schema import declared_type
 from ..store.writer import check_output
 from .config import RunConfig
-from .fingerprint import columns_fingerprint
-from .guard import check_resumable
-from .processor import Processor, Stage
+from .fingerprint import check_resumable, columns_fingerprint
 from .stateful import stateful_nodes
-from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Step
+from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Stage, Step
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..columns.base import Call
     from ..graph import Node
     from ..store.records import Header
     from .source import Source
@@ -92,13 +92,23 @@ class BuildPlan:
 
     @property
     def runs_own_code(self) -> bool:
-        """True if user-defined functions fill columns, so that values of user-defined types may be unpickled.
+        """True if code of the user takes part in the build, so that values of user-defined types may be unpickled.
 
-        A recipe that only names plug-ins may be a stranger's, whose directory must run nothing.
+        That is a function of a column, model or processor. A plug-in counts only where the recipe is written in Python
+        or code is allowed: a recipe file that names one may come from someone else, whose directory must run nothing.
         """
-        if self.source.recipe is not None:
-            return any(code_fields(spec) for spec in self.source.recipe.columns)
-        return any(not _is_ours(step.call.function) for step in self.steps)
+        recipe, processors = self.source.recipe, self.source.processors
+        if recipe is None:
+            return not all(
+                map(_is_ours, (*(step.call.function for step in self.steps), *(p.apply for p in processors)))
+            )
+        # Those that the caller passed beside the recipe come last.
+        if not all(_is_ours(each.apply) for each in processors[len(recipe.processors) :]):
+            return True
+        specs = (*recipe.columns, *recipe.models.values(), *recipe.processors)
+        has_plugins = not all(_is_ours(type(spec)) for spec in specs)
+        may_run_code = recipe.access is None or recipe.access.grants.code
+        return any(code_fields(spec) for spec in specs) or (has_plugins and may_run_code)
 
     @property
     def instances(self) -> dict[int, tuple[int, ...]]:
@@ -126,7 +136,7 @@ def plan_build(
     than before. `retry_dropped` tries dropped rows again, `accept_changes` goes on although code or data changed.
     """
     config = source.config
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+    if not is_whole(rows) or rows < 0:
         raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
@@ -218,11 +228,9 @@ def _check_column(column: Column) -> list[str]:
         problems.append(f"column {name!r} has no outputs")
     if column.key is not None and (not isinstance(column.key, str) or not column.key):
         problems.append(f"column {name!r} has a key that is not text: {column.key!r}")
-    if isinstance(column.tokens, bool) or not isinstance(column.tokens, int) or column.tokens < 0:
+    if not is_whole(column.tokens) or column.tokens < 0:
         problems.append(f"column {name!r} has tokens={column.tokens!r}; it must be a whole number, 0 or more")
-    if column.timeout is not None and (
-        isinstance(column.timeout, bool) or not isinstance(column.timeout, int | float) or not column.timeout > 0
-    ):
+    if column.timeout is not None and (not is_number(column.timeout) or column.timeout <= 0):
         problems.append(f"column {name!r} has timeout={column.timeout!r}; it must be a number of seconds above 0")
     if any(not (isinstance(each, type) and issubclass(each, Exception)) for each in column.retry_on):
         problems.append(f"column {name!r} has something in retry_on that is no exception class")

@@ -10,7 +10,7 @@ import trio
 from ..errors import StoreError
 from ..store.entries import Answer, Failed, Finished, cells_in
 from ..store.journal import Batch
-from .states import read_state, state_name
+from .resume import read_state, state_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .rows import Rows
     from .tasks import Step, Task
 
-# The disk is waited for, but not for ever.
+# A disk that hangs must not hang the run.
 COMMIT_DEADLINE = 60.0
 
 
 class OpenCell(Protocol):
-    """A cell under way that makes calls."""
+    """A running cell that makes calls."""
 
     def record_answers(self) -> None:
         """Add an entry for each answer that has none yet."""
@@ -51,32 +51,32 @@ class Recorder:
         spending: Callable[[], tuple[tuple[str, str, int, int, int, float], ...]],
         finished: Callable[[], int],
         on_commit: Callable[[int], None],
-        on_unkept: Callable[[str], None],
+        on_unpicklable: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._in_thread = in_thread
         self._spending = spending
         self._finished = finished
         self._on_commit = on_commit
-        self._on_unkept = on_unkept
-        self._unkept: set[str] = set()  # columns that were told of
-        self._unkept_total = 0
+        self._on_unpicklable = on_unpicklable
+        self._unpicklable: set[str] = set()  # columns that were reported
+        self._unpicklable_total = 0
         self._interval = config.commit_interval
         self._most = config.commit_count
         self._pending: dict[Key, list[Entry]] = {}
         self._states: dict[str, bytes] = {}
         self._has_states = False
-        # Cells under way with answers that are in no entry yet. Most are over before the next commit and leave again.
+        # Running cells with answers that are in no entry yet. Most finish before the next commit and are removed.
         self._open: set[OpenCell] = set()
         self._count = 0
         self._wanted = trio.Event()  # there is something to commit
-        self._full = trio.Event()  # there is so much that it is not waited for more
-        self._lock = trio.Lock()  # one thread at a time is with the journal
+        self._full = trio.Event()  # a commit is due at once
+        self._lock = trio.Lock()  # one thread at a time uses the journal
         # A commit failed: what came after it must not become durable without it.
         self._broken = False
 
     def add(self, key: Key, entry: Entry) -> None:
-        """Take in what happened; it is durable a commit later."""
+        """Add an entry; it is durable after the next commit."""
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = []
@@ -88,12 +88,12 @@ class Recorder:
             self._full.set()
 
     def answered(self, cell: OpenCell) -> None:
-        """A call of a cell was answered; if the cell is still under way at the next commit, the answer goes with it."""
+        """A call of a cell was answered; if the cell still runs at the next commit, the answer is stored."""
         self._open.add(cell)
         self._wanted.set()
 
     def over(self, cell: OpenCell) -> None:
-        """A cell is over: its outcome tells more than its answers."""
+        """A cell finished: its outcome replaces its answers."""
         self._open.discard(cell)
 
     def keep_state(self, name: str, state: bytes) -> None:
@@ -102,7 +102,7 @@ class Recorder:
         self._has_states = True
 
     async def run(self) -> None:
-        """Commit again and again, until cancelled; raises `StoreError` when the journal cannot be written."""
+        """Commit in a loop until cancelled; raises `StoreError` when the journal cannot be written."""
         while True:
             await self._wanted.wait()
             with trio.move_on_after(self._interval):
@@ -110,13 +110,13 @@ class Recorder:
             await self.flush()
 
     async def flush(self) -> None:
-        """Make durable what was added so far; not interrupted by cancellation, but it takes only so long."""
+        """Make durable what was added so far; shielded from cancellation, with a deadline."""
         async with self._alone():
             for cell in self._open:
                 cell.record_answers()
             self._open.clear()
             if not self._count:
-                self._wanted = trio.Event()  # what there was went with its row group
+                self._wanted = trio.Event()  # the entries were freed with their row group
                 return
             if self._broken:
                 return
@@ -130,21 +130,21 @@ class Recorder:
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(sum(map(cells_in, batch.groups.values())) - self._count_unkept())
+            self._on_commit(sum(map(cells_in, batch.groups.values())) - self._count_unpicklable())
 
-    def _count_unkept(self) -> int:
-        """How many entries of the last commit could not be kept; their columns are told of once."""
-        total = self._journal.unkept.total()
-        before, self._unkept_total = self._unkept_total, total
-        for column in self._journal.unkept.keys() - self._unkept:
-            self._unkept.add(column)
-            self._on_unkept(column)
+    def _count_unpicklable(self) -> int:
+        """How many entries of the last commit could not be stored; each column is reported once."""
+        total = self._journal.unpicklable.total()
+        before, self._unpicklable_total = self._unpicklable_total, total
+        for column in self._journal.unpicklable.keys() - self._unpicklable:
+            self._unpicklable.add(column)
+            self._on_unpicklable(column)
         return total - before
 
     async def flush_states(self) -> None:
-        """Make durable what stateful generators have told so far: before the rows that they made count as written.
+        """Make the states of stateful generators durable before the rows that they generated count as written.
 
-        Otherwise a generator would go on from before those rows, which nobody will ask it for again.
+        Otherwise a resumed generator would continue from a state before those rows, which are not requested again.
         """
         if self._has_states:
             await self.flush()

@@ -1,84 +1,102 @@
-"""On resume, restore what earlier runs recorded of a row group.
+"""On resume, replay stateful generators whose state was not saved.
 
-A row group is a function of its outcomes: the same outcomes in the same order give the same state. An entry about a
-task that is not ready at its place means that something before it was lost; it is ignored and the task runs again.
+What they return is ignored; it is in the dataset already. They get the same arguments: the rows of the part or, where
+rows are missing there, what the journal kept of their calls.
 """
 
 from __future__ import annotations
 
-import gc
-from collections import Counter
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import StoreError
-from ..store.entries import Answer, Failed, Finished, FinishedRows, Rebuilt
-from ..store.records import Drop
-from .row_group import Consequence
+import trio
+
+from ..graph import GROUP, Kind
+from ..store.entries import GeneratorCall, Key, Purpose
+from ..store.parts import locate, read_table
+from .rows import Rows, identities_by_position
+from .services import OpenGroup
+from .worker import repeat_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ..store.entries import Entry
-    from .row_group import RowGroup
-    from .rows import Rows
+    from ..store.records import GroupRecord
+    from .rows import Identity
+    from .services import Services
+    from .stateful import Instance
     from .tasks import Step
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing that is replayed is garbage, and scanning a million cells for it takes longer than the replay.
-
-    Never held across an await: the collector belongs to the whole process.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+async def replay_calls(services: Services, group: OpenGroup, calls: Iterable[tuple[Step, int]]) -> None:
+    """Call stateful generators once more, one call after the other, for the state that they are left in."""
+    for step, row in calls:
+        await repeat_call(services, group, step, row)
 
 
-def replay(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable[Entry]) -> Counter[str]:
-    """Restore every entry that still fits; returns the finished cells by column.
-
-    `StoreError` if an entry is none that a run of this recipe writes: a directory may come from someone else.
-    """
-    with _collector_paused():
-        try:
-            return _replay(group, rows, {step.name: step for step in steps}, entries)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise StoreError(
-                f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
-            ) from error
-
-
-def _replay(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
-    cells: Counter[str] = Counter()
-    for entry in entries:
-        if type(entry) is Finished:  # nearly all of them, and there may be a million
-            step = steps.get(entry.column)
-            if step is not None and group.restore_finished(step, entry.row, entry.value, entry.cost):
-                cells[entry.column] += entry.cells
+async def replay_group(
+    services: Services, index: int, turn: int, nursery: trio.Nursery, instances: dict[int, Instance]
+) -> None:
+    """Replay a finished row group with every stateful generator that needs it, when its turn comes."""
+    store, recorder, plan = services.store, services.recorder, services.plan
+    kept: Sequence[Entry] = ()
+    key = Key(group=index, purpose=Purpose.CALLS)
+    if recorder is not None and store is not None and key in store.recovered.kept:
+        kept = await recorder.read(key)
+    past: OpenGroup | None = None
+    for identity, instance in instances.items():
+        if identity not in services.history.replaying:
             continue
-        match entry:
-            case Failed(column=column, row=row) if column in steps:
-                group.restore_failed(
-                    steps[column],
-                    row,
-                    attempt=entry.attempt,
-                    salvage_round=entry.salvage_round,
-                    error=entry.error,
-                    fate=Consequence(entry.consequence),
-                )
-            case Answer(column=column, row=row):
-                group.restore_answer(column, row, entry.key, entry.answer)
-            case Rebuilt(columns=columns) if group.can_restore_rebuilt():
-                before = group.frontier.rows
-                after = rows.take_over(columns, entry.resized, [Drop(**drop) for drop in entry.drops])
-                group.restore_rebuilt(before, after)
-            case FinishedRows(column=column) if column in steps:
-                group.restore_rows(steps[column], entry.rows, entry.columns)
-                cells[column] += len(entry.rows)
-    return cells
+        up = trio.Event()
+        instance.turnstile.enter(turn, up.set)
+        await up.wait()
+        steps = {plan.steps[node].name: plan.steps[node] for node in instance.nodes}
+        if kept:
+            for call in kept:
+                if isinstance(call, GeneratorCall) and call.column in steps:
+                    record = _record(services, index)
+                    one = _past_group(services, record, call.inputs, list(call.identities), nursery)
+                    await _replay_step(services, one, steps[call.column])
+        else:
+            past = past or await _read_group(services, index, nursery)
+            for step in steps.values():
+                await _replay_step(services, past, step)
+
+
+async def _replay_step(services: Services, group: OpenGroup, step: Step) -> None:
+    rows = group.live_rows() if step.kind is Kind.CELL else [GROUP]
+    await replay_calls(services, group, [(step, row) for row in rows])
+
+
+def _record(services: Services, index: int) -> GroupRecord:
+    assert services.store is not None
+    assert services.store.manifest is not None  # only a resumed dataset has groups that are done
+    return services.store.manifest.groups[index]
+
+
+def _past_group(
+    services: Services,
+    record: GroupRecord,
+    columns: dict[str, list[Any]],
+    identities: list[Identity],
+    nursery: trio.Nursery,
+) -> OpenGroup:
+    """Rows of a finished row group: those of its part, or those of one call."""
+    rows = Rows(services.plan, range(record.start, record.stop))
+    rows.replace(columns, identities)
+    return OpenGroup(record.index, rows, nursery, journal_key=Key(group=record.index))
+
+
+async def _read_group(services: Services, index: int, nursery: trio.Nursery) -> OpenGroup:
+    store = services.store
+    assert store is not None
+    record = _record(services, index)
+    columns: dict[str, list[Any]] = {}
+    part = record.part
+    if part is not None:
+        table = await services.store_thread(lambda: read_table(store.writer.path, locate(store.writer.path, part)))
+        outputs = set(services.plan.graph.outputs)
+        columns = {name: table.column(name).to_pylist() for name in table.column_names if name in outputs}
+    # Where rows are missing in the part, or processors changed it, the calls were kept.
+    identities = identities_by_position(range(record.start, record.stop), record.rows)
+    return _past_group(services, record, columns, identities, nursery)

@@ -15,23 +15,21 @@ import attrs
 
 from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier, Kind
-from .failures import error_text
-from .processor import Stage
-from .salvage import Salvage
+from ..observe import events
+from .failures import Salvage, error_text
 from .stateful import Gate
-from .tasks import Outcome, State, Status, Task
+from .tasks import Outcome, Stage, State, Status, Task
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
 
     from ..graph import Graph
-    from ..observe.report import Ledger
+    from ..observe.report import Drop, Ledger, Resized
     from .budget import Budget
     from .config import RunConfig
-    from .notices import DroppedRow, Notices
     from .stateful import Instance
-    from .tasks import Step
+    from .tasks import Notices, Step
 
 
 class Phase(enum.Enum):
@@ -47,8 +45,7 @@ class Rows(Protocol):
     """The values of a row group. The row group decides when they change, and reads none of them."""
 
     skipped: str | None
-    removed: int
-    added: int
+    resized: Resized  # per processor
 
     @property
     def count(self) -> int: ...
@@ -58,12 +55,12 @@ class Rows(Protocol):
 
     def write_cell(self, step: Step, row: int, value: Any) -> None: ...
     def write_value(self, name: str, row: int, value: Any) -> None: ...
-    def drop(self, row: int, step: Step, attempts: int, error: str) -> DroppedRow: ...
+    def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop: ...
     def skip(self, reason: str) -> None:
         """Drop every row: a pre-batch processor failed."""
         ...
 
-    def processed(self, before: Any, after: Any) -> None: ...
+    def processed(self, name: str, before: Any, after: Any) -> None: ...
     def rebuild(self) -> int:
         """Continue with the rows that pre-batch processors returned; returns how many they are."""
         ...
@@ -151,7 +148,7 @@ class RowGroup:
         # Calls of stateful generators, in order: the step, its row, and the rows that a whole column was for.
         self.calls: list[tuple[Step, int, Sequence[int]]] = []
         # What the pre-batch processors removed and added, None until they have run.
-        self.resized: tuple[int, int] | None = None if barrier else (rows.removed, rows.added)
+        self.resized: Resized | None = None if barrier else rows.resized
 
     # What is ready, and what earlier runs recorded.
 
@@ -188,7 +185,7 @@ class RowGroup:
             self.rows.skips(step, row)
 
     def restore_failed(
-        self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, fate: Consequence
+        self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, consequence: Consequence
     ) -> None:
         """An earlier run failed at this task."""
         task = self.find(step.name, row)
@@ -199,9 +196,9 @@ class RowGroup:
         self.salvage.discard(task)
         task.attempt, task.salvage_round = attempt, salvage_round
         self.salvage.rounds = max(self.salvage.rounds, salvage_round)
-        if fate is not Consequence.RETRY_WITH_ANSWERS:
+        if consequence is not Consequence.RETRY_WITH_ANSWERS:
             task.answers = None
-        if fate is Consequence.DROPPED or not self._defer(task, self._shared.now()):
+        if consequence is Consequence.DROPPED or not self._defer(task, self._shared.now()):
             self._fail(task, error)
 
     def restore_answer(self, column: str, row: int, key: bytes, answer: Any) -> None:
@@ -379,7 +376,7 @@ class RowGroup:
             return
         when = outcome.finished + outcome.retry_delay
         task.state = State.DEFERRED
-        self._shared.notify.rate_limited(task, when)
+        self._shared.notify.emit_task(events.TaskRateLimited, task, key=task.step.key, eligible_at=when)
         self.parked.append((task, when))
 
     def _failed(self, outcome: Outcome) -> None:
@@ -389,14 +386,14 @@ class RowGroup:
             return
         assert outcome.error is not None
         error = error_text(outcome.error)
-        fate = Consequence.DROPPED
+        consequence = Consequence.DROPPED
         if outcome.status is Status.RETRYABLE and self._defer(task, outcome.finished):
-            fate = Consequence.RETRY_WITH_ANSWERS if outcome.keeps_answers else Consequence.RETRY
+            consequence = Consequence.RETRY_WITH_ANSWERS if outcome.keeps_answers else Consequence.RETRY
         if self._journal is not None:
             if task.step.instance is not None:
                 self.note_call(task.step, task.row)
-            self._journal.failed(task, error, fate)
-        if fate is Consequence.DROPPED:
+            self._journal.failed(task, error, consequence)
+        if consequence is Consequence.DROPPED:
             self._fail(task, error)
 
     def _defer(self, task: Task, now: float) -> bool:
@@ -405,7 +402,7 @@ class RowGroup:
         if eligible_at is None:
             return False
         task.state = State.DEFERRED
-        self._shared.notify.deferred(task, eligible_at)
+        self._shared.notify.emit_task(events.TaskDeferred, task, eligible_at=eligible_at)
         return True
 
     def _fail(self, task: Task, error: str) -> None:
@@ -429,7 +426,14 @@ class RowGroup:
         self._cancel_tasks(row, f"row {drop.row} was dropped: {drop.reason}")
         if not self.frontier.live:
             self._cancel_tasks(GROUP, "every row of the group was dropped")
-        self._shared.notify.dropped(self.index, drop)
+        self._shared.notify.emit(
+            events.RowDropped,
+            row_group=self.index,
+            row=drop.row,
+            column=drop.column,
+            attempts=drop.attempts,
+            error=drop.error,
+        )
 
     def _cancel_tasks(self, row: int, reason: str) -> None:
         """Cancel every task of a row, or of the whole group, except those that run for dropped rows too."""
@@ -526,7 +530,9 @@ class RowGroup:
             self._leave_filling()
         if not self.queued and not self.ready and len(self.salvage) and not stopping:
             deferred = self.salvage.start_round(self.frontier.rows)
-            self._shared.notify.salvage_started(self.index, self.salvage.rounds, len(deferred))
+            self._shared.notify.emit(
+                events.SalvageStarted, row_group=self.index, round=self.salvage.rounds, cells=len(deferred)
+            )
             for task, eligible_at in deferred:
                 self._retry(task, eligible_at)
 
@@ -567,7 +573,7 @@ class RowGroup:
     def _processed(self, outcome: Outcome) -> None:
         step = outcome.task.step
         before, after = outcome.value
-        self.rows.processed(before, after)
+        self.rows.processed(step.name, before, after)
         self._processors.pop(0)
         if self._processors:
             self._start_processor()
@@ -579,9 +585,9 @@ class RowGroup:
             self._continue_with(count, rebuilt)
 
     def _continue_with(self, before: int, after: int) -> None:
-        self.resized = (self.rows.removed, self.rows.added)
+        self.resized = self.rows.resized
         ready = self.frontier.rebuild(after)
-        self._shared.notify.rebuilt(self.index, before, after)
+        self._shared.notify.emit(events.RowsRebuilt, row_group=self.index, before=before, after=after)
         for gate in self._gate_list:
             gate.advance()
         self._make_ready(ready)
@@ -596,4 +602,4 @@ class RowGroup:
         self._processors = []
         reason = f"{step.name}: {error_text(error)}"
         self.rows.skip(reason)
-        self._shared.notify.skipped(self.index, reason)
+        self._shared.notify.emit(events.RowGroupSkipped, row_group=self.index, error=reason)

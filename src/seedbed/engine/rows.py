@@ -7,20 +7,32 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import polars as pl
 
-from ..store.buffer import Buffer, make_frame
+from ..observe.report import Drop
 from ..store.entries import Rebuilt
-from ..store.records import Drop
-from .identity import identities_by_position
-from .processor import Stage
+from ..store.values import Buffer, make_frame
+from .tasks import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .identity import Identity
+    from ..observe.report import Resized
     from .plan import BuildPlan
     from .tasks import Step
 
 PRE_BATCH_COLUMN = "pre_batch"
+
+# The number of a row, and 0, or 1, 2, … for rows that were added behind the row of that number.
+Identity = tuple[int, int]
+
+
+def identities_by_position(source: range, count: int) -> list[Identity]:
+    """The identities of `count` rows that stand in the place of the source rows of a row group.
+
+    A processor may do anything to rows, so that only their position in its output is known for certain. Those for
+    which there are no numbers left count as added behind the last one: identities are in the order of the rows.
+    """
+    last = len(source) - 1
+    return [(source[min(at, last)], max(0, at - last)) for at in range(count)]
 
 
 class Rows:
@@ -32,15 +44,24 @@ class Rows:
         self.source = source
         self.buffer = Buffer(plan.graph.outputs, len(source) if identities is None else len(identities))
         self.drops: list[Drop] = []
-        # How many rows processors have taken out and added; which ones cannot be known.
-        self.removed = 0
-        self.added = 0
+        # How many rows each processor removed and added; which ones cannot be known.
+        self.resized: Resized = ()
         # Why the whole row group is given up, if it is.
         self.skipped: str | None = None
         # What processors made of the rows, as long as it is not back in the buffer.
         self.frame: pl.DataFrame | None = None
         self._identities = identities  # None: the rows are the source rows
         self._skipped_cells: set[tuple[int, int]] = set()  # (node, row)
+
+    @property
+    def removed(self) -> int:
+        """How many rows processors removed."""
+        return sum(removed for _, removed, _ in self.resized)
+
+    @property
+    def added(self) -> int:
+        """How many rows processors added."""
+        return sum(added for _, _, added in self.resized)
 
     @property
     def count(self) -> int:
@@ -98,7 +119,7 @@ class Rows:
     def skip(self, reason: str) -> None:
         """Give the whole row group up."""
         self.skipped = reason
-        self.removed = self.added = 0
+        self.resized = ()
         self.drops = [drop for drop in self.drops if drop.kind == "failed"]
         gone = {(drop.row, drop.copy) for drop in self.drops}
         self.drops += [
@@ -112,6 +133,12 @@ class Rows:
         if self.skipped is not None:
             return {}
         return self.frame if self.frame is not None else self.buffer.take(self._plan.graph.outputs, live)
+
+    def before_post_batch(self, live: Sequence[int]) -> dict[str, list[Any]] | None:
+        """The rows as they were generated, if post-batch processors have changed them since."""
+        if self.skipped is not None or self.frame is None:
+            return None
+        return self.buffer.take(self._plan.graph.outputs, live)
 
     def processor_call(self, step: Step, live: Sequence[int]) -> Callable[[], tuple[pl.DataFrame, pl.DataFrame]]:
         """What runs a processor on the rows as they are now and gives the frames before and after it."""
@@ -138,19 +165,15 @@ class Rows:
         missing = [name for name in expected if name not in frame.columns]
         unknown = [name for name in frame.columns if name not in expected]
         parts = [f"lost {', '.join(map(repr, missing))}"] if missing else []
-        parts += [f"has {', '.join(map(repr, unknown))}, which no column makes"] if unknown else []
+        parts += [f"has {', '.join(map(repr, unknown))}, which no column generates"] if unknown else []
         if parts:
             raise ValueError(f"the frame it returned {' and '.join(parts)}")
 
-    def processed(self, before: pl.DataFrame, after: pl.DataFrame) -> None:
-        """Go on with the rows that a processor returned."""
-        self.resized(before.height, after.height)
+    def processed(self, name: str, before: pl.DataFrame, after: pl.DataFrame) -> None:
+        """Continue with the rows that a processor returned, and count those that it removed or added."""
+        more = after.height - before.height
+        self.resized = (*self.resized, (name, max(0, -more), max(0, more)))
         self.frame = after
-
-    def resized(self, before: int, after: int) -> None:
-        """Count rows that were taken out or added."""
-        self.removed += max(0, before - after)
-        self.added += max(0, after - before)
 
     def rebuild(self) -> int:
         """Put what the pre-batch processors left back into a buffer; returns how many rows that are."""
@@ -164,15 +187,15 @@ class Rows:
         """What pre-batch processors returned, for `take_over` in a later run."""
         return Rebuilt(
             columns=self.buffer.take(self._plan.seed_outputs),
-            resized=(self.removed, self.added),
+            resized=self.resized,
             drops=[attrs.asdict(drop) for drop in self.drops],
         )
 
-    def take_over(self, columns: dict[str, list[Any]], resized: tuple[int, int], drops: list[Drop]) -> int:
+    def take_over(self, columns: dict[str, list[Any]], resized: Resized, drops: list[Drop]) -> int:
         """Go on with the rows that pre-batch processors left in an earlier run; returns how many they are."""
         count = len(columns[self._plan.seed_outputs[0]])
         self.replace(columns, identities_by_position(self.source, count))
-        self.removed, self.added = resized
+        self.resized = resized
         self.drops = drops
         return count
 

@@ -20,41 +20,34 @@ from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
 from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
-from ..runtime.exceptions import leaves
-from ..runtime.offload import open_processes
+from ..runtime.tasks import Timers, leaves
+from ..runtime.threads import open_processes
 from ..runtime.throttle import ThrottleManager
-from ..runtime.timers import Timers
 from ..store.entries import Key, Purpose
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
-from .error_window import breakdown, is_panic
-from .failures import error_text, locate
-from .history import History
-from .notices import Notices
-from .past import replay_calls, replay_group
+from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
 from .recorder import GroupEntries, Recorder
-from .replay import replay
-from .retry import plan_retry
+from .replay import replay_calls, replay_group
+from .resume import History, plan_retry, restore_entries
 from .row_group import RowGroup, Shared
 from .rows import Rows
 from .scheduler import Admit, Cancel, CancelRun, Checkpoint, Close, Grant, Scheduler, Start, WakeAt
 from .services import OpenGroup, Services
 from .stateful import Instance
-from .tasks import Outcome
-from .threads import Threads
-from .unkeyed import UnkeyedSteps
+from .tasks import Notices, Outcome
 from .worker import attempt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from ..observe.report import BuildReport
-    from ..runtime.offload import Processes
+    from ..runtime.threads import Processes
     from ..runtime.throttle import Throttle
     from ..store.entries import Entry
     from .checkpoint import FinishedGroup
     from .plan import BuildPlan
-    from .retry import RetriedRows
+    from .resume import RetriedRows
     from .scheduler import Action
     from .storage import Store
     from .tasks import Task
@@ -73,7 +66,7 @@ async def run_build(
     config = plan.config
     timers = Timers()
     own = throttles or ThrottleManager(
-        plan.limits,
+        limits=plan.limits,
         timers=timers,
         default=plan.default_limits,
         patience=config.throttle_patience,
@@ -87,7 +80,14 @@ async def run_build(
         run.deliver = deliver
         on_start(run)
         notify = run.services.notify
-        notify.emit(events.BuildStarted, rows=plan.rows, row_groups=plan.group_count, columns=plan.graph.outputs)
+        notify.emit(
+            events.BuildStarted,
+            rows=plan.rows,
+            row_groups=plan.group_count,
+            columns=plan.graph.outputs,
+            keys={column.name: column.key for column in plan.source.columns},
+            limits={key: each.max_parallel_requests for key, each in plan.source.limits.items()},
+        )
         for message in run.ledger.damage:
             notify.emit(events.DamageFound, message=message)
         unwatch = own.watch(lambda key, limit: notify.emit(events.ThrottleChanged, key=key, limit=limit))
@@ -103,7 +103,7 @@ async def run_build(
         finally:
             unwatch()
             run.close()
-        if error is not None and store is not None and run.ledger.spent:
+        if error is not None and store is not None and run.ledger.usage:
             # The usage of row groups that are not finished counts too.
             with contextlib.suppress(StoreError):
                 await write_usage(run.services, store.writer)
@@ -198,7 +198,6 @@ class Run:
             scheduler=self.scheduler,
             throttles=throttles,
             processes=processes,
-            threads=Threads(self.scheduler, ledger, notify, now=now, wake=self._wake),
             unkeyed=unkeyed,
             ledger=ledger,
             notify=notify,
@@ -214,7 +213,7 @@ class Run:
                 spending=self.services.usage_entries,
                 finished=self.history.finished_groups,
                 on_commit=self.services.committed,
-                on_unkept=lambda column: notify.emit(events.ColumnNotKept, column=column),
+                on_unpicklable=lambda column: notify.emit(events.UnjournaledColumn, column=column),
             )
         self.started = now()
         self._now = now
@@ -359,7 +358,7 @@ class Run:
 
     def _record_late(self, outcome: Outcome) -> None:
         self.scheduler.aborted(outcome.task, outcome.usage)
-        if outcome.usage is not None and outcome.usage.calls:
+        if outcome.usage is not None and outcome.usage.total.calls:
             self.ledger.spend(outcome.task.step.name, outcome.usage.take())
         group = self.services.groups.get(outcome.task.group)
         if group is not None and group.state is not None:
@@ -434,7 +433,7 @@ class Run:
         services.groups[index] = group
         services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
         group.state.begin()
-        services.restored(index, replay(group.state, group.rows, plan.steps, entries))
+        services.restored(index, restore_entries(group.state, group.rows, plan.steps, entries))
         calls = [(step, row) for step, row, _ in group.state.calls if history.must_replay(step)]
         await replay_calls(services, group, calls)
         self.scheduler.admitted(group.state)
@@ -448,7 +447,7 @@ class Run:
         if retry is not None and retry.resized is not None:
             # Rows that are retried have passed the pre-batch processors.
             barrier = False
-            rows.removed, rows.added = retry.resized
+            rows.resized = retry.resized
         key = Key(group=index)
         if retry is not None:
             key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)

@@ -25,15 +25,17 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import attrs
 
 from ..errors import BudgetExceeded, BuildStopped, EarlyShutdown, Stalled, ThreadsStuck
+from ..observe import events
 from ..runtime.lanes import Lanes
-from .error_window import ErrorWindow
+from .failures import ErrorWindow, error_text
 from .row_group import Phase
 from .tasks import PROCESS_LANE, THREAD_LANE, Outcome, State, Status, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from ..generators import Usage
+    from ..columns.base import TaskUsage
+    from ..observe.report import Usage
     from .row_group import RowGroup, Shared
     from .stateful import Instance
     from .tasks import Permit, Step
@@ -257,10 +259,10 @@ class Scheduler:
         task = outcome.task
         self._release(task, outcome.usage, sent=outcome.status is not Status.RATE_LIMITED)
         if self._shared.notify.events.active:
-            self._shared.notify.finished(outcome)
+            self._notify_finished(outcome)
         group = self.groups.get(task.group)
         usage = outcome.usage
-        if usage is not None and usage.calls:
+        if usage is not None and usage.total.calls:
             self._shared.ledger.spend(task.step.name, usage.take())
         if group is None:
             return
@@ -271,7 +273,19 @@ class Scheduler:
             self._count_outcome(group, outcome)
         group.apply(outcome)
 
-    def aborted(self, task: Task, usage: Usage | None = None) -> None:
+    def _notify_finished(self, outcome: Outcome) -> None:
+        error, usage = outcome.error, outcome.usage
+        self._shared.notify.emit_task(
+            events.TaskFinished,
+            outcome.task,
+            status=outcome.status.value,
+            error=None if error is None else error_text(error),
+            seconds=outcome.seconds,
+            tokens=0 if usage is None else usage.total.tokens,
+            cost=0.0 if usage is None else usage.total.cost,
+        )
+
+    def aborted(self, task: Task, usage: TaskUsage | None = None) -> None:
         """An attempt ended without an outcome, because the run ends: start nothing more."""
         self._dead = True
         self._release(task, usage)
@@ -347,7 +361,7 @@ class Scheduler:
             return
         self.stopping = reason
         self._cancel_at = self._now() + self._shared.config.grace
-        self._shared.notify.stopping(reason)
+        self._shared.notify.emit(events.StopRequested, reason=str(reason))
         self._touched.update(self.groups.values())
 
     def die(self) -> None:
@@ -449,7 +463,7 @@ class Scheduler:
             if task.state is State.NEW:  # else its row was dropped meanwhile
                 task.ready_at = now
                 self._enqueue(task, first=False)
-                notify.ready(task)
+                notify.emit_task(events.TaskReady, task)
         return room - count
 
     def _next_phase(self, group: RowGroup) -> None:
@@ -597,7 +611,7 @@ class Scheduler:
         self._submitted_peak = max(self._submitted_peak, self._submitted)
         self._actions.append(Start(task))
 
-    def _release(self, task: Task, usage: Usage | None, *, sent: bool = True) -> None:
+    def _release(self, task: Task, usage: TaskUsage | None, *, sent: bool = True) -> None:
         """Give back what a task held; its permit was settled by the attempt."""
         self._submitted -= 1
         step = task.step
@@ -605,7 +619,7 @@ class Scheduler:
             self._in_lane[step.lane] -= 1
             self._unblock_all(Blocked.LANE_LIMIT)
         if task.reserved is not None:
-            self._budget.settle(step, task.reserved, usage, sent=sent)
+            self._budget.settle(step, task.reserved, None if usage is None else usage.total, sent=sent)
             task.reserved = None
         if self._blocked:
             self._unblock_all(Blocked.BUDGET)

@@ -8,27 +8,24 @@ import attrs
 import trio
 
 from ..observe import events
-from ..runtime.offload import Lease
+from ..runtime.threads import Lease, Portal, current_portal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..observe.report import Ledger
-    from ..runtime.offload import Processes
+    from ..runtime.threads import Processes
     from ..runtime.throttle import ThrottleManager
     from ..store.entries import Key
-    from .history import History
-    from .notices import Notices
+    from .failures import UnkeyedSteps
     from .plan import BuildPlan
     from .recorder import GroupEntries, Recorder
-    from .retry import RetriedRows
+    from .resume import History, RetriedRows
     from .row_group import RowGroup
     from .rows import Rows
     from .scheduler import Scheduler
     from .storage import Store
-    from .tasks import Step, Task
-    from .threads import Threads
-    from .unkeyed import UnkeyedSteps
+    from .tasks import Notices, Step, Task
 
 T = TypeVar("T")
 
@@ -71,7 +68,6 @@ class Services:
     scheduler: Scheduler
     throttles: ThrottleManager
     processes: Processes
-    threads: Threads
     unkeyed: UnkeyedSteps
     history: History
     store: Store | None
@@ -86,7 +82,7 @@ class Services:
 
     def usage_entries(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
         """The usage of all runs of this dataset so far, as the store has it."""
-        return tuple((column, model, *entry) for (column, model), entry in self.ledger.spent.items())
+        return tuple((*key, *attrs.astuple(usage)) for key, usage in self.ledger.usage.items())
 
     def committed(self, cells: int) -> None:
         """More finished cells are durable."""
@@ -99,10 +95,61 @@ class Services:
         count = sum(cells.values())
         self.ledger.restored += count
         self.ledger.durable += count
-        self.notify.restored(row_group, cells)
+        for column, restored in cells.items():
+            self.notify.emit(events.CellsRestored, row_group=row_group, column=column, cells=restored)
 
     async def store_thread(self, function: Callable[[], T]) -> T:
         """Run the store's own work in one of its threads."""
         holder = object()
         await self.store_limiter.acquire_on_behalf_of(holder)
         return await Lease(lambda: self.store_limiter.release_on_behalf_of(holder)).run(function)
+
+    async def run_in_thread(self, task: Task, nursery: trio.Nursery, work: Callable[[], T]) -> T:
+        """Run a task's function in a thread, from which it can await through the portal.
+
+        The thread holds the task's slot until it ends. It cannot be killed: when its task is cancelled it is abandoned
+        and runs on, in its slot, in its generator and in the call that it makes. Its result is ignored.
+        """
+        had_slot = self.scheduler.thread_started(task)
+
+        def on_end() -> None:
+            self.scheduler.thread_ended(task.step, had_slot=had_slot, late=lease.abandoned)
+            self.wake()
+
+        lease = Lease(on_end)
+        awaited: set[trio.CancelScope] = set()
+
+        def adopt(scope: trio.CancelScope) -> Callable[[], None]:
+            awaited.add(scope)
+            if lease.abandoned:
+                scope.cancel(reason="the thread was abandoned")
+            return lambda: awaited.discard(scope)
+
+        token = current_portal.set(Portal(nursery, adopt))
+        try:
+            return await lease.run(work)
+        finally:
+            current_portal.reset(token)
+            if lease.abandoned:
+                self._thread_abandoned(task, lease)
+                for scope in awaited:
+                    scope.cancel(reason="the thread was abandoned")
+
+    def _thread_abandoned(self, task: Task, lease: Lease) -> None:
+        column, ledger = task.step.name, self.ledger
+        ledger.running_threads[column] += 1
+        abandoned_at = self.now()
+        permit, task.permit = task.permit, None
+        self.scheduler.thread_abandoned(task.step)
+        self.wake()
+
+        def late() -> None:
+            ledger.running_threads[column] -= 1
+            ledger.late_threads[column] += 1
+            if permit is not None:
+                permit.finished()
+            seconds = self.now() - abandoned_at
+            ledger.waste(column, 0, 0, seconds)
+            self.notify.emit(events.LateThread, column=column, seconds=seconds)
+
+        lease.when_late(late)

@@ -7,29 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..columns.custom import Custom, used_models
+from ..columns.spec import Grants, make_column, make_processor
 from ..errors import ConfigError, ManifestError, StoreError
-from ..generators.custom import used_models
-from ..generators.registry import Environment, make_column, make_processor, vocabulary
-from ..models import MODEL_TYPES, open_http, open_models
-from ..recipe.access import Grants
-from ..recipe.custom import Custom
-from ..recipe.document import MAX_BYTES
-from ..recipe.dump import recipe_text
-from ..recipe.load import load_recipe as load_with
+from ..models import open_http, open_models
+from ..recipe.file import MAX_BYTES
+from ..recipe.file import load_recipe as load_file
+from ..recipe.fingerprint import recipe_text
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
 from ..store.files import PRIVATE, read_file, write_file
 from ..store.manifest import read as read_manifest
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
-from .processor import Processor
+from .tasks import Processor
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
     from pathlib import Path
 
-    from ..generators import Column
+    from ..columns.base import Column
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
 
@@ -52,7 +50,7 @@ class Source:
     priced: frozenset[str] = frozenset()
     # Opens what must be open while the build runs.
     resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-    # What determines the data of a recipe; told only when it is asked for, because files are read for it.
+    # What determines the data of a recipe; computed only on request, because files are read for it.
     fingerprint: Callable[[], Mapping[str, Any]] | None = None
     # Columns of users' async functions, which are watched for what blocks the loop.
     watched: frozenset[str] = frozenset()
@@ -80,8 +78,7 @@ def load_recipe(
 
 def load_granted(path: str | os.PathLike[str], grants: Grants, *, content: bytes | None = None) -> Recipe:
     """`load_recipe` with what the user grants in one value, and with `content` what the file holds."""
-    known = vocabulary(models=MODEL_TYPES, run=RunConfig, allow_code=grants.code)
-    return load_with(path, known, grants=grants, content=content)
+    return load_file(path, grants=grants, content=content, run_options=RunConfig)
 
 
 def stored_recipe(directory: Path, grants: Grants) -> Recipe:
@@ -117,7 +114,6 @@ def make_source(
     limits: Mapping[str, KeyLimits] | None = None,
     processors: Iterable[Processor] = (),
     artifacts: Path | None = None,
-    allow_code: bool = True,
 ) -> Source:
     """Whatever a user hands in, as what the engine runs; a recipe's problems are raised all at once."""
     if not isinstance(given, Recipe):
@@ -134,8 +130,12 @@ def make_source(
         limits=limits or {},
         processors=processors,
         artifacts=artifacts,
-        allow_code=allow_code,
     )
+
+
+def allows_code(recipe: Recipe) -> bool:
+    """True if the recipe may import the code that it names: one from a file needs a grant, one in Python none."""
+    return recipe.access is None or recipe.access.grants.code
 
 
 def _iterable(columns: Any) -> Iterable[Column]:
@@ -153,9 +153,7 @@ def _compile(
     limits: Mapping[str, KeyLimits],
     processors: Iterable[Processor],
     artifacts: Path | None,
-    allow_code: bool,
 ) -> Source:
-    specs: Any = recipe.models  # the recipe checked that they are specs
     clients: dict[str, ModelClient] = {}
 
     def client(alias: str) -> ModelClient:
@@ -167,19 +165,10 @@ def _compile(
 
     def http() -> HttpClient:
         if not connections:
-            raise ConfigError("there are connections only while a build runs")
+            raise ConfigError("connections are open only while a build runs")
         return connections[0]
 
-    environment = Environment(
-        seed=recipe.seed,
-        models=specs,
-        client=client,
-        http=http,
-        base=recipe.base,
-        artifacts=artifacts,
-        allow_code=allow_code,
-        access=recipe.access,
-    )
+    environment = recipe.environment(client=client, http=http, artifacts=artifacts, allow_code=allows_code(recipe))
     columns = recipe.resolve(lambda spec: make_column(spec, environment))
     used = used_models(recipe.columns, environment)
     known = {**_model_limits(used), **limits}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..graph import GROUP, Kind
-from ..runtime.turnstile import Turnstile
+from ..runtime.lanes import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Store:
-    """The writer, the journal if there is one, and what earlier runs left, if this one goes on with it.
+    """The writer, the journal if there is one, and what earlier runs left, if this one resumes it.
 
-    `damage` is one sentence for each thing that was found damaged and will be made again.
+    `damage` is one sentence for each thing that was found damaged and will be generated again.
     """
 
     writer: DatasetWriter
@@ -50,7 +50,7 @@ class Store:
 
 
 def open_store(plan: BuildPlan, out: Path) -> Store:
-    """Make the directory of a new dataset, or open the one that is gone on with."""
+    """Create the directory of a new dataset, or open the one that is resumed."""
     return _new_store(plan, out) if plan.done is None else _left_store(plan, out)
 
 
@@ -64,8 +64,9 @@ def _new_store(plan: BuildPlan, out: Path) -> Store:
                 buffer_size=plan.config.buffer_size,
                 columns=plan.graph.outputs,
                 declared=pa.schema(list(plan.declared.items())),
-                fingerprint=plan.fingerprint,
+                fingerprint=dict(plan.fingerprint),
                 recipe=recipe,
+                publishes_at_end=bool(plan.after_generation),
                 created=time.time(),
                 version=version("seedbed"),
             ),
@@ -115,7 +116,7 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             )
         if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
             keep_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
-        # A journal that is there is read, whatever is asked for now: it is paid for.
+        # A journal that is there is read, whatever the options are now: its cells are paid for.
         if plan.config.durability == "cell" or has_journal(out):
             store.journal, store.recovered = open_journal(manifest.commits)
             store.damage += store.recovered.damage

@@ -1,4 +1,4 @@
-"""The unit of work: a step of the plan, a task on its way through the scheduler, and the outcome of one attempt."""
+"""The unit of work: a processor or a step of the plan, a task on its way through the scheduler, and its outcome."""
 
 from __future__ import annotations
 
@@ -7,19 +7,63 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from ..errors import ConfigError
 from ..graph import GROUP, Kind
-from .processor import Processor, Stage  # noqa: TC001  a circular import otherwise
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
+    import polars as pl
+
+    from ..columns.base import Call, Column, TaskUsage
     from ..errors import RateLimited
-    from ..generators import Call, Column, Usage
+    from ..observe import events
 
 # Lanes of work that waits for no throttle key.
 ASYNC_LANE = ("local", "async")
 THREAD_LANE = ("local", "thread")
 PROCESS_LANE = ("local", "process")
+
+
+class Stage(enum.Enum):
+    """When a processor runs."""
+
+    PRE_BATCH = "pre_batch"  # once a row group's columns from scratch are there
+    POST_BATCH = "post_batch"  # once all its columns are there, before it is written
+    AFTER_GENERATION = "after_generation"  # once, over the whole dataset
+
+
+def _stage(value: Stage | str) -> Stage:
+    try:
+        return Stage(value)
+    except ValueError:
+        allowed = ", ".join(repr(stage.value) for stage in Stage)
+        raise ConfigError(f"stage must be one of {allowed}, not {value!r}") from None
+
+
+def _apply(_: object, __: object, value: Any) -> None:
+    if not callable(value):
+        raise ConfigError(f"a processor's apply must be a function of a frame, not {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class Processor:
+    """A synchronous function from frame to frame, run off the loop.
+
+    Pre-batch: gets the columns made from scratch, may add, remove and change rows and must keep the columns; if it
+    raises, that row group is skipped. Post-batch: gets all columns and may change rows and columns; if it raises, the
+    run stops. After generation: gets a `polars.LazyFrame` of the whole dataset and returns a frame, lazy or not, which
+    is the dataset; `Dataset.raw()` has the rows before.
+    """
+
+    stage: Stage = attrs.field(converter=_stage)
+    apply: Callable[[Any], pl.DataFrame | pl.LazyFrame] = attrs.field(validator=_apply)
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, or its function's."""
+        return self.name or getattr(self.apply, "__name__", type(self.apply).__name__)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -96,7 +140,7 @@ class Permit(Protocol):
     def accepted(self, tokens: int | None = None) -> None: ...
     def finished(self, tokens: int | None = None) -> None: ...
     def unused(self) -> None: ...
-    def refused(self, error: RateLimited, attempt: int) -> float: ...
+    def rate_limited(self, error: RateLimited, attempt: int) -> float: ...
 
 
 class Scope(Protocol):
@@ -148,7 +192,7 @@ class Outcome:
     error: BaseException | None
     started: float
     finished: float
-    usage: Usage | None = None
+    usage: TaskUsage | None = None
     retry_delay: float = 0.0  # of a rate limit
     keeps_answers: bool = False  # of a failure: the next attempt has the answers of this one
 
@@ -159,5 +203,33 @@ class Outcome:
     @property
     def work(self) -> tuple[int, int, float]:
         """Calls, tokens and seconds; a task that reported nothing was one call."""
-        usage = self.usage
+        usage = None if self.usage is None else self.usage.total
         return (1, 0, self.seconds) if usage is None else (max(1, usage.calls), usage.tokens, self.seconds)
+
+
+class Notices:
+    """Emits the events of one run; an event is created only while there are readers."""
+
+    def __init__(self, emitter: events.Events, now: Callable[[], float]) -> None:
+        self.events = emitter
+        self._now = now
+
+    def emit(self, kind: type[events.Event], **fields: Any) -> None:
+        """Emit an event that is not about one task."""
+        if self.events.active:
+            self.events.emit(kind(time=self._now(), **fields))
+
+    def emit_task(self, kind: type[events.TaskEvent], task: Task, **fields: Any) -> None:
+        """Emit an event about a task."""
+        if self.events.active:
+            self.events.emit(
+                kind(
+                    time=self._now(),
+                    kind=task.step.kind.value,
+                    column=task.step.name,
+                    row_group=task.group,
+                    row=task.row_or_none,
+                    attempt=task.attempt,
+                    **fields,
+                )
+            )

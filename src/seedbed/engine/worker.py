@@ -1,29 +1,54 @@
-"""One attempt of one task: from the moment it has everything it needs to its outcome."""
+"""One attempt of one task: its generator is called, its result checked, its outcome returned."""
 
 from __future__ import annotations
 
+import copy
+import datetime
+import decimal
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+import pyarrow as pa
 import trio
 
-from ..errors import CellError, CellTimeout, Permanent, QuotaExhausted, RateLimited
+from ..errors import BadOutput, CellError, CellTimeout, Permanent, QuotaExhausted, RateLimited
 from ..graph import Kind
-from ..observe.trace import TaskTrace
-from ..store.buffer import make_frame
+from ..observe import events
+from ..observe.report import TaskTrace
+from ..store.values import make_frame
 from .context import Context
-from .error_window import breakdown, is_panic
-from .failures import classify
-from .fill import bind_group, call_cell, cell_arguments, cell_value, group_values
+from .failures import breakdown, classify, is_panic
 from .tasks import Outcome, Status, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..columns.base import CellContext
+    from ..store.values import Buffer
     from .services import OpenGroup, Services
     from .tasks import Step
+
+
+# Immutable values; anything else is copied before a generator gets it.
+_IMMUTABLE = frozenset(
+    {
+        str,
+        int,
+        float,
+        bool,
+        type(None),
+        bytes,
+        datetime.datetime,
+        datetime.date,
+        datetime.time,
+        datetime.timedelta,
+        decimal.Decimal,
+    }
+)
 
 
 async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
@@ -39,7 +64,7 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         _settle(services, task, Status.CANCELLED, None, None)
         return Outcome(task, Status.CANCELLED, None, None, started, started)
     if services.notify.events.active:
-        services.notify.started(task)
+        services.notify.emit_task(events.TaskStarted, task)
     deadline = math.inf if step.timeout is None else started + step.timeout
     scope = task.scope = trio.CancelScope(deadline=deadline)
     context = None
@@ -121,7 +146,7 @@ async def repeat_call(services: Services, group: OpenGroup, step: Step, row: int
 async def _generate(services: Services, group: OpenGroup, task: Task, context: Context | None) -> Any:
     step = task.step
     if step.processor is not None:
-        return await services.threads.run(task, group.nursery, group.rows.processor_call(step, group.live_rows()))
+        return await services.run_in_thread(task, group.nursery, group.rows.processor_call(step, group.live_rows()))
     if step.kind is not Kind.CELL:
         return await _generate_group(services, group, task, context)
     arguments, keywords = cell_arguments(step, group.rows.buffer, task.row, context)
@@ -131,7 +156,7 @@ async def _generate(services: Services, group: OpenGroup, task: Task, context: C
     elif step.process:
         result = await services.processes.run(step.name, work)
     else:
-        result = await services.threads.run(task, group.nursery, work)
+        result = await services.run_in_thread(task, group.nursery, work)
     return cell_value(step, result)
 
 
@@ -167,7 +192,7 @@ async def _generate_group(
         result = await (bound() if step.call.is_async else services.processes.run(step.name, bound))
         columns = group_values(step, result, len(rows))
     else:
-        columns = await services.threads.run(task, group.nursery, work)
+        columns = await services.run_in_thread(task, group.nursery, work)
     picked = rows_of.positions() if from_scratch else None
     if picked is not None:
         # Only some of the source rows are wanted: those that an earlier run dropped.
@@ -180,7 +205,7 @@ def _settle(
 ) -> float:
     """End the permit of a task; returns how long a rate-limited task must wait."""
     delay: float | None = None
-    usage = None if context is None else context.usage
+    usage = None if context is None else context.usage.total
     if context is not None and status is Status.CANCELLED:
         context.count_usage()  # the outcome may be too late to be taken in
     if context is not None and status is Status.RATE_LIMITED:
@@ -193,7 +218,7 @@ def _settle(
             permit.accepted(tokens)
         elif delay is None and isinstance(error, RateLimited):
             try:
-                delay = permit.refused(error, task.rate_limits + 1)
+                delay = permit.rate_limited(error, task.rate_limits + 1)
             except QuotaExhausted as exhausted:
                 services.scheduler.stop(exhausted)
                 delay = 0.0
@@ -222,3 +247,117 @@ def _trace(outcome: Outcome, context: Context | None) -> TaskTrace:
         called=context.called if context is not None else 0.0,
         waited=context.waited if context is not None else 0.0,
     )
+
+
+# The arguments of a generator, and its result checked.
+
+
+def cell_arguments(
+    step: Step, buffer: Buffer, row: int, context: CellContext | None
+) -> tuple[list[Any], dict[str, Any]]:
+    """What the function of one cell is called with; nested values are copies."""
+    call = step.call
+    arguments: list[Any] = []
+    for name in call.positional:
+        if name is None:
+            arguments.append(context)
+        else:
+            value = buffer.values(name)[row]
+            arguments.append(value if value.__class__ in _IMMUTABLE else copy.deepcopy(value))
+    keywords: dict[str, Any] = {}
+    for name in call.keywords:
+        value = buffer.values(name)[row]
+        keywords[name] = value if value.__class__ in _IMMUTABLE else copy.deepcopy(value)
+    if call.context_keyword is not None:
+        keywords[call.context_keyword] = context
+    return arguments, keywords
+
+
+def call_cell(step: Step, buffer: Buffer, row: int, context: CellContext | None) -> Any:
+    """Call the function of one cell; its arguments do not outlive that, an async function returns its coroutine."""
+    arguments, keywords = cell_arguments(step, buffer, row, context)
+    return step.call.function(*arguments, **keywords)
+
+
+def bind_group(step: Step, argument: Any, context: CellContext | None) -> Callable[[], Any]:
+    """The call that fills a whole column of a row group from its frame or its rows."""
+    call = step.call
+    if call.context_keyword is not None:
+        return partial(call.function, argument, **{call.context_keyword: context})
+    return partial(call.function, argument)
+
+
+def cell_value(step: Step, result: Any) -> Any:
+    """What a cell function returned, as one value or, with several outputs, as a tuple in their order."""
+    outputs = step.outputs
+    if len(outputs) == 1:
+        return result
+    if not isinstance(result, Mapping):
+        raise BadOutput(f"column {step.name!r} must return a mapping of {_names(outputs)}, not {_kind(result)}")
+    missing = [name for name in step.required_outputs if name not in result]
+    unknown = [name for name in result if name not in outputs]
+    if missing or unknown:
+        raise BadOutput(_mismatch(step, missing, unknown))
+    return tuple(result.get(name) for name in outputs)
+
+
+def group_values(step: Step, result: Any, count: int) -> list[list[Any]]:
+    """What a function for a whole column returned: a list of `count` values for each output, in their order."""
+    columns = _columns(step, result)
+    for name, values in zip(step.outputs, columns, strict=True):
+        if len(values) != count:
+            raise BadOutput(f"column {step.name!r} returned {len(values)} values of {name!r} for {count} rows")
+    return columns
+
+
+def _columns(step: Step, result: Any) -> list[list[Any]]:
+    outputs = step.outputs
+    if isinstance(result, pl.LazyFrame):
+        result = result.collect()
+    if isinstance(result, pa.Table):
+        result = pl.from_arrow(result)
+    if isinstance(result, pl.DataFrame):
+        result = {name: result[name] for name in result.columns}
+    if isinstance(result, Mapping):
+        missing = [name for name in step.required_outputs if name not in result]
+        # A function that adds its columns to the frame it was given returns the others too.
+        unknown = [name for name in result if name not in outputs and name not in step.inputs]
+        if missing or unknown:
+            raise BadOutput(_mismatch(step, missing, unknown))
+        given = [_as_list(step, result[name]) if name in result else None for name in outputs]
+        height = next(len(values) for values in given if values is not None)
+        return [[None] * height if values is None else values for values in given]
+    if len(outputs) > 1:
+        wanted = f"a frame or mapping of {_names(outputs)}"
+        raise BadOutput(f"column {step.name!r} must return {wanted}, not {_kind(result)}")
+    return [_as_list(step, result)]
+
+
+def _as_list(step: Step, values: Any) -> list[Any]:
+    if isinstance(values, list):
+        return values
+    if isinstance(values, pl.Series):
+        return values.to_list()
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values.to_pylist()
+    if hasattr(values, "tolist"):  # numpy and what behaves like it
+        listed = values.tolist()
+        if isinstance(listed, list):
+            return listed
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return list(values)
+    raise BadOutput(f"column {step.name!r} must return a sequence of values, one a row, not {_kind(values)}")
+
+
+def _mismatch(step: Step, missing: Sequence[str], unknown: Sequence[str]) -> str:
+    parts = [f"did not return {_names(missing)}"] if missing else []
+    parts += [f"returned {_names(unknown)}, which is none of its outputs"] if unknown else []
+    return f"column {step.name!r} {' and '.join(parts)}"
+
+
+def _names(names: Sequence[Any]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _kind(value: Any) -> str:
+    return f"a value of type {type(value).__name__}"

@@ -1,12 +1,22 @@
 """Which column requires which, and which cell is ready: pure, synchronous, no input or output.
 
-Imports errors only; every package but embed and errors may import it.
+Imports errors only; every package but errors may import it.
 """
 
 from .frontier import GROUP, Frontier
-from .graph import Graph
-from .node import ColumnLike, Kind, Node
-from .validate import build_graph, check_columns, name_problem, nearest
+from .graph import (
+    ColumnLike,
+    Graph,
+    Kind,
+    Node,
+    build_graph,
+    check_columns,
+    closest,
+    find_cycles,
+    name_problem,
+    nearest,
+    topological_order,
+)
 
 __all__ = [
     "GROUP",
@@ -17,6 +27,9 @@ __all__ = [
     "Node",
     "build_graph",
     "check_columns",
+    "closest",
+    "find_cycles",
     "name_problem",
     "nearest",
+    "topological_order",
 ]

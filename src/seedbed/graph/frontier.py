@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .node import Kind
+from .graph import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

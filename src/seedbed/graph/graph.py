@@ -1,23 +1,74 @@
-"""The static, column-level graph: O(columns) nodes, whatever the number of rows."""
+"""The static, column-level graph, built from columns with every problem found at once.
+
+O(columns) nodes, whatever the number of rows. `find_cycles` and `topological_order` serve the graphs of plans as well.
+"""
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import enum
+import graphlib
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ..errors import SeedbedError
-from .node import Kind, Node
+import attrs
+
+from ..errors import DatasetGenerationError, SeedbedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+K = TypeVar("K", bound="Hashable")
+
+
+class Kind(enum.Enum):
+    """What unit of work fills a column."""
+
+    FROM_SCRATCH = "from_scratch"  # column × row group, at admission
+    CELL = "cell"  # column × row, when that row's inputs are done
+    FULL_COLUMN = "full_column"  # column × row group, when the inputs of all rows are done
+
+
+class ColumnLike(Protocol):
+    """What the graph reads of a column."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def requires(self) -> Sequence[str]: ...
+    @property
+    def outputs(self) -> Sequence[str]: ...
+    @property
+    def side_effects(self) -> Sequence[str]: ...
+    @property
+    def allow_resize(self) -> bool: ...
+
+
+@attrs.frozen(kw_only=True)
+class Node:
+    """One generator: it is run once for all of its outputs.
+
+    `upstream` and `downstream` are indices into `Graph.nodes`, each node once however many of its outputs are used.
+    """
+
+    index: int
+    name: str
+    kind: Kind
+    requires: tuple[str, ...]  # output names, as the column gives them
+    outputs: tuple[str, ...]  # the columns that it fills, then its side effects
+    upstream: tuple[int, ...]
+    downstream: tuple[int, ...]
 
 
 class Graph:
-    """Nodes in declared order, and who needs whom. Made by `build_graph`; never changed."""
+    """Nodes in declared order and their edges. Built by `build_graph`; never changed."""
 
     def __init__(self, nodes: Sequence[Node], order: Sequence[int]) -> None:
         self.nodes: tuple[Node, ...] = tuple(nodes)
-        # Node indices such that every node stands behind all it needs; ties in declared order.
+        # Node indices with every node after all it needs; ties in declared order.
         self.order: tuple[int, ...] = tuple(order)
         self._producers: dict[str, Node] = {output: node for node in self.nodes for output in node.outputs}
         self._by_name: dict[str, Node] = {node.name: node for node in self.nodes}
@@ -29,17 +80,15 @@ class Graph:
         return f"<Graph of {len(self.nodes)} columns: {', '.join(self.topological_order())}>"
 
     def node(self, name: str) -> Node:
-        """The node of that name, or the one that makes the output or side effect of that name."""
+        """The node of that name, or the one that produces the output or side effect of that name."""
         found = self._by_name.get(name) or self._producers.get(name)
         if found is None:
-            close = difflib.get_close_matches(name, [*self._by_name, *self._producers], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise SeedbedError(f"no column named {name!r}{hint}")
+            raise SeedbedError(f"no column named {name!r}{nearest(name, {**self._by_name, **self._producers})}")
         return found
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Every column of the dataset in declared order, side effects right behind their producer's columns."""
+        """Every column of the dataset in declared order, side effects right after their producer's columns."""
         return tuple(self._producers)
 
     def upstream(self, name: str) -> tuple[str, ...]:
@@ -51,7 +100,7 @@ class Graph:
         return tuple(self.nodes[index].name for index in self.node(name).downstream)
 
     def topological_order(self) -> tuple[str, ...]:
-        """All columns, each behind everything it needs."""
+        """All columns, each after everything it needs."""
         return tuple(self.nodes[index].name for index in self.order)
 
     def critical_path(self, weights: Mapping[str, float] | None = None) -> tuple[str, ...]:
@@ -71,7 +120,7 @@ class Graph:
         return tuple(reversed(path))
 
     def task_count(self, rows: int, buffer_size: int, *, columns: Iterable[str] | None = None) -> int:
-        """How many tasks fill `rows` rows: one a cell, or one a row group where a column is made as a whole."""
+        """The number of tasks that fill `rows` rows: one per cell, or one per row group for whole columns."""
         groups = -(-rows // buffer_size)
         nodes = self.nodes if columns is None else [self.node(name) for name in columns]
         return sum(rows if node.kind is Kind.CELL else groups for node in nodes)
@@ -87,3 +136,172 @@ class Graph:
             lines.append(f"    n{node.index}{left}{label}{right}")
         lines.extend(f"    n{up} --> n{node.index}" for node in self.nodes for up in node.upstream)
         return "\n".join(lines) + "\n"
+
+
+def build_graph(columns: Iterable[ColumnLike]) -> Graph:
+    """Build the graph, or raise one `DatasetGenerationError` that names every problem."""
+    columns = list(columns)
+    problems = check_columns(columns)
+    if problems:
+        raise DatasetGenerationError(problems)
+    return _link(columns)
+
+
+def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
+    """Every problem of these columns, one sentence each; empty if a graph can be built from them."""
+    # Names that are not strings are reported where columns are checked.
+    written = [name for column in columns for name in _all_outputs(column) if isinstance(name, str)]
+    problems = [problem for name in written if (problem := name_problem(name))]
+    problems += _duplicates(columns)
+    producers = _producers(columns)
+    known = list(producers)
+    for column in columns:
+        if column.kind is Kind.FROM_SCRATCH and column.requires:
+            needs = ", ".join(repr(name) for name in column.requires)
+            problems.append(f"column {column.name!r} is generated from scratch and cannot require {needs}")
+        for name in column.requires:
+            if name in column.outputs or name in column.side_effects:
+                problems.append(f"column {column.name!r} requires its own output {name!r}")
+            elif name not in producers:
+                hint = nearest(name, known)
+                problems.append(f"column {column.name!r} requires {name!r}, which no column generates{hint}")
+    upstream = {
+        index: [producers[name] for name in dict.fromkeys(column.requires) if producers.get(name, index) != index]
+        for index, column in enumerate(columns)
+    }
+    problems.extend(
+        f"circular dependency between columns: {' → '.join(columns[index].name for index in cycle)}"
+        for cycle in find_cycles(upstream)
+    )
+    problems.extend(
+        f"column {column.name!r} has allow_resize=True, which is not supported: a column fills the rows that exist; "
+        "use a stage to get several rows from one, or a processor to add and remove rows"
+        for column in columns
+        if column.allow_resize
+    )
+    return problems
+
+
+# NUL ends a name in Arrow's C interface, lone surrogates are invalid UTF-8, and templates cannot name the others.
+_UNNAMEABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def name_problem(name: str) -> str | None:
+    """The problem with this column name; None if it is valid."""
+    found = _UNNAMEABLE.search(name)
+    return None if found is None else f"column {name!r}: {found[0]!r} is not allowed in the name of a column"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one is probably a typo of."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for messages about an unknown name: the closest known one, or the list of known ones."""
+    known = list(known)
+    if (close := closest(name, known)) is not None:
+        return f"; did you mean {close!r}?"
+    if not known:
+        return ""
+    shown = ", ".join(repr(other) for other in known[:8]) + (", …" if len(known) > 8 else "")
+    return f" (known: {shown})"
+
+
+def _all_outputs(column: ColumnLike) -> tuple[str, ...]:
+    return (*column.outputs, *column.side_effects)
+
+
+def _producers(columns: Sequence[ColumnLike]) -> dict[str, int]:
+    return {output: index for index, column in enumerate(columns) for output in _all_outputs(column)}
+
+
+def _duplicates(columns: Sequence[ColumnLike]) -> list[str]:
+    problems: list[str] = []
+    seen_names: set[str] = set()
+    outputs: dict[str, list[str]] = {}
+    for column in columns:
+        if column.name in seen_names:
+            problems.append(f"duplicate column {column.name!r}")
+        else:
+            # A duplicate column duplicates all its outputs; one problem is enough.
+            for output in _all_outputs(column):
+                outputs.setdefault(output, []).append(column.name)
+        seen_names.add(column.name)
+    for output, names in outputs.items():
+        if len(names) > 1:
+            producers = " and ".join(repr(name) for name in dict.fromkeys(names))
+            problems.append(f"duplicate output {output!r}, of {producers}")
+    return problems
+
+
+def _link(columns: Sequence[ColumnLike]) -> Graph:
+    producers = _producers(columns)
+    upstream = [tuple(dict.fromkeys(producers[name] for name in column.requires)) for column in columns]
+    downstream: list[list[int]] = [[] for _ in columns]
+    for index, ups in enumerate(upstream):
+        for up in ups:
+            downstream[up].append(index)
+    nodes = [
+        Node(
+            index=index,
+            name=column.name,
+            kind=column.kind,
+            requires=tuple(column.requires),
+            outputs=_all_outputs(column),
+            upstream=upstream[index],
+            downstream=tuple(downstream[index]),
+        )
+        for index, column in enumerate(columns)
+    ]
+    return Graph(nodes, topological_order(upstream))
+
+
+def find_cycles(upstream: Mapping[K, Iterable[K]]) -> list[list[K]]:
+    """Cycles without common nodes, each from a node back to itself in the direction of the data.
+
+    `upstream` maps each node to those it needs; nodes that are no key are ignored.
+    """
+    cycles: list[list[K]] = []
+    reported: set[K] = set()
+    on_path: dict[K, int] = {}
+    finished: set[K] = set()
+    for root in upstream:
+        if root in finished:
+            continue
+        # Iterative, so that a chain of thousands of nodes does not exceed the recursion limit.
+        path, steps = [root], [iter(upstream[root])]
+        on_path[root] = 0
+        while path:
+            following = next(steps[-1], None)
+            if following is None:
+                steps.pop()
+                last = path.pop()
+                del on_path[last]
+                finished.add(last)
+            elif following in on_path:
+                knot = path[on_path[following] :]
+                if reported.isdisjoint(knot):
+                    reported.update(knot)
+                    # The path leads from a node to what it needs; data flows the other way.
+                    cycles.append([following, *reversed(knot)])
+            elif following in upstream and following not in finished:
+                on_path[following] = len(path)
+                path.append(following)
+                steps.append(iter(upstream[following]))
+    return cycles
+
+
+def topological_order(upstream: Sequence[Iterable[int]]) -> list[int]:
+    """Indices with each node after all it needs, in passes, ascending within each.
+
+    Nodes of a cycle, and those behind one, are left out.
+    """
+    sorter = graphlib.TopologicalSorter(dict(enumerate(upstream)))
+    with suppress(graphlib.CycleError):  # it still sorts the nodes that are not behind a cycle
+        sorter.prepare()
+    order: list[int] = []
+    while level := sorted(sorter.get_ready()):
+        order.extend(level)
+        sorter.done(*level)
+    return order

@@ -1,13 +1,13 @@
-"""Model clients: OpenAI-compatible and Anthropic over HTTP, the local one, the scripted one, and what they share.
+"""Model clients: OpenAI-compatible and Anthropic over HTTP, the local model and the scripted model.
 
-A client sends one call and never retries. Imports embed, errors, graph and runtime; recipe, generators, store, engine
-and the packages above import it.
+A client sends one call and never retries. Imports errors, graph and runtime.
 """
 
 from .anthropic import Anthropic
 from .base import (
     ChatAnswer,
     ChatRequest,
+    Dedupe,
     EmbeddingAnswer,
     Image,
     ImageAnswer,
@@ -15,13 +15,11 @@ from .base import (
     ModelClient,
     ModelSpec,
     Tokens,
+    open_models,
 )
-from .dedupe import Dedupe
 from .http import HttpClient, HttpResponse, open_http
 from .local import Local, fetch_weights
-from .model import Model, SyncModel
 from .openai import OpenAICompatible
-from .opening import open_models
 from .scripted import Scripted
 
 MODEL_TYPES: dict[str, type] = {spec.type: spec for spec in (OpenAICompatible, Anthropic, Local, Scripted)}
@@ -40,12 +38,10 @@ __all__ = [
     "ImageAnswer",
     "Local",
     "Message",
-    "Model",
     "ModelClient",
     "ModelSpec",
     "OpenAICompatible",
     "Scripted",
-    "SyncModel",
     "Tokens",
     "fetch_weights",
     "open_http",

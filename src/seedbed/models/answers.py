@@ -1,294 +1,196 @@
-"""Plausible answers out of nothing: the same prompt gives the same text, and a schema gives JSON that fits it."""
+"""Answers of scripted and simulated models: plausible text, and JSON that is valid for a schema.
+
+Answers are a function of the prompt.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
 import struct
+import tomllib
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .distributions import stable_seed
 
-# Words of the prompt, and what is said then; the first that is found decides. `{subject}` is what the prompt is about.
-_BANK: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        r"\b(sql|query)\b.*\b(write|code|select)\b|\bwrite\b.*\bsql\b",
-        (
-            "```sql\nSELECT name, COUNT(*) AS n\nFROM items\nGROUP BY name\nORDER BY n DESC;\n```",
-            "```sql\nSELECT id, price\nFROM items\nWHERE price > 10\nORDER BY price;\n```",
-        ),
-    ),
-    (
-        r"\b(python|function|code|script)\b",
-        (
-            "```python\ndef total(values: list[float]) -> float:\n    return sum(values)\n```",
-            "```python\ndef mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n```",
-            "```python\ndef longest(words: list[str]) -> str:\n    return max(words, key=len)\n```",
-        ),
-    ),
-    (
-        r"\b(summar|headline|title|name|slogan)\w*\b",
-        (
-            "{Subject}: better than expected",
-            "Why {subject} is worth a second look",
-            "{Subject}, and what it is really like",
-        ),
-    ),
-    (
-        r"\b(reply|respond|response|answer)\b",
-        (
-            "Thank you for writing to us about {subject}. We are glad that it serves you well every day.",
-            "We are sorry that {subject} let you down. Please write to us, and we will replace it or refund you.",
-            "Thanks for the honest words about {subject}. The next batch fixes exactly what you describe.",
-            "In short: {subject} does what it should, as long as it is used as intended and cleaned now and then.",
-        ),
-    ),
-    (
-        r"\b(review|customer)\b.*\b(disappointed|unhappy|angry|negative|annoyed|[12] stars?)\b",
-        (
-            "Not for me. {Subject} broke on the second day and nobody answered my letter. I sent it back.",
-            "I expected more. {Subject} looks fine in the pictures, but mine wobbles and its edges are rough.",
-            "A waste of money: {subject} did half of what it promises, and that half it did badly.",
-        ),
-    ),
-    (
-        r"\b(review|customer)\b.*\b(fair|mixed|neutral|undecided|3 stars)\b",
-        (
-            "{Subject} arrived quickly, but the finish is rougher than in the pictures. It works, though.",
-            "Good value. {Subject} is not perfect, the manual is thin, but for the price I would buy it again.",
-            "It does its job. {Subject} is neither the best nor the worst that I have had in the house.",
-        ),
-    ),
-    (
-        r"\b(review|rating|customer|stars?)\b",
-        (
-            "I have used {subject} for three weeks now. It is sturdy, easy to clean and does what it promises.",
-            "Five of five: {subject} is the best thing I bought this year, and my neighbours want one too.",
-            "A present for my father, who now uses {subject} every morning. The handle could be longer.",
-            "{Subject} is well made and simple to use. I was sceptical, and I have changed my mind.",
-        ),
-    ),
-    (
-        r"\b(question|ask)\b",
-        (
-            "What makes {subject} different from what people used before?",
-            "How would you explain {subject} to a child of ten?",
-            "Which mistake do most people make with {subject}, and why?",
-        ),
-    ),
-    (
-        r"\b(describe|description|advert|product)\b",
-        (
-            "{Subject}, made to last: simple, repairable, and at home in any kitchen or workshop.",
-            "Meet {subject}. Light in the hand, quick to learn, and backed by a warranty of three years.",
-            "{Subject} for every day: no gimmicks, good materials, and spare parts for ten years.",
-        ),
-    ),
-)
-_OTHERWISE = (
-    "There is more to {subject} than one sees at first: it rewards patience and a second look.",
-    "Most people meet {subject} by chance and keep to it by habit; both are good reasons.",
-    "{Subject} is simple to begin with and hard to do well, which is why it stays interesting.",
-    "If you only remember one thing about {subject}, remember that small steps are enough.",
-)
-_COMPILED = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), texts) for pattern, texts in _BANK)
 _SUBJECT = re.compile(
     r"\b(?:about|of|for|on|product:?|topic:?|item:?)\s+"
     r"(?:(?:a|an|the|this|that|product|item|topic)\s+)*+(?!review|customer|rating)[\"'“]?([\w][\w -]{2,40})",
     re.IGNORECASE,
 )
 _STOP = re.compile(r"\s+(?:in|with|that|which|and|from|by|to|as|is|was|written|who|using)\b.*", re.IGNORECASE)
-_WORDS = ("amber", "basket", "candle", "ember", "garden", "harbour", "island", "kettle", "lantern", "meadow", "willow")
-# What a text field holds, by what its name contains; the first that is found decides.
-_FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"first_?name", ("Ada", "Bruno", "Chen", "Dana", "Elif", "Femi")),
-    (r"last_?name|surname", ("Albers", "Bianchi", "Castillo", "Dube", "Eriksen", "Fischer")),
-    (r"city|town|place", ("Lisbon", "Kyoto", "Accra", "Leipzig", "Quito", "Tartu")),
-    (r"country", ("Portugal", "Japan", "Ghana", "Germany", "Ecuador", "Estonia")),
-    (r"colou?r", ("red", "blue", "green", "ochre", "grey")),
-    (r"(?:^|_)(?:name|author|person)", ("Ada Albers", "Bruno Bianchi", "Chen Wei", "Dana Dube", "Elif Eriksen")),
-)
-_REASONS = (
-    "It keeps to what was asked for and says it in plain words.",
-    "It is correct as far as it goes, but leaves out what a reader would want next.",
-    "It wanders off in the middle and comes back too late.",
-    "Clear, to the point, and with an example that helps.",
-)
-# What a text feels like, by its words; what has none of them feels good.
-_MOODS = (
-    ("negative", r"disappointed|broke|sent it back|waste|wobbles|sorry|angry|terrible"),
+# The sentiment of a prompt, by its words; without any of them it is positive.
+_SENTIMENTS = (
+    ("negative", r"disappointed|broke|sent it back|waste|sorry|angry|terrible"),
     ("mixed|neutral", r"rougher|not perfect|neither|undecided|mixed"),
     ("positive", r""),
 )
-_PHRASES = (
-    "a sturdy handle",
-    "easy to clean",
-    "quick delivery",
-    "a thin manual",
-    "good value",
-    "a rough finish",
-    "spare parts",
-    "simple to use",
-    "a loose lid",
-    "light in the hand",
-)
+_PHRASES = ("a sturdy handle", "easy to clean", "quick delivery", "a thin manual", "good value", "spare parts")
+_FORMATS = {
+    "date": "{year}-{month:02}-{day:02}",
+    "date-time": "{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:00Z",
+    "time": "{hour:02}:{minute:02}:00Z",
+    "email": "user{minute}@example.org",
+    "uri": "https://example.org/{minute}",
+    "uuid": "{bits:08x}-0000-4000-8000-{bits:012x}",
+}
+
+
+@functools.cache
+def _texts() -> list[tuple[re.Pattern[str], list[str]]]:
+    """Patterns of prompts, each with the texts that answer them."""
+    found = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+    return [(re.compile(each["pattern"], re.IGNORECASE | re.DOTALL), each["texts"]) for each in found["answers"]]
 
 
 def plausible_text(prompt: str) -> str:
-    """A sentence or two that could be an answer to the prompt."""
+    """Return one or two sentences that could answer the prompt."""
     rng = random.Random(stable_seed("text", prompt))
-    texts = next((texts for pattern, texts in _COMPILED if pattern.search(prompt)), _OTHERWISE)
-    text = rng.choice(texts)
-    if text.startswith("```"):
-        return text
+    text = rng.choice(next(texts for pattern, texts in _texts() if pattern.search(prompt)))
     found = _SUBJECT.search(prompt)
     subject = _STOP.sub("", found.group(1)).strip() if found else ""
-    if not subject or len(subject) < 3:
-        return text.replace("{subject}", "this one").replace("{Subject}", "This one")
-    named = f"the {subject}"
+    named = f"the {subject}" if len(subject) > 2 else "this one"
     return text.replace("{subject}", named).replace("{Subject}", named[0].upper() + named[1:])
 
 
 def fitting_json(schema: Mapping[str, Any], prompt: str) -> str:
-    """JSON that fits the schema."""
+    """Return JSON that is valid for the schema."""
     return json.dumps(fitting_value(schema, prompt), ensure_ascii=False)
 
 
 def fitting_value(schema: Mapping[str, Any], prompt: str) -> Any:
-    """A value that fits the schema, the same one for the same prompt.
+    """Return a value that is valid for the schema.
 
-    Patterns and conditions across properties are not looked at; everything that says type, range or length is.
+    Types, ranges and lengths are respected; patterns and conditions across properties are not.
     """
-    return _Fit(schema, prompt).value(schema, "answer", 0)
+    return _Generator(schema, prompt).value(schema, "answer", 0)
 
 
-class _Fit:
+# Objects and arrays below this level are as small as the schema allows: a schema may contain itself.
+_DEEP = 4
+# A schema that contains itself may have no finite value: below this level, or after so many values, parts are null.
+_MAX_DEPTH = 50
+_MAX_VALUES = 10_000
+
+
+class _Generator:
     def __init__(self, root: Mapping[str, Any], prompt: str) -> None:
         self._root = root
         self._prompt = prompt
         self._rng = random.Random(stable_seed("schema", prompt))
+        self._values = 0
+        self._sentiment = next(name for name, words in _SENTIMENTS if re.search(words, prompt, re.IGNORECASE))
 
     def value(self, schema: Any, name: str, depth: int) -> Any:
+        self._values += 1
+        if depth > _MAX_DEPTH or self._values > _MAX_VALUES:
+            return None
         if not isinstance(schema, Mapping):  # True and False are schemas too
-            return self._text({}, name)
-        if "$ref" in schema:
-            return self.value({**self._resolve(schema["$ref"]), **_without(schema, "$ref")}, name, depth)
+            return self._string({}, name, depth)
+        schema = self._expanded(schema, depth)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
             options = list(schema["enum"])
-            fitting = [each for each in options if isinstance(each, str) and re.search(self._mood(), each.lower())]
+            fitting = [each for each in options if isinstance(each, str) and re.search(self._sentiment, each.lower())]
             return fitting[0] if fitting else self._rng.choice(options)
-        if "allOf" in schema:
-            return self.value(self._merged(schema), name, depth)
+        kinds = schema.get("type", "object" if "properties" in schema else "array" if "items" in schema else "string")
+        if not isinstance(kinds, str):
+            is_null = depth >= _DEEP and "null" in kinds
+            kinds = "null" if is_null else next((each for each in kinds if each != "null"), "null")
+        return getattr(self, f"_{kinds}")(schema, name, depth)
+
+    def _expanded(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        """The schema with references, `allOf` and one alternative merged into it.
+
+        The alternative is the first that is not null; deep down null, or else the first without a reference.
+        """
+        parts = [*schema.get("allOf", ())]
         for key in ("anyOf", "oneOf"):
-            if key in schema:
-                chosen = next((each for each in schema[key] if each.get("type") != "null"), schema[key][0])
-                return self.value({**_without(schema, key), **chosen}, name, depth)
-        kind = schema.get("type")
-        if isinstance(kind, list):
-            kind = next((each for each in kind if each != "null"), "null")
-        if kind is None:
-            kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
-        return getattr(self, f"_{kind}")(schema, name, depth)
-
-    def _mood(self) -> str:
-        return next(mood for mood, words in _MOODS if re.search(words, self._prompt, re.IGNORECASE))
-
-    def _resolve(self, reference: str) -> Mapping[str, Any]:
-        found: Any = self._root
-        for part in reference.removeprefix("#").strip("/").split("/"):
-            if part:
+            order = _recursion if depth >= _DEEP else _is_null
+            parts += sorted(schema.get(key, ()), key=order)[:1]
+        if "$ref" in schema:
+            found: Any = self._root
+            for part in filter(None, schema["$ref"].removeprefix("#").split("/")):
                 found = found[part.replace("~1", "/").replace("~0", "~")]
-        return dict(found)
-
-    def _merged(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        merged: dict[str, Any] = _without(schema, "allOf")
-        for part in schema["allOf"]:
-            given = self._resolve(part["$ref"]) if "$ref" in part else part
-            for key, value in given.items():
-                if key == "properties":
-                    merged["properties"] = {**merged.get("properties", {}), **value}
-                elif key == "required":
-                    merged["required"] = [*merged.get("required", []), *value]
-                else:
-                    merged[key] = value
+            parts.append(found)
+        merged = {name: value for name, value in schema.items() if name not in {"allOf", "anyOf", "oneOf", "$ref"}}
+        for part in (self._expanded(each, depth) for each in parts):
+            properties = {**merged.get("properties", {}), **part.get("properties", {})}
+            required = [*merged.get("required", ()), *part.get("required", ())]
+            merged = {**part, **merged}
+            merged |= {"properties": properties} if properties else {}
+            merged |= {"required": required} if required else {}
         return merged
 
     def _object(self, schema: Mapping[str, Any], _name: str, depth: int) -> dict[str, Any]:
         properties = schema.get("properties", {})
         required = schema.get("required", ())
-        # A schema may contain itself: below a few levels only what must be there is.
-        names = [name for name in properties if depth < 4 or name in required]
-        value = {name: self.value(properties[name], name, depth + 1) for name in names}
-        for name in required:
-            if name not in value:
-                value[name] = self.value(schema.get("additionalProperties", True), name, depth + 1)
-        return value
+        # A schema may contain itself: below a few levels only required properties are generated.
+        names = dict.fromkeys([*(name for name in properties if depth < _DEEP), *required])
+        rest = schema.get("additionalProperties", True)
+        return {name: self.value(properties.get(name, rest), name, depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], name: str, depth: int) -> list[Any]:
-        first = [self.value(each, name, depth + 1) for each in schema.get("prefixItems", ())]
-        low = schema.get("minItems", 0 if depth >= 4 else min(2, schema.get("maxItems", 2)))
-        high = min(schema.get("maxItems", low + 1), low + 1)
-        wanted = max(self._rng.randint(low, max(low, high)), len(first))
-        items = first
-        for _ in range(50):
-            if len(items) >= wanted:
+        items = [self.value(each, name, depth + 1) for each in schema.get("prefixItems", ())]
+        low = schema.get("minItems", 0 if depth >= _DEEP else min(2, schema.get("maxItems", 2)))
+        length = self._rng.randint(low, max(low, min(schema.get("maxItems", low + 1), low + 1)))
+        for _ in range(50):  # more attempts than items, because unique items may come twice
+            if len(items) >= length:
                 break
             item = self.value(schema.get("items", True), name, depth + 1)
             if not (schema.get("uniqueItems") and item in items):
                 items.append(item)
         return items
 
-    def _string(self, schema: Mapping[str, Any], name: str, _depth: int) -> str:
-        return self._text(schema, name)
-
     def _integer(self, schema: Mapping[str, Any], _name: str, _depth: int) -> int:
         low, high = _bounds(schema, 1)
         step = int(schema.get("multipleOf", 1))
-        return self._rng.randint(-(-int(low) // step), max(-(-int(low) // step), int(high) // step)) * step
+        first = -(-int(low) // step)
+        return self._rng.randint(first, max(first, int(high) // step)) * step
 
     def _number(self, schema: Mapping[str, Any], _name: str, _depth: int) -> float:
         low, high = _bounds(schema, 1e-6)
-        if "multipleOf" in schema:
-            step = schema["multipleOf"]
-            return float(self._rng.randint(-(-low // step), high // step) * step)
+        step = schema.get("multipleOf")
+        if step is not None:
+            return float(self._rng.randint(int(-(-low // step)), int(high // step)) * step)
         return min(high, max(low, round(self._rng.uniform(low, high), 2)))
 
     def _boolean(self, _schema: Mapping[str, Any], name: str, _depth: int) -> bool:
         if re.search(r"again|recommend|satisfied|positive", name):
-            return self._mood() == "positive"
+            return self._sentiment == "positive"
         return self._rng.random() < 0.5
 
     def _null(self, _schema: Mapping[str, Any], _name: str, _depth: int) -> None:
         return None
 
-    def _text(self, schema: Mapping[str, Any], name: str) -> str:
+    def _string(self, schema: Mapping[str, Any], name: str, _depth: int) -> str:
         rng = self._rng
-        day = f"20{rng.randint(15, 25)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
-        formats = {
-            "date": day,
-            "date-time": f"{day}T{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00Z",
-            "time": f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00Z",
-            "email": f"{rng.choice(_WORDS)}@example.org",
-            "uri": f"https://example.org/{rng.choice(_WORDS)}",
-            "uuid": f"{rng.getrandbits(32):08x}-0000-4000-8000-{rng.getrandbits(48):012x}",
-        }
-        if schema.get("format") in formats:
-            return formats[schema["format"]]
-        low, high = schema.get("minLength", 0), schema.get("maxLength", 10_000)
-        if re.search(r"reason|comment|explanation|justification|critique", name):
-            text = rng.choice(_REASONS)
-        elif re.search(r"summary|text|description|answer|title|headline", name):
-            text = plausible_text(f"{name} {self._prompt} {rng.random()}")
+        if schema.get("format") in _FORMATS:
+            now = {"hour": rng.randrange(24), "minute": rng.randrange(60), "bits": rng.getrandbits(32)}
+            return _FORMATS[schema["format"]].format(
+                year=rng.randint(2015, 2025), month=rng.randint(1, 12), day=rng.randint(1, 28), **now
+            )
+        if re.search(r"reason|comment|explanation|summary|text|description|answer|title", name):
+            text = plausible_text(f"{self._prompt} {rng.random()}")
         else:
-            text = rng.choice(next((texts for pattern, texts in _FIELDS if re.search(pattern, name.lower())), _PHRASES))
-        while len(text) < low:
-            text += " " + rng.choice(_WORDS)
-        return text[:high]
+            text = rng.choice(_PHRASES)
+        while len(text) < schema.get("minLength", 0):
+            text += " " + rng.choice(_PHRASES)
+        return text[: schema.get("maxLength")]
+
+
+def _is_null(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "null"
+
+
+def _recursion(schema: Mapping[str, Any]) -> int:
+    return 0 if _is_null(schema) else 2 if "$ref" in schema else 1
 
 
 def _bounds(schema: Mapping[str, Any], step: float) -> tuple[float, float]:
@@ -302,12 +204,8 @@ def _bounds(schema: Mapping[str, Any], step: float) -> tuple[float, float]:
     return low, low + 100 if high is None else high
 
 
-def _without(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in schema.items() if name != key}
-
-
 def hash_vector(text: str, dimensions: int) -> tuple[float, ...]:
-    """A vector of length 1 that depends on the text alone."""
+    """A unit vector that depends only on the text."""
     rng = random.Random(stable_seed("vector", text))
     numbers = [rng.gauss(0.0, 1.0) for _ in range(dimensions)]
     length = sum(number * number for number in numbers) ** 0.5 or 1.0
@@ -315,7 +213,7 @@ def hash_vector(text: str, dimensions: int) -> tuple[float, ...]:
 
 
 def small_png(prompt: str, side: int = 8) -> bytes:
-    """A tiny picture whose colours depend on the prompt."""
+    """A tiny PNG whose colours depend on the prompt."""
     rng = random.Random(stable_seed("image", prompt))
     pixels = b"".join(b"\0" + rng.randbytes(3 * side) for _ in range(side))
 
@@ -327,5 +225,5 @@ def small_png(prompt: str, side: int = 8) -> bytes:
 
 
 def count_tokens(text: str) -> int:
-    """About how many tokens a text has, where nobody counts them: four characters each."""
+    """Estimate the number of tokens of a text: four characters each."""
     return (len(text) + 3) // 4

@@ -1,4 +1,4 @@
-"""Models behind Anthropic's own API (messages)."""
+"""Models behind the Messages API of Anthropic."""
 
 from __future__ import annotations
 
@@ -10,71 +10,60 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from ..errors import ConfigError, Permanent
+from .. import checks
+from ..errors import Permanent
 from .base import ChatAnswer
-from .http import open_http
-from .mapping import parse_object, unexpected
 from .openai import tokens_of, with_instruction
-from .provider import Caller, HttpModel, check_env, check_url, strip_slash
+from .provider import HttpModel, check_env, check_url, strip_slash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from .base import ChatRequest, EmbeddingAnswer, ImageAnswer, Message
     from .http import HttpResponse
+    from .provider import Caller
 
 _VERSION = "2023-06-01"
 _TOOL = "answer"
-# What the API calls an end, in the words that everybody else uses.
+# The stop reasons of the API as finish reasons of OpenAI-compatible APIs.
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "stop", "max_tokens": "length"}
-
-
-def _check_max_tokens(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{attribute.name} must be a whole number, 1 or more, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class Anthropic(HttpModel):
-    """A model behind Anthropic's API. `max_tokens` is sent where the parameters have none: the API wants one.
+    """A model behind the API of Anthropic. `max_tokens` is sent where the parameters have none: the API requires it.
 
-    A schema is asked for as the input of a tool that must be used; where the model is to think aloud, which forbids
-    that, it is asked for in words.
+    A schema is sent as the input schema of a tool that the model must use. Thinking excludes forced tools; with it the
+    schema is described in the prompt.
     """
 
     type: ClassVar[str] = "anthropic"
 
     base_url: str = attrs.field(default="https://api.anthropic.com/v1", validator=check_url, converter=strip_slash)
     api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=check_env)
-    max_tokens: int = attrs.field(default=4096, validator=_check_max_tokens)
+    max_tokens: int = attrs.field(default=4096, validator=checks.whole(1))
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AnthropicClient]:
-        """A client, for as long as a build runs."""
-        credentials = self.credentials()
-        headers = {"content-type": "application/json", "anthropic-version": _VERSION, **credentials.headers}
-        if credentials.key:
-            headers.setdefault("x-api-key", credentials.key)
-        async with open_http(
-            timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
-        ) as http:
-            yield AnthropicClient(Caller(http, self, headers, credentials.secrets), self.max_tokens)
+        """Yield a client for one build."""
+        async with self.open_caller({"anthropic-version": _VERSION}, "x-api-key") as caller:
+            yield AnthropicClient(caller, self.max_tokens)
 
     @property
     def provider_id(self) -> str:
-        """The same for specs that can share a client."""
+        """Equal for specs that can share a client."""
         return f"{super().provider_id} {self.max_tokens}"
 
 
 class AnthropicClient:
-    """One model of Anthropic's API."""
+    """A client for one model."""
 
     def __init__(self, caller: Caller, max_tokens: int) -> None:
         self._caller = caller
         self._max_tokens = max_tokens
 
     def for_model(self, model: str) -> AnthropicClient:
-        """The same connections, another model."""
+        """Return a client for another model that shares the connections."""
         return AnthropicClient(self._caller.for_model(model), self._max_tokens)
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
@@ -96,12 +85,12 @@ class AnthropicClient:
         if system:
             body["system"] = system
         body["messages"] = [_message(message) for message in messages if message.role != "system"]
-        response = await caller.post("/messages", json.dumps(body).encode(), request.scope)
+        response = await caller.send(caller.endpoint("/messages"), json.dumps(body).encode(), request.scope)
         return self._answer(request, response, is_wrapped=is_wrapped)
 
     def _answer(self, request: ChatRequest, response: HttpResponse, *, is_wrapped: bool) -> ChatAnswer:
         caller = self._caller
-        found = parse_object(caller.model, response, caller.secrets)
+        found = caller.parse_object(response)
         stop_reason = found.get("stop_reason")
         if stop_reason == "refusal":
             raise Permanent(f"model {caller.model!r} refused to answer (stop_reason 'refusal')")
@@ -117,7 +106,7 @@ class AnthropicClient:
                 texts = [json.dumps(given, ensure_ascii=False)]
         text, reasoning = "".join(texts), "\n\n".join(thoughts)
         if not text and stop_reason != "max_tokens":
-            raise unexpected(caller.model, "any text", response, caller.secrets)
+            raise caller.unexpected("any text", response)
         return ChatAnswer(
             text=text,
             reasoning=reasoning or None,
@@ -129,7 +118,7 @@ class AnthropicClient:
         raise Permanent(f"model {self._caller.model!r}: Anthropic's API has no embeddings; use another model")
 
     async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer:  # noqa: ARG002
-        raise Permanent(f"model {self._caller.model!r}: Anthropic's API makes no images; use another model")
+        raise Permanent(f"model {self._caller.model!r}: Anthropic's API generates no images; use another model")
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -1,27 +1,33 @@
-"""What every model client speaks: requests in, answers out, and the engine's failure classes in between."""
+"""The interface of model clients: specs, requests and their digests, answers, and one call for identical requests."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import hashlib
+import json
+from collections import OrderedDict
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
+import trio
+
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-
-    import trio
 
     from ..runtime.throttle import KeyLimits
 
+T = TypeVar("T")
 
-HOW = {"seedbed": "how"}
-"""Metadata of fields that say how a model is asked and not what it answers: no part of a recipe's fingerprint."""
+NOT_IN_FINGERPRINT = {"seedbed": "not in fingerprint"}
+"""Metadata of fields that determine how a build runs and not its data: a changed value does not prevent a resume."""
 
 
 @attrs.frozen(kw_only=True)
 class Image:
-    """A picture that goes with a message, or that a model made."""
+    """An image of a message or of an answer."""
 
     data: bytes = attrs.field(repr=False)
     media_type: str = "image/png"
@@ -38,23 +44,23 @@ class Message:
 
 @attrs.frozen(kw_only=True)
 class ChatRequest:
-    """One call of a chat model. `schema` asks for output that fits a JSON Schema, where the provider can do that.
+    """One call of a chat model. `schema` is the JSON Schema of the output, for providers that support one.
 
-    `seed` depends on the recipe's seed, the column, the row and the call's number only: for what is drawn per call. Two
-    requests that differ in nothing else are the same request.
+    `seed` depends only on the seed of the recipe, the column, the row and the number of the call; clients draw random
+    values from it. Requests that differ only in `seed` are equal.
     """
 
     messages: tuple[Message, ...]
     parameters: Mapping[str, Any] = attrs.field(factory=dict)
     schema: Mapping[str, Any] | None = None
     seed: int = attrs.field(default=0, eq=False)
-    # The caller's own, entered in this task: a client may let it carry the deadline of the call (`Endpoint.send`).
+    # A scope that the caller entered in this task; a client may set the deadline of the call on it (`Endpoint.send`).
     scope: trio.CancelScope | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)
 class Tokens:
-    """What a call used, as the provider reported it (estimated where it did not)."""
+    """Token usage of a call as reported by the provider, otherwise estimated."""
 
     input: int = 0
     output: int = 0
@@ -62,7 +68,7 @@ class Tokens:
 
 @attrs.frozen(kw_only=True)
 class ChatAnswer:
-    """What a chat model answered. `reasoning` is what it thought aloud, if the provider says so."""
+    """The answer of a chat model. `reasoning` is its thinking, if the provider returns it."""
 
     text: str
     reasoning: str | None = None
@@ -80,17 +86,17 @@ class EmbeddingAnswer:
 
 @attrs.frozen(kw_only=True)
 class ImageAnswer:
-    """The pictures that were made."""
+    """The generated images."""
 
     images: tuple[Image, ...]
     tokens: Tokens = Tokens()
 
 
 class ModelClient(Protocol):
-    """One provider as it is spoken to while a build runs.
+    """An open connection to a provider.
 
-    Every method makes exactly one call and raises `RateLimited`, `Retryable` or `Permanent` when it fails; permits,
-    retries and usage are the caller's. Cancelling a method closes its call.
+    Every method sends exactly one call and raises `RateLimited`, `Retryable` or `Permanent` when it fails. The caller
+    handles permits, retries and usage. Cancelling a method closes its call.
     """
 
     async def chat(self, request: ChatRequest) -> ChatAnswer: ...
@@ -99,7 +105,7 @@ class ModelClient(Protocol):
 
 
 class ModelSpec(Protocol):
-    """A model as a recipe names it: a frozen value (`OpenAICompatible`, `Anthropic`, `Local`, `Scripted`)."""
+    """The definition of a model in a recipe, a frozen value (`OpenAICompatible`, `Anthropic`, `Local`, `Scripted`)."""
 
     @property
     def model(self) -> str: ...
@@ -112,7 +118,7 @@ class ModelSpec(Protocol):
     def max_parallel_requests(self) -> int: ...
     @property
     def input_price(self) -> float:
-        """Money per million input tokens."""
+        """Price per million input tokens."""
         ...
 
     @property
@@ -123,18 +129,116 @@ class ModelSpec(Protocol):
         ...
 
     def limits(self) -> KeyLimits:
-        """What its keys may be asked for."""
+        """The concurrency and rate limits of its throttle keys."""
         ...
 
     def problems(self) -> list[str]:
-        """What is wrong with it before anything runs, such as an API key that is not in the environment."""
+        """Problems that can be found before a run, such as a missing API key."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[ModelClient]:
-        """A client, for as long as a build runs; specs with the same `provider_id` share one."""
+        """Open a client; specs with the same `provider_id` share one."""
         ...
 
     @property
     def provider_id(self) -> str:
         """Specs with the same id can share a client (same kind, base URL, key and options)."""
         ...
+
+
+@runtime_checkable
+class SharedClient(ModelClient, Protocol):
+    """A client whose connections can be shared by other models of the same provider."""
+
+    def for_model(self, model: str) -> ModelClient: ...
+
+
+@asynccontextmanager
+async def open_models(specs: Mapping[str, ModelSpec]) -> AsyncIterator[Mapping[str, ModelClient]]:
+    """Open a client for each alias and close them on exit. Specs with the same `provider_id` share one."""
+    async with AsyncExitStack() as stack:
+        opened: dict[str, ModelClient] = {}
+        clients: dict[str, ModelClient] = {}
+        for alias, spec in specs.items():
+            client = opened.get(spec.provider_id)
+            if client is None:
+                client = opened[spec.provider_id] = await stack.enter_async_context(spec.open())
+            clients[alias] = client.for_model(spec.model) if isinstance(client, SharedClient) else client
+        yield clients
+
+
+async def send_small_call(client: ModelClient, domain: str) -> ChatAnswer | EmbeddingAnswer:
+    """Send the cheapest call that shows whether a model can be called; `domain` is chat or embedding."""
+    if domain == "embedding":
+        return await client.embed(["hello"], {})
+    # Enough tokens for most answers, few enough to cost nothing.
+    return await client.chat(
+        ChatRequest(messages=(Message(role="user", text="Say OK."),), parameters={"max_tokens": 16})
+    )
+
+
+def request_key(model: str, request: ChatRequest) -> bytes:
+    """A digest that is equal for identical requests to the same model."""
+    digest = hashlib.blake2b(digest_size=16)
+    for message in request.messages:
+        for part in (message.role.encode(), message.text.encode("utf-8", "surrogatepass")):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        for image in message.images:
+            digest.update(hashlib.blake2b(image.data).digest() + image.media_type.encode())
+        digest.update(b"\0")
+    rest: list[Any] = [model, dict(request.parameters), request.schema]
+    digest.update(json.dumps(rest, sort_keys=True, default=repr).encode())
+    return digest.digest()
+
+
+def call_key(*parts: Any) -> bytes:
+    """A digest of JSON-serialisable parts that identifies a call of a cell across attempts."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=repr).encode(), digest_size=16).digest()
+
+
+class Dedupe:
+    """A cache of the last `max_entries` answers that also joins concurrent requests. Used from one trio run.
+
+    Failures are neither cached nor shared: if a call fails or is cancelled, one of the tasks that waited for it sends
+    its own call.
+    """
+
+    def __init__(self, max_entries: int = 10_000) -> None:
+        if max_entries < 1:
+            raise ConfigError(f"max_entries must be 1 or more, not {max_entries!r}")
+        self._max_entries = max_entries
+        self._answers: OrderedDict[bytes, Any] = OrderedDict()
+        self._in_flight: dict[bytes, trio.Event] = {}
+        # Answers without a call of their own.
+        self.hits = 0
+
+    def knows(self, key: bytes) -> bool:
+        """Whether the answer for a key is cached or its call is in flight."""
+        return key in self._answers or key in self._in_flight
+
+    async def once(self, key: bytes, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the cached answer, wait for a call in flight, or call."""
+        while True:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+                self.hits += 1
+                # A checkpoint as in a call, so that a loop over cached answers does not block the event loop.
+                await trio.lowlevel.checkpoint()
+                found: T = self._answers[key]
+                return found
+            other = self._in_flight.get(key)
+            if other is None:
+                return await self._call(key, call)
+            await other.wait()
+
+    async def _call(self, key: bytes, call: Callable[[], Awaitable[T]]) -> T:
+        done = self._in_flight[key] = trio.Event()
+        try:
+            answer = await call()
+            self._answers[key] = answer
+            if len(self._answers) > self._max_entries:
+                self._answers.popitem(last=False)
+            return answer
+        finally:
+            del self._in_flight[key]
+            done.set()

@@ -1,76 +1,65 @@
-"""A small HTTP/1.1 client: what a model call needs and nothing more, because every call pays for it.
+"""A small HTTP/1.1 client with only what a model call needs, because every call pays for it.
 
-Connections are kept alive and pooled per origin; httptools parses. A call that is cancelled closes its connection.
-Failures come out as `Retryable` (timeouts, lost connections, answers that are cut short or are not HTTP), `RateLimited`
-(no file descriptor is left for another connection) or `Permanent` (a certificate that does not verify); statuses are
-the caller's.
+Connections are kept alive and pooled per origin; httptools parses. A cancelled call closes its connection.
+Failures are raised as `Retryable` (timeouts, lost connections, responses that are truncated or not HTTP), `RateLimited`
+(no file descriptor is left for another connection) or `Permanent` (a certificate that does not verify). The caller
+interprets statuses.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
+import socket
 import ssl
 import zlib
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 import httptools
 import trio
 
-from ..errors import CellError, ConfigError, Permanent, RateLimited, Retryable
-from .proxies import proxy_for
-from .urls import split_url
-from .wire import connect
+from ..errors import CellError, ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
+from ..runtime.sockets import SocketWire, shake_hands
+from .urls import proxy_for, split_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from .proxies import Proxy
-    from .wire import Wire
+    from ..runtime.sockets import Wire
+    from .urls import Proxy
 
 MAX_HEADERS = 65_536
-"""Bytes of header names and values that one answer may have."""
+"""The maximum of bytes of header names and values of a response, also of those that have no end."""
 MAX_BODY = 256 * 1024 * 1024
-"""Bytes of body that one answer may have: pictures come in them."""
+"""The maximum of bytes of the body of a response, which may contain images."""
 
-# An idle connection that the server closed shows it within a round trip of being used. What is lost later may have been
-# worked on, and is not sent again from here.
+# An idle connection that the server had closed fails within a round trip of its use. A call that fails later may have
+# been processed, and is not sent again by the client.
 _STALE_WITHIN = 1.0
-# Connections that nothing used for so long are not trusted any more: middle boxes forget them without a word.
+# Connections that were idle for longer are closed: middleboxes drop them silently.
 _IDLE_FOR = 55.0
-# Descriptors that connections leave to the rest of the process. Without them a checkpoint could not open its files, the
-# run would end, and answers that had arrived would be paid for again.
+# File descriptors reserved for the rest of the process. Without them a checkpoint could not open its files, the run
+# would end, and answers that had arrived would be paid for again.
 _RESERVED_FILES = 8
+# A compressed body may have several members. Each copies what follows it, so that many of them would block the loop.
+_MAX_MEMBERS = 100
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+# Two different values of these would end a request early for one reader and late for another.
+_OWN_HEADERS = frozenset({"content-length", "host", "transfer-encoding"})
 
 
 @attrs.frozen
 class HttpResponse:
-    """A whole answer; names of headers are lower-case."""
+    """A whole response; names of headers are lower-case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-
-
-class Endpoint(Protocol):
-    """One URL with its method and headers, ready to be called."""
-
-    async def send(self, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
-        """Make one call. Raises `Retryable`, `RateLimited` or `Permanent` where there is no answer.
-
-        `scope` is one that the caller has entered in this task and that carries the deadline of the call meanwhile.
-        After a timeout it is cancelled, so whoever gives it awaits nothing more in it.
-        """
-        ...
-
-
-class HttpClient(Protocol):
-    """Connections to any number of origins, for as long as it is open."""
-
-    def endpoint(self, method: str, url: str, headers: Mapping[str, str]) -> Endpoint: ...
 
 
 @asynccontextmanager
@@ -81,37 +70,37 @@ async def open_http(
     max_connections: int = 1_000,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[HttpClient]:
-    """A client; leaving closes its connections. `timeout` is for a whole call, connecting included.
+    """Yield a client and close its connections on exit. `timeout` is for a whole call, connecting included.
 
-    `max_connections` is per origin; a call that finds them all busy waits within its timeout.
+    `max_connections` is per origin; while all are busy, calls wait within their timeout.
     """
-    pool = Http1Client(timeout, connect_timeout, max_connections, ssl_context)
+    client = HttpClient(timeout, connect_timeout, max_connections, ssl_context)
     try:
-        yield pool
+        yield client
     finally:
-        pool.close()
+        client.close()
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse what would end a header early; the value is not shown, it may be a key."""
+    """Reject characters that would end a header early. Messages do not show the value: it may be a key."""
     for name, value in headers.items():
-        if not name or any(character in name for character in "\r\n\0: "):
+        if not _HEADER_NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot be the name of a header")
-        if any(character in value for character in "\r\n\0") or not value.isascii():
+        if name.lower() in _OWN_HEADERS:
+            raise ConfigError(f"header {name!r} is set by the client")
+        if not _HEADER_VALUE.fullmatch(value):
             raise ConfigError(f"the value of header {name!r} must be one line of ASCII")
 
 
-class Http1Client:
-    """The pools, one per origin. Changed by the calls that take connections and put them back."""
+@attrs.define(eq=False, repr=False)
+class HttpClient:
+    """The pools, one per origin. Changed by calls, which take connections and put them back."""
 
-    def __init__(
-        self, timeout: float, connect_timeout: float, max_connections: int, ssl_context: ssl.SSLContext | None
-    ) -> None:
-        self._timeout = timeout
-        self._connect_timeout = connect_timeout
-        self._max_connections = max_connections
-        self._ssl_context = ssl_context
-        self._pools: dict[tuple[str, str, int], _Pool] = {}
+    _timeout: float
+    _connect_timeout: float
+    _max_connections: int
+    _ssl_context: ssl.SSLContext | None
+    _pools: dict[tuple[str, str, int], _Pool] = attrs.field(init=False, factory=dict)
 
     def endpoint(self, method: str, url: str, headers: Mapping[str, str]) -> Endpoint:
         try:
@@ -136,13 +125,13 @@ class Http1Client:
         lines = [f"{method} {parts.target} HTTP/1.1", f"host: {parts.authority}"]
         if not any(name.lower() == "accept-encoding" for name in headers):
             lines.append("accept-encoding: gzip")
-        if pool.asked_proxy is not None:
-            # The proxy is asked itself, for the whole URL.
+        if pool.http_proxy is not None:
+            # The request is sent to the proxy, with the whole URL.
             lines[0] = f"{method} http://{parts.authority}{parts.target} HTTP/1.1"
-            if pool.asked_proxy.authorization:
-                lines.append(f"proxy-authorization: {pool.asked_proxy.authorization}")
+            if pool.http_proxy.authorization:
+                lines.append(f"proxy-authorization: {pool.http_proxy.authorization}")
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        return _Http1Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
+        return Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -150,13 +139,13 @@ class Http1Client:
 
 
 class _Connecting:
-    """The connections that are being opened, by all clients: descriptors are those of the process."""
+    """Counts the connections that all clients are opening: file descriptors belong to the process."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def leave_too_few_files(self) -> bool:
-        """Whether one more connection would take a descriptor that the rest of the process may need."""
+    def would_exhaust_files(self) -> bool:
+        """Whether one more connection would take a file descriptor reserved for the rest of the process."""
         try:
             # A new descriptor has the lowest number that is free, so every lower one is in use.
             free = os.open(os.devnull, os.O_RDONLY)
@@ -183,8 +172,8 @@ class _Pool:
         proxy: Proxy | None,
     ) -> None:
         self.name = f"{host}:{port}" + (f" through {proxy.name}" if proxy else "")
-        # The proxy that answers in the place of the host; with TLS it only passes bytes on.
-        self.asked_proxy = proxy if context is None else None
+        # The proxy that receives the requests; with TLS it only forwards bytes.
+        self.http_proxy = proxy if context is None else None
         self._proxy = proxy
         self._host = host
         self._port = port
@@ -192,7 +181,7 @@ class _Pool:
         self._connect_timeout = connect_timeout
         self._free = trio.Semaphore(max_connections)
         self._opened = 0  # connections that are open, busy or idle
-        # Last used last: those at the front go stale first and are closed first.
+        # The most recently used last.
         self._idle: list[_Connection] = []
         self._is_closed = False
 
@@ -202,19 +191,36 @@ class _Pool:
         except trio.WouldBlock:
             await self._free.acquire()
         try:
-            now = trio.current_time()
-            while self._idle and not fresh:
-                connection = self._idle.pop()
-                if now - (connection.idle_since or 0.0) < _IDLE_FOR and connection.wire.is_quiet():
-                    return connection
-                self._close(connection)
-            return await self._open()
+            connection = None if fresh else self._pop_idle(trio.current_time())
+            return connection or await self._open()
         except BaseException:
             self._free.release()
             raise
 
+    def take_idle(self, now: float) -> _Connection | None:
+        """An idle connection, if there is one and the limit permits another call."""
+        if not self._idle:
+            return None
+        try:
+            self._free.acquire_nowait()
+        except trio.WouldBlock:
+            return None
+        connection = self._pop_idle(now)
+        if connection is None:
+            self._free.release()
+        return connection
+
+    def _pop_idle(self, now: float) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if now - (connection.idle_since or 0.0) < _IDLE_FOR and connection.wire.is_quiet():
+                connection.taken_at = now
+                return connection
+            self._close(connection)
+        return None
+
     async def _open(self) -> _Connection:
-        if (self._opened or _connecting.count) and _connecting.leave_too_few_files():
+        if (self._opened or _connecting.count) and _connecting.would_exhaust_files():
             raise self._too_many_files()
         _connecting.count += 1
         try:
@@ -223,9 +229,13 @@ class _Pool:
         except trio.TooSlowError as error:
             raise Retryable(f"no connection to {self.name} within {self._connect_timeout:g} s") from error
         except ssl.SSLCertVerificationError as error:
-            raise Permanent(
-                f"the certificate of {self.name} does not verify: {error.verify_message or error}"
-            ) from error
+            raise _certificate_problem(self.name, error) from error
+        except ssl.SSLError as error:
+            if error.reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST"}:
+                raise ModelMisconfigured(
+                    f"{self.name} does not speak TLS", fix="for a server without it, use an http URL"
+                ) from error
+            raise Retryable(f"no connection to {self.name}: the TLS handshake failed ({error})") from error
         except OSError as error:
             if _first_cause(error).errno in {errno.EMFILE, errno.ENFILE}:
                 raise self._too_many_files() from error
@@ -236,7 +246,7 @@ class _Pool:
         return _Connection(wire, self.name)
 
     def _too_many_files(self) -> RateLimited:
-        """Flow control: nothing was sent, and as many calls as there are descriptors for can be under way."""
+        """Flow control: nothing was sent, and the call can be sent when another has ended."""
         return RateLimited(
             f"no connection to {self.name}: too many open files (ulimit -n is {_file_limit()}); raise that limit or "
             "lower max_parallel_requests"
@@ -265,70 +275,95 @@ class _Pool:
             self._close(self._idle.pop())
 
 
-class _Http1Endpoint:
-    """The head is made once; it holds the key, so it is in no repr."""
+@attrs.frozen(eq=False, repr=False)
+class Endpoint:
+    """One URL with its method and headers. The head is built once; it contains the key, so there is no repr."""
 
-    __slots__ = ("_head", "_pool", "_timeout")
-
-    def __init__(self, pool: _Pool, head: bytes, timeout: float) -> None:
-        self._pool = pool
-        self._head = head
-        self._timeout = timeout
+    _pool: _Pool
+    _head: bytes
+    _timeout: float
 
     async def send(self, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
-        # Sending does not wait, so it would not notice by itself that nobody wants the answer any more.
+        """Send one call. Raises `Retryable`, `RateLimited` or `Permanent` if there is no response.
+
+        `scope` is one that the caller has entered in this task; it carries the deadline of the call meanwhile. After a
+        timeout it is cancelled, so the caller must not await anything else in it.
+        """
+        # All of a call in one coroutine: each further one costs whenever the call resumes (overhead benchmark).
+        pool = self._pool
+        if scope is None:
+            with trio.move_on_after(self._timeout) as own:
+                return await self.send(body, own)
+            raise self._no_answer()
+        # Sending does not wait, so without this a cancelled call would still be sent.
         await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
-        response = None
-        if scope is not None:
-            # Without a second scope a call is cheaper (overhead benchmark).
-            response = await self._send_within(scope, message)
-        else:
-            with trio.move_on_after(self._timeout):
-                response = await self._exchange(message, fresh=False) or await self._exchange(message, fresh=True)
-        if response is None:
-            raise Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
-        if response.status == 407 and self._pool.asked_proxy is not None:
-            raise self._pool.asked_proxy.refusal(407, self._pool.name)
-        return _decode(response, self._pool.name) if "content-encoding" in response.headers else response
-
-    async def _send_within(self, scope: trio.CancelScope, message: bytes) -> HttpResponse | None:
-        before, deadline = scope.deadline, trio.current_time() + self._timeout
+        now, before = trio.current_time(), scope.deadline
+        deadline = now + self._timeout
         if deadline < before:
             scope.deadline = deadline
         try:
-            return await self._exchange(message, fresh=False) or await self._exchange(message, fresh=True)
+            connection = pool.take_idle(now) or await pool.take()
+            while True:
+                try:
+                    connection.begin()
+                    await connection.wire.send(message)
+                    while not connection.is_complete:
+                        connection.feed(await connection.wire.receive())
+                    break
+                except OSError as error:
+                    pool.discard(connection)
+                    if not connection.was_closed_idle():
+                        raise Retryable(f"{pool.name} {_reason(error)}") from error
+                except BaseException:  # a cancellation among others: closing notifies the server
+                    pool.discard(connection)
+                    raise
+                connection = await pool.take(fresh=True)
         except trio.Cancelled as cancelled:
-            # Of an outer deadline it is true as well, and then the next checkpoint raises `Cancelled` again.
+            # True for an outer deadline as well; then the next checkpoint raises `Cancelled` again.
             if deadline < before and cancelled.source == "deadline" and trio.current_time() >= deadline:
-                return None
+                raise self._no_answer() from None
             raise
         finally:
             if deadline < before:
                 scope.deadline = before
-
-    async def _exchange(self, message: bytes, *, fresh: bool) -> HttpResponse | None:
-        """One try; None if the connection was idle too long and had been closed before it heard of this call."""
-        pool = self._pool
-        connection = await pool.take(fresh=fresh)
-        reused = connection.idle_since is not None
-        started = trio.current_time()
-        try:
-            await connection.wire.send(message)
-            response = await connection.read_response()
-        except OSError as error:
-            pool.discard(connection)
-            if reused and not connection.heard and trio.current_time() - started < _STALE_WITHIN:
-                return None
-            raise Retryable(f"{pool.name} {_reason(error)}") from error
-        except BaseException:  # among others a cancellation: closing is how the server hears of it
-            pool.discard(connection)
-            raise
         if connection.can_be_reused:
             pool.put(connection)
         else:
             pool.discard(connection)
-        return response
+        response = connection.response()
+        if response.status == 407 and pool.http_proxy is not None:
+            raise pool.http_proxy.refusal(407, pool.name)
+        headers = response.headers
+        is_plain = "content-encoding" not in headers and headers.get("transfer-encoding", "chunked") == "chunked"
+        return response if is_plain else _decode(response, pool.name)
+
+    def _no_answer(self) -> Retryable:
+        return Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
+
+
+async def connect(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | None = None) -> Wire:
+    """Open a connection, with TLS if a context is given, directly or through a proxy.
+
+    Raises `OSError` (`ssl.SSLError` is one), and `Permanent` or `Retryable` if the proxy rejects it.
+    """
+    if proxy is None:
+        stream = await trio.open_tcp_stream(host, port)
+    else:
+        stream = await trio.open_tcp_stream(proxy.host, proxy.port)
+    if context is None:
+        return SocketWire(socket.socket(fileno=stream.socket.detach()))
+    if proxy is not None:
+        try:
+            await proxy.open_tunnel(stream, host, port)
+        except trio.BrokenResourceError as error:
+            stream.socket.close()
+            raise ConnectionResetError(f"{proxy.name} closed the connection") from error
+        except BaseException:
+            stream.socket.close()
+            raise
+    tls = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+    return await shake_hands(tls, stream)
 
 
 class _Connection:
@@ -338,101 +373,120 @@ class _Connection:
         self.wire = wire
         self._name = name
         self.idle_since: float | None = None  # when it was last put back; None for a new one
-        self.heard = False  # whether any byte of the current answer has come
+        self.taken_at = 0.0  # when it was last taken from the idle ones
+        self.heard = False  # whether any byte of the current response was received
         self.can_be_reused = False
+        self._head_bytes = 0  # received before the end of the headers, those of interim responses included
         self._parser = httptools.HttpResponseParser(self)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Prepare for a call."""
+        self._reset()
+        self.heard = False
+        self._head_bytes = 0
+
+    def _reset(self) -> None:
         self._headers: dict[str, str] = {}
         self._header_bytes = 0
-        self._chunks: list[bytes] = []
-        self._body_bytes = 0
+        # One buffer: a list of chunks of one byte would take fifty times their size.
+        self._body = bytearray()
         self._status = 0
-        self._is_complete = False
-        self._complaint: str | None = None
+        self.is_complete = False
+        self._problem: str | None = None
 
-    async def read_response(self) -> HttpResponse:
-        self._begin()
-        self.heard = False
-        while not self._is_complete:
-            data = await self.wire.receive()
-            if not data:
-                return self._at_end()
-            self.heard = True
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserError as error:
-                said = self._complaint or f"sent something that is not HTTP ({error})"
-                raise Retryable(f"{self._name} {said}") from error
-            except httptools.HttpParserUpgrade as error:
-                raise Retryable(f"{self._name} wants to speak another protocol") from error
-        return self._response()
+    def feed(self, data: bytes) -> None:
+        """Parse received data, empty at the end of the stream; sets `is_complete` at the end of the response."""
+        if not data:
+            self._at_end()
+            return
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            problem = self._problem or f"sent something that is not HTTP ({error})"
+            raise Retryable(f"{self._name} {problem}") from error
+        except httptools.HttpParserUpgrade as error:
+            raise Retryable(f"{self._name} switched to another protocol") from error
+        if not self._status:
+            # The parser stores a name or a value until its end.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEADERS:
+                raise Retryable(f"{self._name} sent more than {MAX_HEADERS} bytes of headers")
 
-    def _at_end(self) -> HttpResponse:
-        # A body without a length ends with the connection; any other end is too early.
+    def was_closed_idle(self) -> bool:
+        """True if the server had closed the connection before it received the call, which can then be sent again."""
+        reused = self.idle_since is not None
+        return reused and not self.heard and trio.current_time() - self.taken_at < _STALE_WITHIN
+
+    def _at_end(self) -> None:
+        # A body without a length ends with the connection; any other response is truncated.
         self.can_be_reused = False
-        if self._status and "content-length" not in self._headers and "transfer-encoding" not in self._headers:
-            return self._response()
+        is_chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
+        if self._status and "content-length" not in self._headers and not is_chunked:
+            self.is_complete = True
+            return
         if self.heard:
             raise ConnectionAbortedError(
-                f"closed the connection in the middle of its answer ({self._body_bytes} bytes of body came)"
+                f"closed the connection in the middle of its answer ({len(self._body)} bytes of body came)"
             )
         raise ConnectionAbortedError("closed the connection without an answer")
 
-    def _response(self) -> HttpResponse:
-        chunks = self._chunks
-        return HttpResponse(self._status, self._headers, chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    def response(self) -> HttpResponse:
+        return HttpResponse(self._status, self._headers, bytes(self._body))
 
-    # What httptools calls.
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
-        if self._is_complete:
-            self._refuse("sent more than one answer to one call")
+        if self.is_complete:
+            self._fail("sent more than one answer to one call, or more than its content-length")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADERS:
-            self._refuse(f"sent more than {MAX_HEADERS} bytes of headers")
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            self._fail(f"sent more than {MAX_HEADERS} bytes of headers")
+        if self._status:  # a trailer, which must not change what the headers say
+            return
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        known = self._headers.get(key)
+        self._headers[key] = text if known is None else f"{known}, {text}"
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        if self._body_bytes > MAX_BODY:
-            self._refuse(f"sent more than {MAX_BODY} bytes of body")
-        self._chunks.append(data)
+        self._body += data
+        if len(self._body) > MAX_BODY:
+            self._fail(f"sent more than {MAX_BODY} bytes of body")
 
     def on_message_complete(self) -> None:
-        if self._status < 200:  # "100 Continue" and its like announce the answer
-            self._begin()
+        if self._status < 200:  # an interim response such as "100 Continue"
+            self._reset()
         else:
-            self._is_complete = True
-            self.can_be_reused = self._parser.should_keep_alive()  # the parser forgets it after this
+            self.is_complete = True
+            self.can_be_reused = self._parser.should_keep_alive()  # only valid in this callback
 
-    def _refuse(self, complaint: str) -> NoReturn:
-        self._complaint = complaint
-        raise ValueError(complaint)  # stops the parser, which wraps it in an error of its own
+    def _fail(self, problem: str) -> NoReturn:
+        self._problem = problem
+        raise ValueError(problem)  # stops the parser, which wraps it in its own error
 
 
 def _decode(response: HttpResponse, name: str) -> HttpResponse:
-    """The answer with its body as it was before it was compressed. Raises where that cannot be found out.
-
-    An error status says enough without its body, and decides alone.
-    """
+    """Return the response with its body decompressed. Raises if that fails, unless the status is an error anyway."""
     body = response.body
-    encodings = [each.strip().lower() for each in response.headers["content-encoding"].split(",")]
+    given = [response.headers.get("content-encoding", ""), response.headers.get("transfer-encoding", "")]
+    encodings = [each.strip().lower() for each in ",".join(given).split(",")]
     try:
         for encoding in reversed(encodings):  # the last one was applied last
             if encoding in {"gzip", "x-gzip", "deflate"}:
                 body = _inflate(body)
-            elif encoding not in {"", "identity"}:
-                raise Permanent(f"{name} sent a body with content-encoding {encoding!r}, which was not asked for")
+            elif encoding not in {"", "identity", "chunked"}:
+                raise Permanent(f"{name} sent a body with the unsupported content-encoding {encoding[:40]!r}")
     except (zlib.error, EOFError) as error:
-        failure: CellError = Retryable(f"{name} sent a body that is not {encoding} although it says so ({error})")
-    except CellError as error:
+        failure: CellError = Retryable(f"{name} sent a body that is not valid {encoding} ({error})")
+    except _TooLargeError:
+        failure = Retryable(f"{name} sent more than {MAX_BODY} bytes of body ({encoding})")
+    except Permanent as error:
         failure = error
     else:
         return attrs.evolve(response, body=body)
@@ -441,24 +495,42 @@ def _decode(response: HttpResponse, name: str) -> HttpResponse:
     return attrs.evolve(response, body=str(failure).encode())
 
 
+class _TooLargeError(Exception):
+    """The decompressed body is larger than `MAX_BODY`."""
+
+
 def _inflate(data: bytes) -> bytes:
-    """Decompress gzip or zlib, or deflate without a header, which some servers send under its name."""
+    """Decompress gzip, zlib, or raw deflate, which some servers send as deflate."""
     whole = bytearray()
-    # 47: the header decides which of the two it is; -15: there is none.
+    # 47: gzip or zlib, by the header; -15: raw deflate.
     window = 47 if data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and int.from_bytes(data[:2]) % 31 == 0) else -15
-    while data:  # gzip files may follow each other
+    for _ in range(_MAX_MEMBERS):
+        if not data:
+            return bytes(whole)
         stream = zlib.decompressobj(window)
         whole += stream.decompress(data, MAX_BODY + 1 - len(whole))
         if len(whole) > MAX_BODY:
-            raise Retryable(f"more than {MAX_BODY} bytes of body")
+            raise _TooLargeError
         if not stream.eof:
             raise EOFError("its end is missing")
         data = stream.unused_data.lstrip(b"\0")
-    return bytes(whole)
+    raise EOFError(f"it has more than {_MAX_MEMBERS} members")
+
+
+def _certificate_problem(name: str, error: ssl.SSLCertVerificationError) -> ModelMisconfigured:
+    """What is wrong with a certificate, and what to do about it."""
+    found = f"the certificate of {name} does not verify: {error.verify_message or error}"
+    if "mismatch" in found:
+        fix = "correct the host of the URL"
+    elif "expired" in found or "not yet valid" in found:
+        fix = "renew it, or correct the clock of this machine"
+    else:
+        fix = "if you trust it, name its PEM file as ca_file of the model or in SSL_CERT_FILE"
+    return ModelMisconfigured(found, fix=fix)
 
 
 def _first_cause(error: OSError) -> OSError:
-    tried = error.__cause__  # a group of one for each address of the host, as trio reports it
+    tried = error.__cause__  # of trio: a group with an error for each address of the host
     if isinstance(tried, BaseExceptionGroup) and isinstance(tried.exceptions[0], OSError):
         return tried.exceptions[0]
     return error

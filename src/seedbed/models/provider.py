@@ -1,40 +1,51 @@
-"""What every model behind HTTP has in common: where it is, whose key it takes, what it may be asked for."""
+"""What models behind HTTP share: the fields of their specs, sending calls, and reading responses.
+
+A response becomes an answer or one of the engine's failure classes. Messages name the model and the status and show a
+short excerpt of the body; anything that looks like a key is removed.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 import math
 import os
 import re
 import ssl
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from ..errors import CellError, ConfigError
+from .. import checks
+from ..errors import CellError, ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
+from ..runtime.backoff import parse_retry_after
 from ..runtime.throttle import KeyLimits
-from .base import HOW
+from .base import NOT_IN_FINGERPRINT
 from .distributions import check_distribution
-from .http import check_headers
-from .mapping import name_model
-from .proxies import proxy_for
-from .urls import split_url
+from .http import check_headers, open_http
+from .urls import proxy_for, split_url
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import trio
 
     from .http import Endpoint, HttpClient, HttpResponse
 
+_price = checks.at_least(0, "money per million tokens")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-# A recipe is kept beside its dataset, so what these headers carry must not be written in it.
+# A recipe is stored beside its dataset, so it must not contain the values of these headers.
 _SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|[-_&])key(?:$|=)", re.IGNORECASE)
 
 
 def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what is not a plain http or https URL; a password in it would end up in messages."""
+    """Require a plain http or https URL; a password in it would appear in messages."""
     try:
         url = split_url(value)
     except ValueError as error:
@@ -45,26 +56,8 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
 
-def check_text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what is not a text of at least one character."""
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{attribute.name} must be a text, not {value!r}")
-
-
-def check_price(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what is no price."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{attribute.name} must be money per million tokens, 0 or more, not {value!r}")
-
-
-def check_timeout(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what is no time to wait."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{attribute.name} must be seconds, above 0, not {value!r}")
-
-
 def check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse parameters that nothing can be drawn from."""
+    """Require a mapping whose distributions are valid."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{attribute.name} must be a mapping of names to values, not {value!r}")
     for name, given in value.items():
@@ -72,8 +65,8 @@ def check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) 
 
 
 def check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what cannot be the name of an environment variable."""
-    # The message shows the value only if it can be a name: somebody may have put the key itself there.
+    """Require the name of an environment variable, or None."""
+    # The message does not show the value: it may be the key itself.
     if value is not None and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
         raise ConfigError(f"{attribute.name} must be the name of an environment variable (it is not one)")
 
@@ -90,31 +83,31 @@ def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object)
 
 
 def strip_slash(value: object) -> object:
-    """A base URL is followed by a path that begins with a slash."""
+    """Remove the slash at the end of a base URL: paths begin with one."""
     return value.rstrip("/") if isinstance(value, str) else value
 
 
-# Without slots: a spec with several parents can have them in none, or it would be pickled by halves.
+# Without slots, so that a spec with several base classes is pickled whole.
 @attrs.frozen(kw_only=True, slots=False)
 class Limits:
-    """The part of a spec that says what a model may be asked for and what it costs."""
+    """The fields of a spec for inference parameters, limits and prices."""
 
     parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_parameters)
     max_parallel_requests: int = 32
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    # Rising latency counts as congestion: for a server that queues where others refuse.
-    latency_congestion: bool = attrs.field(default=False, metadata=HOW)
+    # Treat rising latency as congestion: for a server that queues calls instead of rate-limiting them.
+    latency_congestion: bool = attrs.field(default=False, metadata=NOT_IN_FINGERPRINT)
     # Money per million tokens.
-    input_price: float = attrs.field(default=0.0, validator=check_price)
-    output_price: float = attrs.field(default=0.0, validator=check_price)
+    input_price: float = attrs.field(default=0.0, validator=_price)
+    output_price: float = attrs.field(default=0.0, validator=_price)
 
     def __attrs_post_init__(self) -> None:
-        """Limits are checked where they are defined."""
+        """Check the limits."""
         self.limits()
 
     def limits(self) -> KeyLimits:
-        """What its keys may be asked for."""
+        """The concurrency and rate limits of its throttle keys."""
         return KeyLimits(
             max_parallel_requests=self.max_parallel_requests,
             requests_per_minute=self.requests_per_minute,
@@ -134,23 +127,25 @@ class HttpModel(Limits):
     type: ClassVar[str]
 
     base_url: str = attrs.field(validator=check_url, converter=strip_slash)
-    model: str = attrs.field(validator=check_text)
+    model: str = attrs.field(validator=checks.text)
     api_key_env: str | None = attrs.field(default=None, validator=check_env)
-    headers: Mapping[str, str] = attrs.field(factory=dict, validator=_check_header_map, repr=False, metadata=HOW)
+    headers: Mapping[str, str] = attrs.field(
+        factory=dict, validator=_check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
+    )
     # Seconds for a whole call, and for connecting.
-    timeout: float = attrs.field(default=120.0, validator=check_timeout)
-    connect_timeout: float = attrs.field(default=10.0, validator=check_timeout, metadata=HOW)
+    timeout: float = attrs.field(default=120.0, validator=checks.seconds)
+    connect_timeout: float = attrs.field(default=10.0, validator=checks.seconds, metadata=NOT_IN_FINGERPRINT)
     # A file of certificates (PEM) that are trusted besides those of the system.
-    ca_file: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_text), metadata=HOW)
+    ca_file: str | None = attrs.field(default=None, validator=checks.optional(checks.text), metadata=NOT_IN_FINGERPRINT)
 
     def key(self, domain: str) -> str:
-        """The throttle key: where it is, whose quota it uses, the model and the domain."""
+        """The throttle key: base URL, API key, model and domain."""
         quota = f" ({self.api_key_env})" if self.api_key_env else ""
         return f"{self.base_url}{quota} {self.model} {domain}"
 
     @property
     def provider_id(self) -> str:
-        """The same for specs that can share a client."""
+        """Equal for specs that can share a client."""
         headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
         options = (
             self.type,
@@ -169,15 +164,15 @@ class HttpModel(Limits):
         return tuple(name for value in self.headers.values() for name in _VARIABLE.findall(value))
 
     def urls(self) -> tuple[str, ...]:
-        """Where it is, to be listed before a run."""
+        """The URLs that it calls, to be listed before a run."""
         return (self.base_url,)
 
     def paths(self) -> tuple[str, ...]:
-        """The local file that it reads, if one is given."""
+        """The local file that it reads, if any."""
         return () if self.ca_file is None else (self.ca_file,)
 
     def problems(self) -> list[str]:
-        """Environment variables that are missing or name no proxy, and certificates that cannot be read."""
+        """Report missing environment variables, invalid proxies and unreadable certificates."""
         names = [*([self.api_key_env] if self.api_key_env else []), *self.header_env]
         problems = []
         try:
@@ -185,25 +180,28 @@ class HttpModel(Limits):
             proxy_for(split_url(self.base_url))
         except ConfigError as error:
             problems.append(f"model {self.model!r}: {error}")
-        return problems + [
-            f"model {self.model!r} at {self.base_url} needs the environment variable {name}, which is not set"
-            for name in dict.fromkeys(names)
-            if not os.environ.get(name)
-        ]
+        for name in dict.fromkeys(names):
+            value = os.environ.get(name, "").strip()
+            if not value:
+                missing = f"needs the environment variable {name}, which is not set"
+                problems.append(f"model {self.model!r} at {self.base_url} {missing}")
+            elif not (value.isascii() and value.isprintable()):
+                problems.append(f"model {self.model!r}: the environment variable {name} must be one line of ASCII")
+        return problems
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """What decides which certificates are trusted; None where the default does."""
+        """The TLS context that trusts `ca_file`; None for the default."""
         if not self.base_url.lower().startswith("https:"):
             return None
         trusted = os.environ.get("SSL_CERT_FILE")
-        # OpenSSL reads that file, and says nothing where there is none.
+        # OpenSSL ignores a missing file silently.
         if trusted and not Path(trusted).is_file():
             raise ConfigError(f"the environment variable SSL_CERT_FILE names {trusted!r}, which is not a file")
         if self.ca_file is None:
             return None
         context = ssl.create_default_context()
         try:
-            # Opening a pipe would wait for ever.
+            # Opening a pipe would block.
             if not stat.S_ISREG(Path(self.ca_file).stat().st_mode):
                 raise OSError("it is not a regular file")
             context.load_verify_locations(self.ca_file)
@@ -211,69 +209,257 @@ class HttpModel(Limits):
             raise ConfigError(f"ca_file {self.ca_file!r} cannot be used: {error.strerror or error}") from None
         return context
 
-    def credentials(self) -> Credentials:
-        """The key and the headers, from the environment as it is now."""
-        missing = self.problems()
-        if missing:
-            raise ConfigError("; ".join(missing))
+    @asynccontextmanager
+    async def open_caller(
+        self, headers: Mapping[str, str], key_header: str, key_prefix: str = ""
+    ) -> AsyncIterator[Caller]:
+        """Yield a caller that sends these headers, those of the spec and the API key, which the spec may override."""
+        problems = self.problems()
+        if problems:
+            raise ConfigError("; ".join(problems))
         secrets: list[str] = []
 
         def fill(found: re.Match[str]) -> str:
             secrets.append(os.environ[found.group(1)].strip())
             return secrets[-1]
 
-        headers = {name.lower(): _VARIABLE.sub(fill, value) for name, value in self.headers.items()}
+        own = {name.lower(): _VARIABLE.sub(fill, value) for name, value in self.headers.items()}
+        # Literal headers may be keys as well, although the documentation advises against it.
+        secrets += [value for value in own.values() if len(value) >= 8]
+        sent = {"content-type": "application/json", **headers, **own}
         key = os.environ[self.api_key_env].strip() if self.api_key_env else None
         if key:
             secrets.append(key)
-        # Literal headers may be keys as well, whatever the documentation says.
-        secrets += [value for value in headers.values() if len(value) >= 8]
-        return Credentials(key, headers, tuple(secrets))
-
-
-@attrs.frozen(repr=False)
-class Credentials:
-    """What nobody may see; it has no repr."""
-
-    key: str | None
-    headers: Mapping[str, str]
-    secrets: tuple[str, ...]
+            sent.setdefault(key_header, f"{key_prefix}{key}")
+        async with open_http(
+            timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
+        ) as http:
+            yield Caller(http, self, sent, tuple(secrets))
 
 
 class Caller:
-    """Calls of one model: the endpoints of its provider, and failures that carry its name."""
+    """Sends the calls of one model; its failures name the model and show none of the secrets."""
 
     def __init__(self, http: HttpClient, spec: HttpModel, headers: Mapping[str, str], secrets: tuple[str, ...]) -> None:
         self.model = spec.model
-        self.secrets = secrets
         self.http = http
+        self._secrets = secrets
+        self._key_env = spec.api_key_env
         self._base_url, _, query = spec.base_url.partition("?")
         self._query = f"?{query}" if query else ""
         self._headers = headers
-        # Made at the first call of each path; shared by the models of a provider.
+        # By path, added at the first call of each; shared by the models of a provider.
         self._endpoints: dict[str, Endpoint] = {}
 
     def for_model(self, model: str) -> Caller:
-        """The same provider, another model of it."""
-        other = object.__new__(Caller)
-        other.__dict__.update(self.__dict__, model=model)
+        """Return a caller for another model of the provider that shares the connections."""
+        other = copy.copy(self)
+        other.model = model
         return other
 
-    async def post(self, path: str, body: bytes, scope: trio.CancelScope | None = None) -> HttpResponse:
-        """One call; a failure of the connection names the model. `scope` is as in `Endpoint.send`."""
+    def endpoint(self, path: str) -> Endpoint:
+        """Return the endpoint at a path of the provider."""
         endpoint = self._endpoints.get(path)
         if endpoint is None:
-            endpoint = self._endpoints[path] = self.http.endpoint(
-                "POST", f"{self._base_url}{path}{self._query}", self._headers
-            )
+            url = f"{self._base_url}{path}{self._query}"
+            endpoint = self._endpoints[path] = self.http.endpoint("POST", url, self._headers)
+        return endpoint
+
+    async def send(self, endpoint: Endpoint, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
+        """Send one call; `scope` is as in `Endpoint.send`. Failures of the connection name the model."""
         try:
             return await endpoint.send(body, scope)
         except CellError as error:
-            raise name_model(self.model, error, self.secrets) from error
+            raise self.named(error) from error
 
-    async def send(self, endpoint: Endpoint) -> HttpResponse:
-        """One call of another endpoint, without a body."""
+    def named(self, failure: CellError) -> CellError:
+        """Return a failure of the connection with the model's name in front."""
+        if isinstance(failure, ModelMisconfigured):
+            cause = f"model {self.model!r}: {redact(failure.cause, self._secrets)}"
+            return ModelMisconfigured(cause, fix=failure.fix)
+        return type(failure)(f"model {self.model!r}: {redact(str(failure), self._secrets)}")
+
+    def excerpt(self, text: object) -> str:
+        """The beginning of a text of the provider, without secrets."""
+        return excerpt(str(text).encode(), self._secrets)
+
+    def parse_object(self, response: HttpResponse) -> dict[str, Any]:
+        """Return the JSON object of a response. Raises the failure that the response means."""
+        failure = failure_of(self.model, response, self._secrets, key_env=self._key_env)
+        if failure is not None:
+            raise failure
+        answered = f"model {self.model!r} answered {response.status}"
         try:
-            return await endpoint.send()
-        except CellError as error:
-            raise name_model(self.model, error, self.secrets) from error
+            found = json.loads(response.body)
+        except (ValueError, RecursionError) as error:
+            shown = excerpt(response.body, self._secrets)
+            if response.body.lstrip()[:1] == b"<":  # the beginning of an answer cut short is still JSON
+                raise ModelMisconfigured(
+                    f"{answered} with a page in place of JSON",
+                    fix="check its base_url, which ends where the path of the API begins (often in /v1), and any proxy",
+                    answer=shown,
+                ) from error
+            raise Retryable(f"{answered} with malformed JSON: {shown!r}") from error
+        if not isinstance(found, dict):
+            raise Retryable(f"{answered} with JSON that is not an object")
+        reported = found.get("error")
+        if reported:  # some gateways report errors with status 200
+            code = reported.get("code") if isinstance(reported, dict) else None
+            if code in _QUOTA_CODES:
+                raise _quota_used_up(answered, excerpt(response.body, self._secrets))
+            kind = RateLimited if code in {429, "429", "rate_limit_exceeded"} else Retryable
+            raise kind(f"{answered} with an error: {excerpt(response.body, self._secrets)}")
+        return found
+
+    def unexpected(self, missing: str, response: HttpResponse) -> Retryable:
+        """The failure for a response without a required part."""
+        shown = excerpt(response.body, self._secrets)
+        return Retryable(f"model {self.model!r} answered without {missing}: {shown!r}")
+
+
+RETRYABLE_STATUSES = frozenset({408, 409, 425})
+"""Client errors that may succeed on retry, as every 5xx may."""
+
+_EXCERPT = 200
+# The key formats of providers, also masked in part: a key that a server echoes in part is still a secret.
+_KEY_LIKE = re.compile(
+    r"\b(?:sk|pk|rk|key|gsk|nvapi|hf|xai)[-_](?=[\w*.-]*[\d*])[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE
+)
+OVERLOADED_STATUSES = frozenset({503, 529})
+"""Rate limiting like a 429 if the response says how long to wait, otherwise a failed attempt."""
+
+# Of OpenAI-compatible APIs, and of Anthropic; each has a counterpart with the remaining quota.
+_RESET = re.compile(r"x-ratelimit-(reset)(?:-[\w-]+)?|anthropic-ratelimit-[\w-]+-(reset)")
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Replace the secrets in a text, and anything that looks like a key."""
+    for secret in secrets:
+        if len(secret) >= 4:  # a shorter value is a placeholder for "no key" and may occur in any text
+            text = text.replace(secret, "…")
+    return _KEY_LIKE.sub("…", text)
+
+
+def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
+    """Return the error message of a body, or its beginning, on one line."""
+    text = body[: 20 * _EXCERPT].decode("utf-8", "replace")
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        text = _message_of(found.get("error", found)) or text
+    text = " ".join(redact(text, secrets).split())
+    return text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 1]}…"
+
+
+def _message_of(error: object) -> str | None:
+    if isinstance(error, str):
+        return error
+    if isinstance(error, Mapping):
+        message = error.get("message") or error.get("detail")
+        kind = error.get("code") or error.get("type")
+        if message:
+            return f"{message} ({kind})" if kind else str(message)
+    return None
+
+
+def failure_of(
+    model: str, response: HttpResponse, secrets: Iterable[str] = (), *, key_env: str | None = None
+) -> CellError | None:
+    """Return the failure that a status means; None for a success. `key_env` is named where the key may be wrong."""
+    status = response.status
+    if 200 <= status < 300:
+        return None
+    shown = excerpt(response.body, secrets)
+    answered = f"model {model!r} answered {status}"
+    message = answered + (f": {shown}" if shown else " with an empty body")
+    codes = _codes_of(response.body)
+    if status == 402 or (status in {403, 429} and codes & _QUOTA_CODES):
+        return _quota_used_up(answered, shown)
+    if status == 429 or status in OVERLOADED_STATUSES:
+        retry_after, reset = _retry_after(response.headers), _reset(response.headers)
+        if status == 429 or retry_after is not None or reset is not None:
+            return RateLimited(message, retry_after=retry_after, reset=reset)
+    if status in RETRYABLE_STATUSES or status >= 500:
+        return Retryable(message)
+    if 300 <= status < 400:
+        where = redact(response.headers.get("location", "an unknown URL"), secrets)
+        return ModelMisconfigured(f"{answered}: it has moved to {where}", fix="correct its base_url")
+    key = f"the key in the environment variable {key_env}" if key_env else "its key (api_key_env names its variable)"
+    fix = {
+        401: f"check {key}",
+        403: f"check {key}, and whether it may use this model",
+        404: "check the name of the model and its base_url",
+    }.get(status)
+    if status == 400 and codes & _UNKNOWN_MODEL_CODES:
+        fix = "check the name of the model"
+    return Permanent(message) if fix is None else ModelMisconfigured(answered, fix=fix, answer=shown)
+
+
+# Of OpenAI and of servers that follow it: payment is due, which waiting does not change.
+_QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_exhausted"})
+_UNKNOWN_MODEL_CODES = frozenset({"model_not_found", "invalid_model", "unknown_model"})
+
+
+def _codes_of(body: bytes) -> set[str]:
+    """The code and the type of the error in a body."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return set()
+    error = found.get("error") if isinstance(found, dict) else None
+    return {str(error.get(name)) for name in ("code", "type")} if isinstance(error, dict) else set()
+
+
+def _quota_used_up(answered: str, shown: str) -> ModelMisconfigured:
+    return ModelMisconfigured(
+        f"{answered}, the quota of its key is used up",
+        fix="raise the limit or pay the bill at the provider, then resume",
+        answer=shown,
+        blames_no_row=True,
+    )
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | str | None:
+    """Return the Retry-After of a response if it is valid, in seconds or as sent."""
+    milliseconds = headers.get("retry-after-ms")
+    if milliseconds is not None:
+        try:
+            seconds = float(milliseconds) / 1000
+        except ValueError:
+            pass
+        else:
+            if math.isfinite(seconds):
+                return seconds
+    given = headers.get("retry-after")
+    return None if parse_retry_after(given, time.time()) is None else given
+
+
+def _reset(headers: Mapping[str, str]) -> str | None:
+    """Return when the exhausted quota of the key is reset; None if it is not exhausted.
+
+    Requests and tokens may both be exhausted: the later reset counts.
+    """
+    latest, longest = None, -1.0
+    for name, value in headers.items():
+        found = _RESET.fullmatch(name)
+        if found is None:
+            continue
+        start, end = found.span(1 if found.group(1) else 2)
+        remaining = headers.get(f"{name[:start]}remaining{name[end:]}", "0")
+        seconds = parse_retry_after(value, time.time())
+        if remaining.strip() == "0" and seconds is not None and seconds > longest:
+            latest, longest = value, seconds
+    return latest
+
+
+def token_count(usage: object, *names: str) -> int | None:
+    """Return the first of these fields that is a valid count; None if there is none."""
+    if isinstance(usage, Mapping):
+        for name in names:
+            value = usage.get(name)
+            # Some servers send Infinity and NaN; a negative count would refund a budget.
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+                return int(value)
+    return None

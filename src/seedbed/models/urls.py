@@ -1,23 +1,36 @@
-"""Where a call goes: an http or https URL, checked so far as that can be done without asking the network."""
+"""Parsing of http and https URLs, and the proxies that the environment configures for them.
+
+`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` are read in upper and lower case. As with curl and httpx, calls
+to loopback addresses use the proxy too unless `NO_PROXY` lists them.
+"""
 
 from __future__ import annotations
 
+import base64
 import ipaddress
+import os
 import re
 import socket
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
+from ..errors import ConfigError, ModelMisconfigured, Permanent, Retryable
+
+if TYPE_CHECKING:
+    import trio
+
 _AUTHORITY = re.compile(r"\w+://([^/?#]*)")
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}", re.IGNORECASE)
-# What may stand in a URL as it is; the rest is written as %xx, and so is what is not ASCII.
+# Characters that are not percent-encoded; all others are, including those outside of ASCII.
 _PATH_SAFE = "/%:@!$&'()*+,;=~?"
+_MAX_ANSWER = 65_536  # bytes of a proxy's answer to CONNECT
 
 
 @attrs.frozen(kw_only=True)
 class Url:
-    """The parts of a URL as they are sent; `host` is ASCII and without brackets."""
+    """The parts of a URL in the form in which they are sent; `host` is ASCII, without brackets."""
 
     scheme: str
     host: str
@@ -29,24 +42,24 @@ class Url:
 
     @property
     def authority(self) -> str:
-        """Host and port as a Host header has them, without the port that the scheme implies."""
+        """Host and port as in a Host header, without the default port of the scheme."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _default_port(self.scheme) else f"{host}:{self.port}"
 
 
 def split_url(url: object) -> Url:
-    """The parts of an http or https URL. Raises `ValueError` with what is wrong; a password in it is not shown."""
+    """Split an http or https URL. Raises `ValueError` with the problem, without showing a password."""
     if not isinstance(url, str):
         raise ValueError(f"must be an http or https URL, not {url!r}")  # noqa: TRY004  one kind of error for a value
     found = _AUTHORITY.match(url)
     authority = found.group(1).rpartition("@")[2] if found else ""
-    if re.search(r"[\s\0-\x1f\x7f]", authority):  # urlsplit takes line breaks out without a word
-        raise ValueError(f"has the host {authority!r}, in which no space may be")
+    if re.search(r"[\s\0-\x1f\x7f]", authority):  # urlsplit silently removes line breaks
+        raise ValueError(f"has the host {authority!r}, which contains whitespace")
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError as error:
-        raise ValueError(f"has the host {authority!r}, which is not one: {error}") from error
+        raise ValueError(f"has the invalid host {authority!r}: {error}") from error
     if parts.scheme not in {"http", "https"}:
         raise ValueError(f"must be an http or https URL, not {url.rpartition('@')[2]!r}")
     if not host:
@@ -76,7 +89,7 @@ def _default_port(scheme: str) -> int:
 
 
 def _check_host(host: str, *, is_bracketed: bool) -> str:
-    """The host in ASCII."""
+    """Return the host in ASCII; raises `ValueError` if it is invalid."""
     try:
         if is_bracketed:
             return str(ipaddress.IPv6Address(host))
@@ -89,3 +102,90 @@ def _check_host(host: str, *, is_bracketed: bool) -> str:
     except (ValueError, OSError) as error:  # UnicodeError is a ValueError
         raise ValueError(f"has the host {host!r}, which is neither a host name nor an address") from error
     return name
+
+
+@attrs.frozen(kw_only=True)
+class Proxy:
+    """An HTTP proxy; `authorization` is the value of the `Proxy-Authorization` header."""
+
+    host: str
+    port: int
+    authorization: str | None = attrs.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"the proxy {self.host}:{self.port}"
+
+    async def open_tunnel(self, stream: trio.SocketStream, host: str, port: int) -> None:
+        """Open a tunnel to a host with CONNECT, for TLS. Raises `Permanent` or `Retryable`."""
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lines = [f"CONNECT {target} HTTP/1.1", f"host: {target}"]
+        if self.authorization:
+            lines.append(f"proxy-authorization: {self.authorization}")
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode("ascii"))
+        answer = bytearray()
+        while b"\r\n\r\n" not in answer:
+            received = await stream.receive_some()
+            answer += received
+            if not received or len(answer) > _MAX_ANSWER:
+                raise Retryable(f"{self.name} did not answer CONNECT {target} in HTTP")
+        version, _, rest = bytes(answer).partition(b"\r\n")[0].partition(b" ")
+        status = rest[:3]
+        if not version.startswith(b"HTTP/1.") or not status.isdigit():
+            raise Retryable(f"{self.name} did not answer CONNECT {target} in HTTP")
+        if not 200 <= int(status) < 300:
+            raise self.refusal(int(status), target)
+        if not answer.endswith(b"\r\n\r\n"):  # a page in place of the tunnel; the server waits for TLS to begin
+            raise Retryable(f"{self.name} answered CONNECT {target} with a page and opened no tunnel")
+
+    def refusal(self, status: int, target: str) -> Permanent | Retryable:
+        """The failure for an error status of the proxy itself."""
+        if status == 407:
+            wrong = "does not accept the user name and password" if self.authorization else "requires credentials"
+            return ModelMisconfigured(
+                f"{self.name} {wrong} (407)", fix="write the proxy as http://user:password@host:port"
+            )
+        message = f"{self.name} refuses the connection to {target} (status {status})"
+        return Retryable(message) if status >= 500 or status in {408, 429} else Permanent(message)
+
+
+def proxy_for(url: Url) -> Proxy | None:
+    """Return the proxy that the environment configures, if any. Raises `ConfigError` if its URL is invalid."""
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from urllib import request  # noqa: PLC0415  seldom needed, slow
+
+    proxies = request.getproxies_environment()
+    given = proxies.get(url.scheme) or proxies.get("all")
+    # Missing in typeshed, but available on all platforms.
+    is_exception = request.proxy_bypass_environment(f"{url.host}:{url.port}", proxies)  # type: ignore[attr-defined]
+    if not given or is_exception or _is_in_network(url.host, proxies):
+        return None
+    variable = f"{url.scheme.upper()}_PROXY" if proxies.get(url.scheme) else "ALL_PROXY"
+    try:
+        found = split_url(given if "://" in given else f"http://{given}")
+    except ValueError as error:
+        raise ConfigError(f"the environment variable {variable} {error}") from None
+    if found.scheme != "http":
+        raise ConfigError(f"the environment variable {variable} must be an http URL: only HTTP proxies are supported")
+    authorization = None
+    if found.username is not None:
+        pair = f"{unquote(found.username)}:{unquote(found.password or '')}"
+        authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    return Proxy(host=found.host, port=found.port, authorization=authorization)
+
+
+def _is_in_network(host: str, proxies: dict[str, str]) -> bool:
+    """Whether NO_PROXY lists the address or a network such as 10.0.0.0/8 that contains it."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in proxies.get("no", "").split(","):
+        try:
+            if address in ipaddress.ip_network(entry.strip().strip("[]"), strict=False):
+                return True
+        except ValueError:
+            continue
+    return False

@@ -1,4 +1,4 @@
 """What can be seen of a run: events, and the readers that turn them into progress, log lines, traces and reports.
 
-May import errors and graph only; every other package may import it.
+Imports errors and graph only; every other package may import it.
 """

@@ -1,7 +1,6 @@
-"""Every state change of a run, as one typed record each.
+"""Every state change of a run as a typed record.
 
-Records are made only while somebody reads: the engine asks `Events.active` before it builds one, so a run without
-readers pays a test of a bool.
+`Notices` of the engine checks `Events.active` before it creates a record: a run without readers tests one bool.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 @attrs.frozen(kw_only=True)
@@ -23,9 +22,13 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class BuildStarted(Event):
+    """The run begins. `keys` has the throttle key of each column, `limits` the highest concurrency of each key."""
+
     rows: int
     row_groups: int
     columns: tuple[str, ...]
+    keys: Mapping[str, str | None] = attrs.field(factory=dict)
+    limits: Mapping[str, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -47,7 +50,7 @@ class TaskEvent(Event):
 
 @attrs.frozen(kw_only=True)
 class TaskReady(TaskEvent):
-    """Its inputs are there; it waits in its lane."""
+    """Its inputs are available; it waits in its lane."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,14 +71,14 @@ class TaskFinished(TaskEvent):
 
 @attrs.frozen(kw_only=True)
 class TaskDeferred(TaskEvent):
-    """A retryable failure will be tried again in a salvage round, not before `eligible_at`."""
+    """A retryable failure: retried in a salvage round, not before `eligible_at`."""
 
     eligible_at: float
 
 
 @attrs.frozen(kw_only=True)
-class TaskRefused(TaskEvent):
-    """A rate limit: back in its lane, not before `eligible_at`."""
+class TaskRateLimited(TaskEvent):
+    """The server rate-limited the call: the task is back in its lane and starts not before `eligible_at`."""
 
     key: str | None
     eligible_at: float
@@ -90,7 +93,7 @@ class SalvageStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class RowDropped(Event):
-    """A row is given up, and why. `row` is the row's number in the whole dataset."""
+    """A row failed for good. `row` is its number in the whole dataset."""
 
     row_group: int
     row: int
@@ -101,7 +104,7 @@ class RowDropped(Event):
 
 @attrs.frozen(kw_only=True)
 class RowsRebuilt(Event):
-    """Pre-batch processors ran and left that many rows."""
+    """Pre-batch processors changed the rows of a group."""
 
     row_group: int
     before: int
@@ -125,29 +128,29 @@ class RowGroupFinished(Event):
 
 @attrs.frozen(kw_only=True)
 class DamageFound(Event):
-    """Something in the directory that is gone on with is damaged; what it held is made again."""
+    """Something in the directory that is resumed is damaged; what it held is generated again."""
 
     message: str
 
 
 @attrs.frozen(kw_only=True)
 class CellsCommitted(Event):
-    """More finished cells are durable; `total` is how many of the run are now."""
+    """More finished cells are durable; `total` counts those of the run."""
 
     cells: int
     total: int
 
 
 @attrs.frozen(kw_only=True)
-class ColumnNotKept(Event):
-    """A column has values that cannot be written to the journal; they are made again if the run dies."""
+class UnjournaledColumn(Event):
+    """A column has values that cannot be written to the journal; after a crash they are generated again."""
 
     column: str
 
 
 @attrs.frozen(kw_only=True)
 class CellsRestored(Event):
-    """Finished cells of a column were taken over from what earlier runs have recorded of a row group."""
+    """Finished cells of a column were restored from the journal of earlier runs."""
 
     row_group: int
     column: str
@@ -156,7 +159,7 @@ class CellsRestored(Event):
 
 @attrs.frozen(kw_only=True)
 class ThrottleChanged(Event):
-    """The limit of a key moved."""
+    """The concurrency limit of a key changed."""
 
     key: str
     limit: int
@@ -164,7 +167,7 @@ class ThrottleChanged(Event):
 
 @attrs.frozen(kw_only=True)
 class LateThread(Event):
-    """A thread whose task had been given up ended after all; its result was dropped."""
+    """An abandoned thread ended; its result was ignored."""
 
     column: str
     seconds: float
@@ -190,13 +193,10 @@ class BuildFinished(Event):
     error: str | None
 
 
-Reader = "Callable[[Event], None]"
-
-
 class Events:
-    """Hands each record to every reader, in order, at once. A reader must be quick.
+    """Passes each record to every reader, in order, synchronously: a reader must be quick.
 
-    One that raises is handed nothing more and cannot harm whoever emits; the first exception is kept in `failure`.
+    A reader that raises receives nothing more; its exception does not reach the emitter. The first one is in `failure`.
     """
 
     def __init__(self, readers: Iterable[Callable[[Event], None]] = ()) -> None:
@@ -204,15 +204,15 @@ class Events:
         # Read on the hot path, so a plain attribute and not a property.
         self.active: bool = bool(self._readers)
         self.failure: Exception | None = None
-        # Told of every reader that raised; set by the run, which stops.
+        # Called for every reader that raised; set by the run, which stops.
         self.on_failure: Callable[[Event, Exception], None] = lambda _event, _error: None
 
     def emit(self, event: Event) -> None:
-        """Give the record to all readers."""
+        """Pass the record to all readers."""
         for reader in self._readers:
             try:
                 reader(event)
-            except Exception as error:  # noqa: BLE001  a reader is anybody's code
+            except Exception as error:  # noqa: BLE001  a reader is user code
                 self._readers = tuple(each for each in self._readers if each is not reader)
                 self.active = bool(self._readers)
                 self.failure = self.failure or error

@@ -1,52 +1,49 @@
-"""How far a run is: counted from events, cheaply, and read whenever somebody wants to look.
-
-`ProgressState` is a reader of events and nothing else; `panel.py` and `lines.py` show it.
-"""
+"""The progress of a run, counted from its events, and its displays: a live panel in a terminal, lines in a pipe."""
 
 from __future__ import annotations
 
+import math
+import select
+import time
 from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import attrs
+import trio
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from .events import (
-    BuildFinished,
-    BuildStarted,
-    CellsCommitted,
-    CellsRestored,
-    RowDropped,
-    RowGroupAdmitted,
-    RowGroupFinished,
-    RowGroupSkipped,
-    RowsRebuilt,
-    SalvageStarted,
-    StopRequested,
-    TaskDeferred,
-    TaskFinished,
-    TaskRefused,
-    TaskStarted,
-    ThrottleChanged,
-)
+from . import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from .events import Event
+    from collections.abc import Iterable
+    from typing import TextIO
 
 # Rates are those of the last so many seconds.
 WINDOW = 10.0
 _KINDS = frozenset({"cell", "full_column", "from_scratch"})
 
+# The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
+_SHARE = 0.04
+# Lines of the panel that are no column: head, foot, the heading of the keys, and the prompt of the shell.
+_SPARE = 6
+
 
 class Meter:
-    """A count's rate over the last `WINDOW` seconds. Fed by whoever looks, so counting itself costs nothing."""
+    """The rate of a count over the last `WINDOW` seconds, sampled by the display, so that counting costs nothing.
+
+    `rich.progress` estimates speed only from samples that advanced: during a stall its rate does not fall.
+    """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()
 
     def sample(self, now: float, count: float) -> float:
-        """Take the count of this instant; returns the rate per second."""
+        """Take the count at this instant; returns the rate per second."""
         samples = self._samples
         if not samples or now - samples[-1][0] >= WINDOW / 40:
             samples.append((now, count))
@@ -57,48 +54,21 @@ class Meter:
 
 
 @attrs.define(eq=False)
-class ColumnCount:
-    """What became of one column's rows so far. Changed by `ProgressState` only."""
+class ColumnProgress:
+    """One column. Changed by `ProgressState` only; `rate` and `eta` (seconds, None if unknown) by its `update`."""
 
     name: str
-    key: KeyCount | None = None
-    # Rows that are settled: filled, skipped, or given up.
-    done: int = 0
+    key: KeyProgress | None = None
+    done: int = 0  # rows that are filled, skipped or dropped
+    total: int = 0
     running: int = 0
     failed: int = 0  # rows dropped because of this column
     retried: int = 0
-    refused: int = 0
+    rate: float = 0.0
+    eta: float | None = None
     first: float | None = None  # when its first task started, and when its last one ended
     last: float = 0.0
     meter: Meter = attrs.field(factory=Meter)
-
-
-@attrs.define(eq=False)
-class KeyCount:
-    """What one throttle key was asked for so far. Changed by `ProgressState` only."""
-
-    key: str
-    ceiling: int | None = None
-    limit: int | None = None
-    in_flight: int = 0
-    refused: int = 0
-    tokens: int = 0
-    cost: float = 0.0
-    meter: Meter = attrs.field(factory=Meter)
-
-
-@attrs.frozen(kw_only=True)
-class ColumnView:
-    """A column at one instant. `eta` is in seconds, None where it cannot be said."""
-
-    name: str
-    done: int
-    total: int
-    running: int
-    rate: float
-    eta: float | None
-    failed: int
-    retried: int
 
     @property
     def percent(self) -> int:
@@ -106,277 +76,448 @@ class ColumnView:
         return min(100, 100 * self.done // self.total) if self.total else 100
 
 
-@attrs.frozen(kw_only=True)
-class KeyView:
-    """A throttle key at one instant; `limit` is None as long as nobody has said it."""
+@attrs.define(eq=False)
+class KeyProgress:
+    """One throttle key; `limit` is None until it is known. Changed by `ProgressState` only."""
 
     key: str
-    in_flight: int
-    limit: int | None
-    refused: int
-    tokens: int
-    tokens_per_second: float
-    cost: float
-
-
-@attrs.frozen(kw_only=True)
-class Progress:
-    """A run at one instant."""
-
-    elapsed: float
-    rows: int
-    written: int
-    dropped: int
-    columns: tuple[ColumnView, ...]
-    keys: tuple[KeyView, ...]
-    durable: int  # finished cells that no crash can take
-    salvage_rounds: int
-    stopping: str | None
-    finished: bool
-    error: str | None
-
-    @property
-    def eta(self) -> float | None:
-        """Seconds until the slowest of the columns that have begun is done; None while none has that is not over."""
-        left = [column for column in self.columns if column.done < column.total]
-        known = [column.eta for column in left if column.eta is not None]
-        return max(known) if known else None if left else 0.0
-
-    @property
-    def cost(self) -> float:
-        """What all keys together cost so far."""
-        return sum(key.cost for key in self.keys)
+    limit: int | None = None
+    in_flight: int = 0
+    rate_limited: int = 0
+    tokens: int = 0
+    tokens_per_second: float = 0.0  # as of the last `update`
+    cost: float = 0.0
+    meter: Meter = attrs.field(factory=Meter)
 
 
 class ProgressState:
-    """Counts events. Calling it takes an event in; `view` says how far the run is.
+    """A reader of events that counts them. `update` refreshes rates and times before the counts are displayed.
 
-    `keys` names the columns in the order in which they are to be shown, each with its throttle key or None, and
-    `ceilings` what each key allows at most. Columns that are not named appear when their first task starts.
-    `rows_before` is how many rows of the dataset earlier runs have settled.
+    `rows_before` is the number of rows that earlier runs of the dataset finished.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, str | None] | None = None,
-        *,
-        ceilings: Mapping[str, int] | None = None,
-        rows_before: int = 0,
-    ) -> None:
-        self._ceilings = dict(ceilings or {})
-        self._keys: dict[str, KeyCount] = {}
-        self._columns: dict[str, ColumnCount] = {}
+    def __init__(self, *, rows_before: int = 0) -> None:
+        self.rows = 0
+        self.written = rows_before
+        self.dropped = 0
+        self.durable = 0  # finished cells that survive a crash
+        self.salvage_rounds = 0
+        self.elapsed = 0.0
+        self.stopping: str | None = None
+        self.error: str | None = None
+        self.columns: dict[str, ColumnProgress] = {}
+        self.keys: dict[str, KeyProgress] = {}
         self._before = rows_before
-        for name, key in (keys or {}).items():
-            self._columns[name] = ColumnCount(name, key=None if key is None else self._key(key), done=rows_before)
-        self._total = 0
         self._started = 0.0
-        self._written = rows_before
-        self._dropped = 0
-        self._durable = 0
-        self._rounds = 0
-        self._stopping: str | None = None
-        self._finished: BuildFinished | None = None
-        # Of each row group that is not over: its rows, and how many of them each column has settled.
+        self._finished: float | None = None
+        # Of each open row group: its rows, and how many of them are done in each column.
         self._groups: dict[int, tuple[int, dict[str, int]]] = {}
-        self._handlers: dict[type[Event], Callable[..., None]] = {
-            BuildStarted: self._on_build_started,
-            RowGroupAdmitted: self._on_admitted,
-            CellsCommitted: self._on_committed,
-            CellsRestored: self._on_restored,
-            TaskStarted: self._on_started,
-            TaskFinished: self._on_finished,
-            TaskDeferred: self._on_deferred,
-            TaskRefused: self._on_refused,
-            RowDropped: self._on_dropped,
-            RowsRebuilt: self._on_rebuilt,
-            RowGroupSkipped: self._on_skipped,
-            RowGroupFinished: self._on_group_finished,
-            SalvageStarted: self._on_salvage,
-            ThrottleChanged: self._on_throttle,
-            StopRequested: self._on_stop,
-            BuildFinished: self._on_build_finished,
-        }
-
-    def __call__(self, event: Event) -> None:
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over."""
+        """Whether the run has ended."""
         return self._finished is not None
 
-    def view(self, now: float) -> Progress:
-        """The run as it is at `now`, an instant of the events' clock."""
-        finished = self._finished
-        if finished is not None:
-            now = finished.time
-        return Progress(
-            elapsed=max(0.0, now - self._started),
-            rows=self._total,
-            written=self._written if finished is None else finished.rows,
-            dropped=self._dropped if finished is None else finished.dropped,
-            columns=tuple(self._column_view(column, now) for column in self._columns.values()),
-            keys=tuple(_key_view(key, now) for key in self._keys.values()),
-            durable=self._durable,
-            salvage_rounds=self._rounds,
-            stopping=self._stopping,
-            finished=finished is not None,
-            error=None if finished is None else finished.error,
-        )
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the slowest of the columns that have started is done; None if no unfinished column has."""
+        unfinished = [column for column in self.columns.values() if column.done < column.total]
+        known = [column.eta for column in unfinished if column.eta is not None]
+        return max(known) if known else None if unfinished else 0.0
 
-    def _column_view(self, column: ColumnCount, now: float) -> ColumnView:
-        rate = column.meter.sample(now, column.done)
-        left = max(0, self._total - column.done)
-        if column.first is not None and (not left or self._finished is not None):
-            # Over: what counts is how fast it was as a whole.
-            made = column.done - self._before
-            rate = made / (column.last - column.first) if column.last > column.first else 0.0
-        return ColumnView(
-            name=column.name,
-            done=column.done,
-            total=self._total,
-            running=column.running,
-            rate=rate,
-            eta=self._eta(left, rate),
-            failed=column.failed,
-            retried=column.retried,
-        )
+    @property
+    def cost(self) -> float:
+        """The cost of all keys so far."""
+        return sum(key.cost for key in self.keys.values())
 
-    def _eta(self, left: int, rate: float) -> float | None:
-        if not left:
-            return 0.0
-        return left / rate if rate > 0 and self._finished is None else None
+    def update(self, now: float) -> None:
+        """Compute times, rates and ETAs as of `now`, an instant of the events' clock."""
+        now = now if self._finished is None else self._finished
+        self.elapsed = max(0.0, now - self._started)
+        for key in self.keys.values():
+            key.tokens_per_second = key.meter.sample(now, key.tokens)
+        for column in self.columns.values():
+            column.total = self.rows
+            column.rate = column.meter.sample(now, column.done)
+            left = max(0, column.total - column.done)
+            if column.first is not None and (not left or self.finished):
+                # Done: the rate over its whole time says more than that of the last seconds.
+                took = column.last - column.first
+                column.rate = (column.done - self._before) / took if took > 0 else 0.0
+            column.eta = left / column.rate if left and column.rate > 0 and not self.finished else None
+            if not left:
+                column.eta = 0.0
 
-    def _key(self, key: str) -> KeyCount:
-        found = self._keys.get(key)
+    def __call__(self, event: events.Event) -> None:  # noqa: PLR0912  one branch per kind of event
+        match event:
+            case events.TaskEvent():
+                self._on_task(event)
+            case events.BuildStarted():
+                self.rows, self._started = event.rows, event.time
+                for name, used in event.keys.items():
+                    self._column(name).key = None if used is None else self._key(used)
+                for limited, limit in event.limits.items():
+                    self._key(limited).limit = limit
+            case events.RowGroupAdmitted():
+                self._groups[event.row_group] = (event.rows, {})
+            case events.CellsCommitted():
+                self.durable = event.total
+            case events.CellsRestored():
+                self._complete(self._column(event.column), event.row_group, event.cells)
+            case events.RowDropped():
+                self.dropped += 1
+                if event.column in self.columns:  # else a processor dropped it
+                    self.columns[event.column].failed += 1
+            case events.RowsRebuilt():
+                self._on_rebuilt(event)
+            case events.RowGroupSkipped():
+                self.dropped += self._groups.get(event.row_group, (0, {}))[0]
+            case events.RowGroupFinished():
+                self._on_group_finished(event)
+            case events.SalvageStarted():
+                self.salvage_rounds += 1
+            case events.ThrottleChanged():
+                self._key(event.key).limit = event.limit
+            case events.StopRequested():
+                self.stopping = event.reason
+            case events.BuildFinished():
+                self._finished = event.time
+                self.written, self.dropped, self.error = event.rows, event.dropped, event.error
+                for key in self.keys.values():
+                    key.in_flight = 0
+                for column in self.columns.values():
+                    column.running = 0
+
+    def _key(self, key: str) -> KeyProgress:
+        found = self.keys.get(key)
         if found is None:
-            found = self._keys[key] = KeyCount(key, ceiling=self._ceilings.get(key))
+            found = self.keys[key] = KeyProgress(key)
         return found
 
-    def _column(self, name: str) -> ColumnCount:
-        found = self._columns.get(name)
+    def _column(self, name: str) -> ColumnProgress:
+        found = self.columns.get(name)
         if found is None:
-            found = self._columns[name] = ColumnCount(name, done=self._before)
+            found = self.columns[name] = ColumnProgress(name, done=self._before)
         return found
 
-    # What each event does.
-
-    def _on_build_started(self, event: BuildStarted) -> None:
-        self._total = event.rows
-        self._started = event.time
-
-    def _on_admitted(self, event: RowGroupAdmitted) -> None:
-        self._groups[event.row_group] = (event.rows, {})
-
-    def _on_committed(self, event: CellsCommitted) -> None:
-        self._durable = event.total
-
-    def _on_restored(self, event: CellsRestored) -> None:
-        self._settle(self._column(event.column), event.row_group, event.cells)
-
-    def _on_started(self, event: TaskStarted) -> None:
-        if event.kind not in _KINDS:
+    def _on_task(self, event: events.TaskEvent) -> None:
+        if event.kind not in _KINDS:  # a processor
             return
-        column = self._columns.get(event.column) or self._column(event.column)
-        column.running += 1
-        if column.first is None:
-            column.first = event.time
+        match event:
+            case events.TaskStarted():
+                column = self._column(event.column)
+                column.running += 1
+                if column.first is None:
+                    column.first = event.time
+                if column.key is not None:
+                    column.key.in_flight += 1
+            case events.TaskFinished():
+                self._on_finished(event)
+            case events.TaskDeferred():
+                self._column(event.column).retried += 1
+            case events.TaskRateLimited(key=str(key)):
+                column = self._column(event.column)
+                column.key = column.key or self._key(key)
+                self._key(key).rate_limited += 1
+
+    def _on_finished(self, event: events.TaskFinished) -> None:
+        column = self.columns.get(event.column)
+        if column is None:
+            return
+        column.running = max(0, column.running - 1)
         if column.key is not None:
-            column.key.in_flight += 1
-
-    def _on_finished(self, event: TaskFinished) -> None:
-        column = self._columns.get(event.column)
-        if column is None or event.kind not in _KINDS:
-            return
-        if column.running:
-            column.running -= 1
-        key = column.key
-        if key is not None:
-            if key.in_flight:
-                key.in_flight -= 1
-            key.tokens += event.tokens
-            key.cost += event.cost
+            column.key.in_flight = max(0, column.key.in_flight - 1)
+            column.key.tokens += event.tokens
+            column.key.cost += event.cost
         if event.status == "success":
             column.last = event.time
-            self._settle(column, event.row_group, None if event.row is None else 1)
+            self._complete(column, event.row_group, None if event.row is None else 1)
 
-    def _settle(self, column: ColumnCount, row_group: int, rows: int | None) -> None:
-        """So many rows of a group are settled in a column; all that are left if None."""
+    def _complete(self, column: ColumnProgress, row_group: int, rows: int | None) -> None:
+        """Count rows of a group as done in a column; all of its remaining rows if None."""
         group = self._groups.get(row_group)
         if group is None:
             return
-        size, settled = group
-        before = settled.get(column.name, 0)
+        size, done = group
+        before = done.get(column.name, 0)
         after = size if rows is None else min(size, before + rows)
-        settled[column.name] = after
+        done[column.name] = after
         column.done += after - before
 
-    def _on_deferred(self, event: TaskDeferred) -> None:
-        self._column(event.column).retried += 1
+    def _on_rebuilt(self, event: events.RowsRebuilt) -> None:
+        size, done = self._groups.get(event.row_group, (event.before, {}))
+        for name, count in done.items():
+            self.columns[name].done += event.after - count
+            done[name] = event.after
+        self._groups[event.row_group] = (event.after, done)
+        self.rows += event.after - size
 
-    def _on_refused(self, event: TaskRefused) -> None:
-        column = self._column(event.column)
-        column.refused += 1
-        if event.key is not None:
-            if column.key is None:
-                column.key = self._key(event.key)
-            self._key(event.key).refused += 1
-
-    def _on_dropped(self, event: RowDropped) -> None:
-        self._dropped += 1
-        # A processor may be to blame, which is no column.
-        column = self._columns.get(event.column)
-        if column is not None:
-            column.failed += 1
-
-    def _on_rebuilt(self, event: RowsRebuilt) -> None:
-        size, settled = self._groups.get(event.row_group, (event.before, {}))
-        for name, count in settled.items():
-            self._columns[name].done += event.after - count
-            settled[name] = event.after
-        self._groups[event.row_group] = (event.after, settled)
-        self._total += event.after - size
-
-    def _on_skipped(self, event: RowGroupSkipped) -> None:
-        size, _ = self._groups.get(event.row_group, (0, {}))
-        self._dropped += size
-
-    def _on_group_finished(self, event: RowGroupFinished) -> None:
-        self._written += event.rows
-        # Where cells were skipped or rows given up no task told of them: whatever is over is settled.
+    def _on_group_finished(self, event: events.RowGroupFinished) -> None:
+        self.written += event.rows
+        # No task reports cells that were skipped or whose rows were dropped: they are done with their row group.
         self._groups.setdefault(event.row_group, (event.rows + event.dropped, {}))
-        for column in self._columns.values():
-            self._settle(column, event.row_group, None)
+        for column in self.columns.values():
+            self._complete(column, event.row_group, None)
             column.last = column.last or event.time
         del self._groups[event.row_group]
 
-    def _on_salvage(self, _event: SalvageStarted) -> None:
-        self._rounds += 1
 
-    def _on_throttle(self, event: ThrottleChanged) -> None:
-        self._key(event.key).limit = event.limit
+class View(Protocol):
+    """A display of progress. An exception that it raises ends the display and never the run."""
 
-    def _on_stop(self, event: StopRequested) -> None:
-        self._stopping = event.reason
+    @property
+    def interval(self) -> float:
+        """The least number of seconds between two refreshes."""
+        ...
 
-    def _on_build_finished(self, event: BuildFinished) -> None:
-        self._finished = event
-        for key in self._keys.values():
-            key.in_flight = 0
-        for column in self._columns.values():
-            column.running = 0
+    def show(self, progress: ProgressState) -> None:
+        """Show the run as it is now; must not wait for a slow reader."""
+
+    def close(self, progress: ProgressState) -> None:
+        """Show the run as it ended, and restore the terminal."""
 
 
-def _key_view(key: KeyCount, now: float) -> KeyView:
-    return KeyView(
-        key=key.key,
-        in_flight=key.in_flight,
-        limit=key.ceiling if key.limit is None else key.limit,
-        refused=key.refused,
-        tokens=key.tokens,
-        tokens_per_second=key.meter.sample(now, key.tokens),
-        cost=key.cost,
-    )
+class Show:
+    """A reader of events that counts them in `state` and refreshes `view` in a system task of the run itself.
+
+    The caller that starts the run calls `close` afterwards, because a run that is cancelled emits no last event.
+    """
+
+    def __init__(self, state: ProgressState, view: View) -> None:
+        self._state = state
+        self._view: View | None = view
+        self._now = 0.0
+
+    def __call__(self, event: events.Event) -> None:
+        self._state(event)
+        if isinstance(event, events.BuildStarted):
+            self._now = event.time
+            self._refresh()
+            trio.lowlevel.spawn_system_task(self._keep_refreshing)
+        elif isinstance(event, events.BuildFinished):
+            self._now = event.time
+            self.close()
+
+    def close(self) -> None:
+        """Show the end, once."""
+        view, self._view = self._view, None
+        if view is not None:
+            with suppress(Exception):  # the terminal may be closed
+                self._state.update(self._now)
+                view.close(self._state)
+
+    async def _keep_refreshing(self) -> None:
+        pause = self._view.interval if self._view is not None else 0.0
+        while self._view is not None:
+            await trio.sleep(pause)
+            if self._view is not None:
+                self._now = trio.current_time()
+                pause = max(self._view.interval, self._refresh() / _SHARE)
+
+    def _refresh(self) -> float:
+        """Show the state once; returns how long it took."""
+        began = time.perf_counter()
+        if self._view is not None:
+            try:
+                self._state.update(self._now)
+                self._view.show(self._state)
+            except Exception:  # noqa: BLE001  the terminal is closed or cannot show it: the run matters more
+                self._view = None
+        return time.perf_counter() - began
+
+
+class PipeConsole(Console):
+    """A console that raises when its reader closed the pipe, where rich would end the process."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+class Panel:
+    """Draws the run in place, at most ten times a second. What is printed meanwhile goes above it."""
+
+    interval = 0.1
+
+    def __init__(self, stream: TextIO, *, title: str = "seedbed", **console: Any) -> None:
+        self._stream = stream
+        self._title = title
+        self._console = PipeConsole(file=stream, highlight=False, **console)
+        self._live: Live | None = None
+
+    def show(self, progress: ProgressState) -> None:
+        if would_wait(self._stream):
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+            self._live.start()
+        self._live.update(self._draw(progress), refresh=True)
+
+    def close(self, progress: ProgressState) -> None:
+        live, self._live = self._live, None
+        if live is None:
+            return
+        try:
+            live.update(self._draw(progress))
+        finally:
+            live.stop()
+
+    def _draw(self, progress: ProgressState) -> Group:
+        columns = list(progress.columns.values())
+        chosen = _chosen(columns, self._console.size.height - _SPARE - len(progress.keys))
+        parts: list[Any] = [self._head(progress), _column_table(chosen, finished=progress.finished)]
+        if hidden := len(columns) - len(chosen):
+            parts.append(Text(f"  … and {hidden} more columns", style="dim"))
+        if progress.keys:
+            parts.append(_key_table(progress.keys.values()))
+        parts.append(_foot(progress))
+        return Group(*parts)
+
+    def _head(self, progress: ProgressState) -> Text:
+        head = Text(self._title, style="bold")
+        head.append(f"  {duration(progress.elapsed)}", style="not bold")
+        if not progress.finished:
+            head.append(f"  about {duration(progress.eta)} left", style="not bold dim")
+        return head
+
+
+def _chosen(columns: list[ColumnProgress], lines: int) -> list[ColumnProgress]:
+    """As many columns as fit, unfinished ones first, among these running ones first; in their order."""
+    if len(columns) <= max(lines, 3):
+        return columns
+    rank = [(column.done >= column.total, not column.running) for column in columns]
+    by_need = sorted(range(len(columns)), key=rank.__getitem__)
+    return [columns[at] for at in sorted(by_need[: max(lines - 1, 3)])]
+
+
+def _column_table(columns: Iterable[ColumnProgress], *, finished: bool) -> Table:
+    table = Table.grid(padding=(0, 1), expand=False)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column(width=24)
+    for _ in range(4):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for column in columns:
+        is_done = column.done >= column.total
+        remarks = Text()
+        if column.failed:
+            remarks.append(f"{column.failed} failed ", style="red")
+        if column.retried:
+            remarks.append(f"{column.retried} retried", style="yellow")
+        table.add_row(
+            Text(f"  {column.name}", style="" if column.running or not is_done else "dim"),
+            ProgressBar(total=max(column.total, 1), completed=column.done if column.total else 1, width=24),
+            f"{column.done:,}/{column.total:,}",
+            f"{column.percent}%",
+            per_second(column.rate),
+            Text("done" if is_done else "unfinished" if finished else f"eta {duration(column.eta)}", style="dim"),
+            remarks,
+        )
+    return table
+
+
+def _key_table(keys: Iterable[KeyProgress]) -> Table:
+    table = Table.grid(padding=(0, 2), expand=False)
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=48)
+    for _ in range(4):
+        table.add_column(justify="right", no_wrap=True)
+    for key in keys:
+        table.add_row(
+            Text(f"  {key.key}", style="cyan"),
+            _in_flight(key),
+            Text(f"{key.rate_limited:,} × 429", style="yellow" if key.rate_limited else "dim"),
+            f"{key.tokens_per_second:,.0f} tokens/s",
+            f"cost {money(key.cost)}",
+        )
+    return table
+
+
+def _foot(progress: ProgressState) -> Text:
+    foot = Text(f"  {progress.written:,} of {progress.rows:,} rows written")
+    if progress.dropped:
+        foot.append(f", {progress.dropped:,} dropped", style="red")
+    if progress.durable:
+        foot.append(f", {progress.durable:,} cells durable", style="dim")
+    if progress.salvage_rounds:
+        foot.append(f", {progress.salvage_rounds:,} salvage rounds", style="dim")
+    if progress.stopping is not None and not progress.finished:
+        foot.append("\n  stopping: ", style="bold yellow").append(progress.stopping, style="not bold")
+    return foot
+
+
+class Lines:
+    """Writes one line with everything every `interval` seconds, and one at the end: for pipes and log files."""
+
+    def __init__(self, stream: TextIO, *, interval: float = 10.0) -> None:
+        self._stream = stream
+        self.interval = interval
+        self._begun = False
+
+    def show(self, progress: ProgressState) -> None:
+        if not self._begun:  # there is nothing to report yet
+            self._begun = True
+        elif not would_wait(self._stream):
+            self.close(progress)
+
+    def close(self, progress: ProgressState) -> None:
+        if not self._begun:  # the run ended before its first event: the error says why
+            return
+        self._stream.write(progress_line(progress) + "\n")
+        self._stream.flush()
+
+
+def progress_line(progress: ProgressState) -> str:
+    """All columns and keys of a run on one line."""
+    head = f"[{duration(progress.elapsed)}] rows {progress.written}/{progress.rows} written"
+    if progress.dropped:
+        head += f", {progress.dropped} dropped"
+    if progress.durable:
+        head += f", {progress.durable} cells durable"
+    if progress.stopping is not None:
+        head += f", stopping: {progress.stopping}"
+    parts = [head]
+    for column in progress.columns.values():
+        text = f"{column.name} {column.done}/{column.total} {column.percent}% {per_second(column.rate)}"
+        if column.done < column.total:
+            text += f" eta {duration(column.eta)}"
+        text += f" {column.failed} failed"
+        parts.append(f"{text} {column.retried} retried" if column.retried else text)
+    for key in progress.keys.values():
+        text = f"{key.key}: {_in_flight(key)}, {key.rate_limited} × 429, {key.tokens_per_second:,.0f} tokens/s"
+        parts.append(f"{text}, cost {money(key.cost)}" if key.cost else text)
+    return " | ".join(" ".join(part.split()) for part in parts)
+
+
+def _in_flight(key: KeyProgress) -> str:
+    return f"{key.in_flight}/{'–' if key.limit is None else key.limit} in flight"
+
+
+def would_wait(stream: TextIO) -> bool:
+    """Whether writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError, AttributeError):
+        return False  # no file behind it
+    return not poll.poll(0)
+
+
+def duration(seconds: float | None) -> str:
+    """Format a time for people: 4s, 1m05s, 2h03m; a dash if it is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def per_second(rate: float) -> str:
+    """Format a rate for people."""
+    return f"{rate:.1f}/s" if rate < 100 else f"{rate:,.0f}/s"
+
+
+def money(cost: float) -> str:
+    """Format a cost for people, in the unit of the prices."""
+    return f"{cost:,.2f}" if cost >= 100 or not cost else f"{cost:.4f}"

@@ -1,17 +1,52 @@
-"""What a build did: the frozen report, and the ledger that the engine keeps while it runs."""
+"""What a build did: the frozen report, the ledger in which the engine counts while it runs, and traces of its tasks.
+
+`profile` sums traces up by column; `write_chrome_trace` writes them in the format of Perfetto and chrome://tracing.
+"""
 
 from __future__ import annotations
 
+import heapq
+import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+import polars as pl
+from attrs.validators import and_, ge, instance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from ..store.records import Drop
-    from .trace import TaskTrace
+
+_COUNT = and_(instance_of(int), ge(0))
+
+
+# Per processor, in their order: its name, and how many rows it removed and added.
+Resized: TypeAlias = tuple[tuple[str, int, int], ...]
+
+
+@attrs.frozen(kw_only=True)
+class Drop:
+    """A row that is not in the dataset, and why.
+
+    `row` is its number. After pre-batch processors, rows are numbered by their position in what these returned; `copy`
+    is 0, or 1, 2, … for rows that were added after the last number of the row group. The manifest stores drops and may
+    come from someone else, so fields are checked.
+    """
+
+    row: int = attrs.field(validator=_COUNT)
+    copy: int = attrs.field(default=0, validator=_COUNT)
+    column: str = attrs.field(validator=instance_of(str))
+    attempts: int = attrs.field(validator=_COUNT)
+    error: str = attrs.field(validator=instance_of(str))
+    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
+    kind: str = attrs.field(validator=instance_of(str))
+
+    @property
+    def reason(self) -> str:
+        """Column and error, as reports group them."""
+        return f"{self.column}: {self.error}"
 
 
 @attrs.frozen(kw_only=True)
@@ -24,8 +59,8 @@ class Wasted:
 
 
 @attrs.frozen(kw_only=True)
-class Spent:
-    """What was reported as used."""
+class Usage:
+    """The usage that calls reported."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -36,13 +71,29 @@ class Spent:
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            calls=self.calls + other.calls,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cost=self.cost + other.cost,
+        )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            calls=self.calls - other.calls,
+            input_tokens=self.input_tokens - other.input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            cost=self.cost - other.cost,
+        )
+
 
 @attrs.frozen(kw_only=True)
 class BuildReport:
     """What a build did.
 
-    `rows` is what was asked for; these and the rows that processors `added` are written, dropped, unfinished or
-    `removed` by a processor.
+    `rows` is the number that was requested; these and the rows that processors `added` are written, dropped, unfinished
+    or `removed` by a processor.
     """
 
     rows: int
@@ -52,28 +103,28 @@ class BuildReport:
     skipped_row_groups: tuple[int, ...]
     attempts: Mapping[str, int]
     errors: Mapping[str, int]
-    usage: Mapping[str, Spent]  # by column
-    model_usage: Mapping[str, Spent]  # by model, where a call said which
+    usage: Mapping[str, Usage]  # by column
+    model_usage: Mapping[str, Usage]  # by model, for calls that named theirs
     wasted: Mapping[str, Wasted]
     late_threads: Mapping[str, int]
     running_threads: Mapping[str, int]
     throttles: Mapping[str, Any]
     conflicts: tuple[str, ...]
     seconds: float
-    # Finished cells that no crash can take: committed to the journal, or in a part where there is none; and how many of
-    # them were taken over from the journal of earlier runs.
+    # Finished cells that survive a crash: committed to the journal, or in a part if there is none; and how many of them
+    # were restored from the journal of earlier runs.
     durable: int = 0
     restored: int = 0
-    # What was found damaged in the directory that the build went on with, and made again.
+    # What was damaged in the directory that the build resumed, and was generated again.
     damage: tuple[str, ...] = ()
-    # Rows that processors took out and added, of all runs.
+    # Rows that processors removed and added, of all runs.
     removed: int = 0
     added: int = 0
     traces: tuple[TaskTrace, ...] = ()
 
     @property
     def drops_by_reason(self) -> dict[str, int]:
-        """How many rows were dropped for each reason, most frequent first."""
+        """The number of dropped rows by reason, most frequent first."""
         return dict(Counter(drop.reason for drop in self.dropped).most_common())
 
     def __str__(self) -> str:
@@ -94,7 +145,7 @@ class Ledger:
         self.attempts: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.late_threads: Counter[str] = Counter()
-        # Threads whose task was given up and which have not ended yet.
+        # Abandoned threads that have not ended yet.
         self.running_threads: Counter[str] = Counter()
         self.dropped: list[Drop] = []
         self.written = 0
@@ -106,37 +157,25 @@ class Ledger:
         self.restored = 0
         self.damage: tuple[str, ...] = ()
         self.traces: list[TaskTrace] = []
-        # By column and model: calls, input tokens, output tokens, cost; of earlier runs of this dataset too.
-        self.spent: defaultdict[tuple[str, str], tuple[int, int, int, float]] = defaultdict(lambda: (0, 0, 0, 0.0))
+        # By column and model; of earlier runs of this dataset too.
+        self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
         self._wasted: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
 
-    def spend(self, column: str, usage: Mapping[str, tuple[int, int, int, float]]) -> None:
-        """A column reported what it used of each model."""
-        for model, (calls, input_tokens, output_tokens, cost) in usage.items():
-            before = self.spent[column, model]
-            self.spent[column, model] = (
-                before[0] + calls,
-                before[1] + input_tokens,
-                before[2] + output_tokens,
-                before[3] + cost,
-            )
+    def spend(self, column: str, usage: Mapping[str, Usage]) -> None:
+        """Add the usage that a column reported, by model."""
+        for model, each in usage.items():
+            self.usage[column, model] += each
 
-    def _spent_by(self, part: int) -> dict[str, Spent]:
-        """What was spent, by column (part 0 of the key) or by model (part 1)."""
-        names = dict.fromkeys(key[part] for key in self.spent if key[part])
-        entries = {name: [entry for key, entry in self.spent.items() if key[part] == name] for name in names}
-        return {
-            name: Spent(
-                calls=sum(entry[0] for entry in of),
-                input_tokens=sum(entry[1] for entry in of),
-                output_tokens=sum(entry[2] for entry in of),
-                cost=sum(entry[3] for entry in of),
-            )
-            for name, of in entries.items()
-        }
+    def _usage_by(self, part: int) -> dict[str, Usage]:
+        """Usage by column (part 0 of the key) or by model (part 1)."""
+        found: defaultdict[str, Usage] = defaultdict(Usage)
+        for key, usage in self.usage.items():
+            if key[part]:
+                found[key[part]] += usage
+        return dict(found)
 
     def waste(self, column: str, calls: int, tokens: int, seconds: float) -> None:
-        """Work of a column came to nothing."""
+        """Count work of a column whose result is not in the dataset."""
         entry = self._wasted[column]
         entry[0] += calls
         entry[1] += tokens
@@ -151,7 +190,7 @@ class Ledger:
         throttles: Mapping[str, Any],
         seconds: float,
     ) -> BuildReport:
-        """The counts so far, frozen. `untried` are dropped rows that were to be tried again and were not yet."""
+        """The counts so far, frozen. `untried` are dropped rows whose retry has not started yet."""
         return BuildReport(
             rows=rows,
             written=self.written,
@@ -160,8 +199,8 @@ class Ledger:
             skipped_row_groups=tuple(sorted(self.skipped)),
             attempts=dict(self.attempts),
             errors=dict(self.errors),
-            usage=self._spent_by(0),
-            model_usage=self._spent_by(1),
+            usage=self._usage_by(0),
+            model_usage=self._usage_by(1),
             wasted={
                 name: Wasted(calls=int(calls), tokens=int(tokens), seconds=seconds_)
                 for name, (calls, tokens, seconds_) in self._wasted.items()
@@ -178,3 +217,181 @@ class Ledger:
             added=self.added,
             traces=tuple(self.traces),
         )
+
+
+@attrs.frozen(kw_only=True)
+class TaskTrace:
+    """The life of one attempt of a task; instants of trio's clock, None where that step did not happen.
+
+    `ready`: its inputs were available. `submitted`: the scheduler started it. `slot`, `permit`: it was granted one
+    (None if it needs none). `started`: its generator was called. `finished`: its outcome was known.
+    """
+
+    kind: str
+    column: str
+    row_group: int
+    row: int | None
+    attempt: int
+    status: str
+    ready: float
+    submitted: float
+    slot: float | None
+    permit: float | None
+    started: float
+    finished: float
+    # Seconds inside the model calls that it made through its context, and of waiting for permits to send them.
+    called: float = 0.0
+    waited: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class ColumnProfile:
+    """Seconds of all tasks of a column together.
+
+    `queue`: ready, and waiting to be started. `slot`, `permit`: the same for tasks that need a thread or process, or a
+    permit (waits for the permits of further calls included). `call`: inside model calls, or inside the generator if it
+    makes none through its context. `parse`: the rest of the generator: rendering, parsing, repairing. `longest` is the
+    longest single task from its start to its end.
+    """
+
+    column: str
+    tasks: int
+    failed: int
+    queue: float
+    slot: float
+    permit: float
+    call: float
+    parse: float
+    longest: float
+
+    @property
+    def total(self) -> float:
+        return self.queue + self.slot + self.permit + self.call + self.parse
+
+
+def profile(traces: Sequence[TaskTrace]) -> list[ColumnProfile]:
+    """Sum up traces by column, in the order of their first tasks."""
+    return profile_frame(traces_frame(traces)) if traces else []
+
+
+_TEXTS, _COUNTS = ("kind", "column", "status"), ("row_group", "row", "attempt")
+# The columns of a table of traces, in the order of the fields of `TaskTrace`.
+TRACE_SCHEMA = {
+    field.name: pl.String() if field.name in _TEXTS else pl.Int64() if field.name in _COUNTS else pl.Float64()
+    for field in attrs.fields(TaskTrace)
+}
+
+
+def traces_frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
+    """Traces as a table: a column for each field, a row for each task."""
+    fields = [field.name for field in attrs.fields(TaskTrace)]
+    columns: dict[str, list[Any]] = {name: [getattr(trace, name) for trace in traces] for name in fields}
+    return pl.DataFrame(columns, schema=TRACE_SCHEMA, strict=False)
+
+
+def profile_frame(frame: pl.DataFrame) -> list[ColumnProfile]:
+    """Sum up a table of traces by column, in the order of their first tasks."""
+    # Seconds inside model calls and of waiting between them; a trace file that was converted may lack them.
+    known = [pl.col(name) if name in frame.columns else pl.lit(0.0).alias(name) for name in ("called", "waited")]
+    wait = pl.col("submitted") - pl.col("ready")
+    has_permit, has_slot = pl.col("permit").is_not_null(), pl.col("slot").is_not_null()
+    running = pl.col("finished") - pl.col("started")
+    calls = pl.col("called") > 0
+    rows = (
+        frame.with_columns(known)
+        .select(
+            "column",
+            failed=~pl.col("status").is_in(["success", "rate_limited", "cancelled"]),
+            queue=pl.when(has_permit | has_slot).then(0.0).otherwise(wait) + pl.col("started") - pl.col("submitted"),
+            slot=pl.when(has_slot & ~has_permit).then(wait).otherwise(0.0),
+            permit=pl.when(has_permit).then(wait).otherwise(0.0) + pl.col("waited"),
+            call=pl.when(calls).then(pl.col("called")).otherwise(running),
+            parse=pl.when(calls).then(running - pl.col("called") - pl.col("waited")).otherwise(0.0),
+            running=running,
+        )
+        .group_by("column", maintain_order=True)
+        .agg(
+            pl.len().alias("tasks"),
+            pl.col("failed", "queue", "slot", "permit", "call", "parse").sum(),
+            pl.col("running").max().alias("longest"),
+        )
+    )
+    return [ColumnProfile(**row) for row in rows.iter_rows(named=True)]
+
+
+def write_chrome_trace(traces: Sequence[TaskTrace], path: Path) -> None:
+    """Write the traces of a build (`BuildReport.traces`) to a file, one event per line."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        for index, event in enumerate(chrome_events(traces)):
+            file.write(("," if index else "") + "\n" + json.dumps(event, ensure_ascii=False))
+        file.write("\n]}\n")
+
+
+def chrome_events(traces: Sequence[TaskTrace]) -> Iterator[dict[str, Any]]:
+    """Convert traces to events: a process per column with as many tracks as tasks of it ran at once.
+
+    A task is a bar from its submission to its end. Its wait before that is a bar on a second set of tracks, which makes
+    queues visible. Times are microseconds since the first instant.
+    """
+    if not traces:
+        return
+    origin = min(trace.ready for trace in traces)
+    columns = list(dict.fromkeys(trace.column for trace in traces))
+    for process, column in enumerate(columns, start=1):
+        yield _named("process_name", process, 0, column)
+        of_column = [trace for trace in traces if trace.column == column]
+        waits = [(trace.ready, trace.submitted, trace) for trace in of_column if trace.submitted > trace.ready]
+        runs = [(trace.submitted, trace.finished, trace) for trace in of_column]
+        first_wait = 0
+        for track, begin, end, trace in _tracks(runs):
+            first_wait = max(first_wait, track)
+            yield _bar(trace, (process, track), begin - origin, end - origin, trace.status)
+        for track, begin, end, trace in _tracks(waits):
+            yield _bar(trace, (process, first_wait + track), begin - origin, end - origin, "waiting")
+        yield from (_named("thread_name", process, track, "running") for track in range(1, first_wait + 1))
+
+
+def _tracks(
+    spans: Iterable[tuple[float, float, TaskTrace]],
+) -> Iterator[tuple[int, float, float, TaskTrace]]:
+    """Assign each span to the lowest track, counted from 1, that is free when it begins."""
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    count = 0
+    for begin, end, trace in sorted(spans, key=lambda span: span[:2]):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            track = heapq.heappop(free)
+        else:
+            count += 1
+            track = count
+        heapq.heappush(busy, (end, track))
+        yield track, begin, end, trace
+
+
+def _bar(trace: TaskTrace, place: tuple[int, int], begin: float, end: float, category: str) -> dict[str, Any]:
+    row = "rows" if trace.row is None else f"row {trace.row}"
+    name = f"group {trace.row_group}, {row}"
+    return {
+        "name": name if trace.attempt == 1 else f"{name}, attempt {trace.attempt}",
+        "cat": category,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "ts": round(begin * 1e6, 3),
+        "dur": round((end - begin) * 1e6, 3),
+        "args": {
+            "column": trace.column,
+            "kind": trace.kind,
+            "row_group": trace.row_group,
+            "row": trace.row,
+            "attempt": trace.attempt,
+            "status": trace.status,
+        },
+    }
+
+
+def _named(what: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}

@@ -1,16 +1,15 @@
 """Plans, executed for one request under a deadline: format, registries, row sets, ops, compile, execute, endpoints.
 
-An engine of its own beside that of builds: imports embed, errors, graph and runtime, never engine; cli imports it.
+An engine of its own beside that of builds: imports errors, graph and runtime, never engine; cli imports it.
 """
 
 from .builder import EP, Expr, Key, P, Pred, plan
 from .engine import PlanEngine
-from .format import parse_plan
-from .model import Plan, Registries
-from .opspec import OpSpec, op, register_op
-from .registries import default_registries, load_registries
-from .request import Request, parse_request
-from .response import Response
+from .format import Plan, parse_plan
+from .ops import register_op
+from .opspec import OpSpec, op
+from .registries import Registries, default_registries, load_registries
+from .request import Request, Response, parse_request
 
 __all__ = [
     "EP",

@@ -11,25 +11,26 @@ import math
 from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
 from ..errors import Overloaded
+from ..runtime.threads import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-# How much the last request counts at least.
+# The least weight of the last request in an average.
 _RECENT: Final = 1 / 16
-# How fast the least time that requests took is let slip.
+# The factor by which the least time that requests took grows with each request, so that it can rise again.
 _SLIP: Final = 1.005
 # A request that is cut off at its deadline would have needed more, unknown how much. The simulation in the tests
 # chose this factor: with less, too much is started in vain.
 _LATE: Final = 4.0
-# How many times what is expected there must be time for; chosen with the simulation in the tests. What is too late was
-# done for nothing, which is worse than to have refused it: to start takes more than an even chance.
+# The time left must be this many times the expected time; chosen with the simulation in the tests. A late response is
+# wasted work, which is worse than a refusal, so a request starts only if it will probably be in time.
 _MARGIN: Final = 1.08
 # A request that waited takes the slot of one that is about to come with more time left, so it must have more to spare.
 _SPARE: Final = 1.7
@@ -47,6 +48,11 @@ _LEAST_USEFUL: Final = 0.25
 # beside refusals; a part that fell as fast as it rises would let fewer and fewer start.
 _MORE_USEFUL: Final = 1 / 8
 _LESS_USEFUL: Final = 1 / 64
+
+PATIENCE: Final = 1.0
+"""Seconds without a free thread after which a request that has no deadline is refused."""
+
+T = TypeVar("T")
 
 
 class Forecast:
@@ -96,7 +102,7 @@ class Forecast:
             self.loop += max(0.0, min(self.alone, claim.loop * _LATE) - self.loop) * _RECENT
             self.threads += max(0.0, claim.threads - self.threads) * _RECENT
         else:
-            # The first ones made each other late. One at a time will show what one takes.
+            # The first requests delayed each other. Running one at a time will show what one takes.
             self.loop = max(self.loop, self.used - claim.used_before)
             self.cut = took
             self.threads = max(self.threads, claim.threads)
@@ -188,11 +194,89 @@ class LoopMeter(trio.abc.Instrument):
             self.useful += (useful - self.useful) * (_MORE_USEFUL if useful > self.useful else _LESS_USEFUL)
 
 
-class Threads(Protocol):
-    """The thread pool as admission sees it."""
+class ThreadPool:
+    """So many threads, first come, first served.
 
-    size: int
-    busy: int
+    A thread whose caller was cancelled continues and keeps its slot: it is *late*. A request waits for a thread as long
+    as it can still finish; one without a deadline until no thread has become free for `PATIENCE` seconds. All on trio's
+    thread.
+    """
+
+    def __init__(self, size: int, clock: Callable[[], float]) -> None:
+        self.limiter = trio.CapacityLimiter(size)  # held by leases until their threads end
+        self.late = 0
+        self.late_completions = 0
+        self._clock = clock
+        self._patient: set[trio.CancelScope] = set()  # of requests without a deadline that wait
+        self._idle = trio.Event()
+
+    @property
+    def size(self) -> int:
+        return int(self.limiter.total_tokens)
+
+    @property
+    def busy(self) -> int:
+        """Threads that work, late ones included."""
+        return self.limiter.borrowed_tokens
+
+    async def run(self, function: Callable[[], T], claim: Claim | None = None) -> T:
+        """Run `function` in a thread; when cancelled, the thread is abandoned and this raises at once."""
+        lease = Lease(lambda: self._release(lease))
+        await self._acquire(lease, claim)
+        started = False
+        began = self._clock()
+
+        def work() -> T:
+            nonlocal started
+            started = True
+            return function()
+
+        try:
+            return await lease.run(work)
+        except trio.Cancelled:
+            if lease.abandoned:
+                self.late += 1
+            elif started:  # it ended in the instant between the cancellation and now
+                self.late_completions += 1
+            raise
+        finally:
+            if claim is not None:
+                claim.threads += self._clock() - began
+
+    async def wait_idle(self) -> None:
+        """Wait until no thread works."""
+        while self.busy:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    async def _acquire(self, lease: Lease, claim: Claim | None) -> None:
+        try:
+            return self.limiter.acquire_on_behalf_of_nowait(lease)
+        except trio.WouldBlock:
+            pass
+        ends = math.inf if claim is None else claim.deadline - claim.forecast.threads
+        patient = ends == math.inf
+        with trio.CancelScope(deadline=self._clock() + PATIENCE if patient else ends) as scope:
+            if patient:
+                self._patient.add(scope)
+            try:
+                return await self.limiter.acquire_on_behalf_of(lease)
+            finally:
+                self._patient.discard(scope)
+        raise Overloaded(
+            f"none of {self.size} threads (cpu_threads) became free in time; "
+            f"{self.late} work on nodes whose requests have ended"
+        )
+
+    def _release(self, lease: Lease) -> None:
+        if lease.abandoned:
+            self.late -= 1
+            self.late_completions += 1
+        for scope in self._patient:
+            scope.deadline = self._clock() + PATIENCE
+        self.limiter.release_on_behalf_of(lease)
+        if not self.busy:
+            self._idle.set()
 
 
 class Admission:
@@ -206,7 +290,7 @@ class Admission:
     """
 
     def __init__(
-        self, limit: int, max_queue: int, *, meter: LoopMeter, pool: Threads, clock: Callable[[], float]
+        self, limit: int, max_queue: int, *, meter: LoopMeter, pool: ThreadPool, clock: Callable[[], float]
     ) -> None:
         self._limit = limit
         self._max_queue = max_queue

@@ -6,141 +6,327 @@
     def top_follows(ctx: PlanContext) -> Node:
         follows = ctx.viewer(endpoint=EP.redis.redis_default).follow(endpoint=EP.redis.redis_default, fanout=20)
         return follows.vm(out_key=Key.final_score, expr=Key.id * P.media_age_penalty_weight.coalesce(0.5)).take(count=3)
+
+Every registered op is a method: `node.take(count=3)` is `node.op("take", count=3)`. `Key`, `P` and `EP` are only names
+until a node is created with them: then they are looked up in the registries of the plan, so that a wrong name is an
+error on the line that uses it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
 import attrs
 
+from ..checks import MAX_DEPTH
 from ..errors import InvalidPlan
-from .capabilities import ON_ERROR, SUPPORTED, check_extensions
-from .format import parse_plan, plan_text
-from .opspec import ParamKind, default_ops
-from .params import ParamChecker
-from .problems import Code, Problems
-from .registries import default_registries
-from .symbols import (
-    EP,
-    Comparison,
-    EndpointRef,
-    Expr,
-    Key,
-    KeyRef,
-    Lookup,
-    Operand,
-    P,
-    ParamRef,
-    Pred,
-    as_expr,
-    as_pred,
-)
-from .trees import Expression, TreeChecker
-from .validate import SCHEMA_VERSION, check_node
+from ..graph import nearest
+from .documents import Code, Problems, Value
+from .expressions import MAX_SIZE, Expression, Predicate, TreeReader
+from .format import CAPABILITIES, ON_ERROR, SCHEMA_VERSION, parse_plan, plan_text, read_extensions, read_node
+from .ops import default_ops
+from .opspec import ParamKind, Scope
+from .registries import Named, default_registries
 
 if TYPE_CHECKING:
-    from .model import Plan, Registries
-    from .opspec import OpRegistry
+    from .format import Plan
+    from .ops import OpRegistry
+    from .registries import Registries
 
-__all__ = [
-    "EP",
-    "AuthoredPlan",
-    "Comparison",
-    "EndpointRef",
-    "Expr",
-    "Key",
-    "KeyRef",
-    "Node",
-    "Operand",
-    "P",
-    "ParamRef",
-    "PlanContext",
-    "Pred",
-    "plan",
-]
+T = TypeVar("T")
+Tree = TypeVar("Tree", Expression, Predicate)
 
-Order: TypeAlias = Literal["asc", "desc"]
+Comparison: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 OnError: TypeAlias = Literal["fail", "empty", "default"]
 
 
+class _Tree:
+    """A tree of the JSON format in which keys and params are `Named`; `size` counts a branch used twice as two."""
+
+    def __init__(self, op: str, **fields: Any) -> None:
+        branches = [field for field in fields.values() if isinstance(field, _Tree)]
+        self.depth: int = 1 + max((branch.depth for branch in branches), default=0)
+        self.size: int = 1 + sum(branch.size for branch in branches)
+        if self.depth > MAX_DEPTH:
+            message = f"expected a tree of at most {MAX_DEPTH} levels, found {self.depth}"
+            raise InvalidPlan([(Code.TOO_DEEP, "$", message)])
+        if self.size > MAX_SIZE:
+            message = f"expected a tree of at most {MAX_SIZE} ops, found {self.size}"
+            raise InvalidPlan([(Code.TOO_LARGE, "$", message)])
+        plain = {name: field.tree if isinstance(field, _Tree) else field for name, field in fields.items()}
+        self.tree: dict[str, Any] = {"op": op, **plain}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.tree['op']} of {self.size} op{'' if self.size == 1 else 's'}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} has no value before the plan runs: write & | ~ in place of and, or, not, "
+            "and (a < b) & (b < c) in place of a < b < c"
+        )
+
+
+def _arithmetic(op: str) -> tuple[Callable[[Expr, Operand], Expr], Callable[[Expr, Operand], Expr]]:
+    """An operator with the expression on its left, and with it on its right."""
+    return lambda left, right: Expr.of(op, left, right), lambda right, left: Expr.of(op, left, right)
+
+
+def _comparison(cmp: Comparison) -> Callable[[Expr, Operand], Pred]:
+    return lambda left, right: Pred.cmp(cmp, left, right)
+
+
+class Expr(_Tree):
+    """An expression: `+`, `-`, `*` and `coalesce` give another one, comparisons give a predicate."""
+
+    @staticmethod
+    def of(op: str, a: Operand, b: Operand) -> Expr:
+        """An op of two operands."""
+        return Expr(op, a=_as_expr(a), b=_as_expr(b))
+
+    def coalesce(self, other: Operand) -> Expr:
+        """This where it is not null, else the other."""
+        return Expr.of("coalesce", self, other)
+
+    def __neg__(self) -> Expr:
+        return Expr("neg", x=self)
+
+    __add__, __radd__ = _arithmetic("add")
+    __sub__, __rsub__ = _arithmetic("sub")
+    __mul__, __rmul__ = _arithmetic("mul")
+    __lt__, __le__ = _comparison("<"), _comparison("<=")
+    __gt__, __ge__ = _comparison(">"), _comparison(">=")
+    __eq__ = _comparison("==")  # type: ignore[assignment]
+    __ne__ = _comparison("!=")  # type: ignore[assignment]
+    # A comparison is a predicate, so expressions cannot be keys of a dict.
+    __hash__ = None  # type: ignore[assignment]
+
+
+# What can stand for an expression: a number is itself, None the literal null.
+Operand: TypeAlias = Expr | float | None
+
+
+class KeyRef(Expr):
+    """A key: the value of a row in that column."""
+
+    def __init__(self, name: str) -> None:
+        self.named = Named("key", name)
+        super().__init__("key_ref", key_id=self.named)
+
+
+class ParamRef(Expr):
+    """A param: the value that the request overrides it with, else null."""
+
+    def __init__(self, name: str) -> None:
+        self.named = Named("param", name)
+        super().__init__("param_ref", param_id=self.named)
+
+
+class Pred(_Tree):
+    """A predicate; `&`, `|` and `~` give another one."""
+
+    @staticmethod
+    def const(value: bool) -> Pred:
+        return Pred("const_bool", value=value)
+
+    @staticmethod
+    def cmp(cmp: Comparison, a: Operand, b: Operand) -> Pred:
+        """A comparison; one with a value that is null when the plan runs is false."""
+        return Pred("cmp", cmp=cmp, a=_as_expr(a), b=_as_expr(b))
+
+    @staticmethod
+    def in_(lhs: Operand, values: Iterable[float] | Iterable[str]) -> Pred:
+        """True if a value is one of some numbers or of some strings."""
+        return Pred("in", lhs=_as_expr(lhs), list=list(values))
+
+    @staticmethod
+    def is_null(x: Operand) -> Pred:
+        return Pred("is_null", x=_as_expr(x))
+
+    @staticmethod
+    def not_null(x: Operand) -> Pred:
+        return Pred("not_null", x=_as_expr(x))
+
+    @staticmethod
+    def regex(key: KeyRef, pattern: str | ParamRef, *, flags: Literal["", "i"] = "") -> Pred:
+        """True if a string key matches anywhere; the pattern is a constant, or a param of each request."""
+        if not isinstance(key, KeyRef):
+            raise TypeError(f"a pattern is matched with a key like Key.country, not with {key!r}")
+        found: dict[str, Any] = {"kind": "literal", "value": pattern}
+        if isinstance(pattern, ParamRef):
+            found = {"kind": "param", "param_id": pattern.named}
+        return Pred("regex", key_id=key.named, pattern=found, flags=flags)
+
+    def __and__(self, other: Pred) -> Pred:
+        return Pred("and", a=self, b=_as_pred(other))
+
+    def __or__(self, other: Pred) -> Pred:
+        return Pred("or", a=self, b=_as_pred(other))
+
+    def __invert__(self) -> Pred:
+        return Pred("not", x=self)
+
+
+def _as_expr(value: object) -> Expr:
+    if isinstance(value, Expr):
+        return value
+    if value is None:
+        return Expr("const_null")
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is a string: compare it by Pred.in_(Key.country, [{value!r}])")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"an expression consists of keys, params, numbers and None, not of {value!r}")
+    return Expr("const_number", value=value)
+
+
+def _as_pred(value: object) -> Pred:
+    if not isinstance(value, Pred):
+        raise TypeError(f"a predicate is a comparison or the result of a function of Pred, not {value!r}")
+    return value
+
+
+@attrs.frozen
+class _Symbols(Generic[T]):
+    """What its attributes name, such as `Key.final_score`."""
+
+    _create: Callable[[str], T]
+
+    def __getattr__(self, name: str) -> T:
+        # Python looks for special methods, which must be missing.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._create(name)
+
+
+class _Endpoints:
+    """`EP.redis.redis_default` is the endpoint of that kind and name."""
+
+    redis: Final = _Symbols(functools.partial(Named, "redis"))
+    http: Final = _Symbols(functools.partial(Named, "http"))
+
+
+Key: Final = _Symbols(KeyRef)
+P: Final = _Symbols(ParamRef)
+EP: Final = _Endpoints()
+
+
 class PlanContext:
-    """What a plan function is given: it makes the nodes that need no input, and remembers all that were made."""
+    """The argument of a plan function: creates the nodes that need no input, and remembers all nodes."""
 
     def __init__(self, registries: Registries, ops: OpRegistry) -> None:
         self._registries = registries
         self._ops = ops
-        # Only `op` changes these, and only with what was found right; a node's id is its place.
+        # Only `op` changes these, and only with what is valid; a node's id is its position.
         self._nodes: list[dict[str, Any]] = []
-        self._expressions = _Table[Expression]("e")
-        self._predicates = _Table[Mapping[str, Any]]("p")
+        self._expressions: dict[str, Expression] = {}
+        self._predicates: dict[str, Predicate] = {}
+        self._tree_ids: dict[str, str] = {}  # by the kind and text of a tree, so that equal trees are written once
 
-    def viewer(self, *, endpoint: EndpointRef, trace: str | None = None) -> Node:
-        """The user of the request, one row."""
-        return self.op("core::viewer", endpoint=endpoint, trace=trace)
+    def __getattr__(self, name: str) -> Callable[..., Node]:
+        return functools.partial(self.op, self._method(name))
 
-    def fixed_source(self, *, row_count: int = 1, trace: str | None = None) -> Node:
-        """Rows with the ids 1 to `row_count`."""
-        return self.op("test::fixed_source", row_count=row_count, trace=trace)
-
-    def sleep(self, *, duration_ms: int, fail_after_sleep: bool = False, trace: str | None = None) -> Node:
-        """No rows, later."""
-        return self.op("test::sleep", duration_ms=duration_ms, fail_after_sleep=fail_after_sleep, trace=trace)
+    def _method(self, name: str) -> str:
+        """The op that a method is named after."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._ops.get(name) is None:
+            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.all_names())}")
+        return name
 
     def op(self, name: str, /, *inputs: Node, **params: Any) -> Node:
-        """A node of any op that is registered; params are named as in the JSON format.
+        """A node of any registered op; params are named as in the JSON format, `expr` and `pred` without their `_id`.
 
-        What is wrong with it is an `InvalidPlan` on the line that makes it.
+        Raises `InvalidPlan` with everything that is wrong with the node.
         """
-        index = len(self._nodes)
-        path = f"$.nodes[{index}]"
-        problems = Problems()
+        tables: tuple[dict[str, Any], ...] = (self._tree_ids, self._expressions, self._predicates)
+        sizes = [len(table) for table in tables]
+        try:
+            self._nodes.append(self._checked(name, inputs, params))
+        except BaseException:
+            for table, size in zip(tables, sizes, strict=True):
+                while len(table) > size:
+                    table.popitem()  # the trees of a rejected node, which came last
+            raise
+        return Node(self, len(self._nodes) - 1)
+
+    def _checked(self, name: str, inputs: Sequence[object], params: Mapping[str, Any]) -> dict[str, Any]:
+        """A valid node as JSON values; the trees of its params are in their tables."""
+        problems, position = Problems(), len(self._nodes)
+        path = f"$.nodes[{position}]"
         spec = self._ops.get(name)
         kinds = {} if spec is None else {param: each.kind for param, each in spec.params.items()}
-        draft = _Draft(
-            context=self, problems=problems, expressions=self._expressions.copy(), predicates=self._predicates.copy()
-        )
-        node = {
-            "node_id": f"n{index}",
+        named: dict[str, Any] = {}
+        for param, value in params.items():
+            full = param if param in kinds or f"{param}_id" not in kinds else f"{param}_id"
+            if full in named:
+                message = f"duplicate param: pass either {full.removesuffix('_id')!r} or {full!r}"
+                problems.add(Code.DUPLICATE_FIELD, f"{path}.params.{full}", message)
+            named[full] = value
+        node: dict[str, Any] = {
+            "node_id": f"n{position}",
             "op": name if spec is None else spec.name,
-            "inputs": [draft.node(each, f"{path}.inputs[{at}]") for at, each in enumerate(inputs)],
+            "inputs": [self._node_id(Value(each, f"{path}.inputs[{at}]", problems)) for at, each in enumerate(inputs)],
             "params": {
-                param: draft.param(value, f"{path}.params.{param}", kinds.get(param))
-                for param, value in params.items()
-                if not (param == "trace" and value is None)
+                param: self._param(Value(value, f"{path}.params.{param}", problems), kinds.get(param))
+                for param, value in named.items()
             },
         }
-        # Where a name could not be looked up, the check would complain about what stands in for its id.
-        if not problems.found:
-            checker = ParamChecker(
-                registries=self._registries,
-                problems=problems,
-                trees=TreeChecker(self._registries, problems),
-                expressions=draft.expressions.checked,
-                predicates=draft.predicates.checked,
-                node_ids={each["node_id"]: at for at, each in enumerate(self._nodes)},
-            )
-            check_node(node, path, self._ops, checker, SUPPORTED)
-        if problems.found:
-            raise InvalidPlan(problems.found)
-        self._nodes.append(node)
-        self._expressions, self._predicates = draft.expressions, draft.predicates
-        return Node(self, index)
+        # The check would report the placeholders of what is no node or no tree.
+        _raise_if(problems)
+        scope = Scope(
+            registries=self._registries,
+            expressions=self._expressions,
+            predicates=self._predicates,
+            node_ids={each["node_id"]: None for each in self._nodes},
+        )
+        read = read_node(Value(node, path, problems), self._ops, scope, CAPABILITIES)
+        _raise_if(problems)
+        # Ids in place of names.
+        return {**node, "params": {param: read.params.get(param) for param in named}}
+
+    def _param(self, value: Value, kind: ParamKind | None) -> Any:
+        """A param for the check of the node; expressions and predicates go to their tables."""
+        given = value.raw
+        if kind is ParamKind.EXPRESSION:
+            return self._tree_id("expr", _as_expr(given), self._expressions, value.problems)
+        if kind is ParamKind.PREDICATE:
+            return self._tree_id("pred", _as_pred(given), self._predicates, value.problems)
+        if isinstance(given, KeyRef):
+            return given.named
+        return self._node_id(value) if isinstance(given, Node) else given
+
+    def _tree_id(self, kind: str, tree: _Tree, table: dict[str, Tree], problems: Problems) -> str | None:
+        value = Value(tree.tree, f"$.{kind}_table.{kind[0]}{len(table)}", problems)
+        reader = TreeReader(self._registries)
+        found: Any = reader.expression(value) if kind == "expr" else reader.predicate(value)
+        if found is None:
+            return None
+        text = kind + json.dumps(found.tree)
+        if text not in self._tree_ids:
+            tree_id = self._tree_ids[text] = f"{kind[0]}{len(table)}"
+            table[tree_id] = found
+        return self._tree_ids[text]
+
+    def _node_id(self, value: Value) -> str | None:
+        node = value.raw
+        if not isinstance(node, Node):
+            value.expected("a node")
+            return None
+        if node._context is not self:  # noqa: SLF001  a node is a part of its context
+            value.problem(Code.UNKNOWN_NODE, "expected a node of this plan, found one of another")
+        return f"n{node._index}"  # noqa: SLF001  as above
 
     def _document(self, name: str, outputs: object) -> dict[str, Any]:
-        """The plan whose function gave these outputs, as JSON values."""
+        """The plan whose function returned these outputs, as JSON values."""
         problems = Problems()
-        draft = _Draft(context=self, problems=problems, expressions=self._expressions, predicates=self._predicates)
-        if isinstance(outputs, Node):
-            outputs = [outputs]
-        given = problems.items(outputs, "$.outputs", f"plan {name!r} to return a node or a list of nodes") or []
-        output_ids = [draft.node(each, f"$.outputs[{at}]") for at, each in enumerate(given)]
+        given = Value([outputs] if isinstance(outputs, Node) else outputs, "$.outputs", problems)
+        items = given.items(f"plan {name!r} to return a node or a list of nodes") or []
+        output_ids = [self._node_id(each) for each in items]
         if not problems.found:
             self._check_used(output_ids, problems)
-        if problems.found:
-            raise InvalidPlan(problems.found)
+        _raise_if(problems)
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "plan_name": name}
         capabilities = sorted({each for node in self._nodes for each in node.get("extensions", ())})
         if capabilities:
@@ -149,147 +335,53 @@ class PlanContext:
             **document,
             "nodes": self._nodes,
             "outputs": output_ids,
-            "expr_table": self._expressions.trees,
-            "pred_table": self._predicates.trees,
+            "expr_table": {tree_id: found.tree for tree_id, found in self._expressions.items()},
+            "pred_table": {tree_id: found.tree for tree_id, found in self._predicates.items()},
         }
 
-    def _check_used(self, output_ids: Sequence[str], problems: Problems) -> None:
-        """A branch that was made and not returned would ask servers for rows that nobody sees."""
+    def _check_used(self, output_ids: Sequence[str | None], problems: Problems) -> None:
+        """A branch that is not returned would read from servers for nothing."""
         needed = set(output_ids)
-        # A node is made after all it needs, so one pass from the end sees every node behind those that need it.
+        # A node is created after all it needs, so one pass from the end sees every node after those that need it.
         for node in reversed(self._nodes):
-            if node["node_id"] in needed:
-                spec = self._ops.get(node["op"])
-                refs = (
-                    [] if spec is None else [name for name, each in spec.params.items() if each.kind is ParamKind.NODE]
-                )
-                needed.update(node["inputs"], (node["params"][name] for name in refs if name in node["params"]))
-        for index, node in enumerate(self._nodes):
+            spec = self._ops.get(node["op"])
+            if node["node_id"] in needed and spec is not None:
+                needed.update(node["inputs"], spec.referenced_nodes(node["params"]).values())
+        for position, node in enumerate(self._nodes):
             if node["node_id"] not in needed:
-                message = f"no output needs this node of op {node['op']!r}: return it, or do not make it"
-                problems.add(Code.UNUSED_NODE, f"$.nodes[{index}]", message)
+                message = f"no output needs this node of op {node['op']!r}: return it or remove it"
+                problems.add(Code.UNUSED_NODE, f"$.nodes[{position}]", message)
+
+
+def _raise_if(problems: Problems) -> None:
+    if problems.found:
+        raise InvalidPlan(problems.found)
 
 
 @attrs.frozen
 class Node:
-    """The rows that a node gives; a method makes the node that comes next. Two may be made from the same one."""
+    """The rows of a node; a method creates the node that comes next. Several may follow the same one."""
 
     _context: PlanContext = attrs.field(repr=False)
     _index: int
 
-    def follow(self, *, endpoint: EndpointRef, fanout: int, trace: str | None = None) -> Node:
-        """Whom each of the users follows, at most `fanout` each."""
-        return self.op("core::follow", endpoint=endpoint, fanout=fanout, trace=trace)
-
-    def recommendation(self, *, endpoint: EndpointRef, fanout: int, trace: str | None = None) -> Node:
-        """Who is recommended to each of the users, at most `fanout` each."""
-        return self.op("core::recommendation", endpoint=endpoint, fanout=fanout, trace=trace)
-
-    def media(self, *, endpoint: EndpointRef, fanout: int, trace: str | None = None) -> Node:
-        """The media of each of the users, at most `fanout` each."""
-        return self.op("core::media", endpoint=endpoint, fanout=fanout, trace=trace)
-
-    def vm(self, *, out_key: KeyRef, expr: Operand, trace: str | None = None) -> Node:
-        """The same rows with a key computed."""
-        return self.op("core::vm", out_key=out_key, expr_id=expr, trace=trace)
-
-    def filter(self, *, pred: Pred, trace: str | None = None) -> Node:
-        """The rows for which a predicate is true."""
-        return self.op("core::filter", pred_id=pred, trace=trace)
-
-    def sort(self, *, by: KeyRef, order: Order = "asc", trace: str | None = None) -> Node:
-        """The rows in order of a key, nulls last."""
-        return self.op("core::sort", by=by, order=order, trace=trace)
-
-    def take(self, *, count: int, trace: str | None = None) -> Node:
-        """The first rows."""
-        return self.op("core::take", count=count, trace=trace)
-
-    def concat(self, *, rhs: Node, trace: str | None = None) -> Node:
-        """These rows, then those of another node."""
-        return self.op("core::concat", rhs=rhs, trace=trace)
-
-    def sleep(self, *, duration_ms: int, fail_after_sleep: bool = False, trace: str | None = None) -> Node:
-        """The same rows, later."""
-        return self.op("test::sleep", duration_ms=duration_ms, fail_after_sleep=fail_after_sleep, trace=trace)
-
-    def busy_cpu(self, *, busy_wait_ms: int, trace: str | None = None) -> Node:
-        """The same rows, after using the CPU."""
-        return self.op("test::busy_cpu", busy_wait_ms=busy_wait_ms, trace=trace)
+    def __getattr__(self, name: str) -> Callable[..., Node]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return functools.partial(self.op, self._context._method(name))  # noqa: SLF001  a node is a part of its context
 
     def op(self, name: str, /, *others: Node, **params: Any) -> Node:
-        """A node of any op that is registered, with this as its first input; params are named as in the JSON format."""
+        """A node of any registered op, with this as its first input; params are named as in the JSON format."""
         return self._context.op(name, self, *others, **params)
 
     def on_error(self, policy: OnError) -> Node:
-        """Say what becomes of the request if this node fails; gives the same node."""
-        path = f"$.nodes[{self._index}].extensions"
+        """Set what happens to the request if this node fails; returns the same node."""
         problems = Problems()
-        extensions = check_extensions({ON_ERROR: {"policy": policy}}, path, SUPPORTED, problems, of_node=True)
-        if problems.found:
-            raise InvalidPlan(problems.found)
+        value = Value({ON_ERROR: {"policy": policy}}, f"$.nodes[{self._index}].extensions", problems)
+        extensions = read_extensions(value, CAPABILITIES, of_node=True)
+        _raise_if(problems)
         self._context._nodes[self._index]["extensions"] = extensions  # noqa: SLF001  a node is a part of its context
         return self
-
-
-Checked = TypeVar("Checked")
-
-
-@attrs.define(eq=False)
-class _Table(Generic[Checked]):
-    """Trees by id; one that is there already is not added again."""
-
-    prefix: str
-    trees: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    checked: dict[str, Checked | None] = attrs.field(factory=dict)
-    _ids: dict[str, str] = attrs.field(factory=dict)
-
-    def add(self, tree: Mapping[str, Any], check: Callable[[object, str], Checked | None], table: str) -> str:
-        text = json.dumps(tree, default=repr)  # that JSON cannot say something is left to the check
-        if text not in self._ids:
-            tree_id = self._ids[text] = f"{self.prefix}{len(self._ids)}"
-            self.trees[tree_id] = tree
-            self.checked[tree_id] = check(tree, f"$.{table}.{tree_id}")
-        return self._ids[text]
-
-    def copy(self) -> _Table[Checked]:
-        return _Table(self.prefix, dict(self.trees), dict(self.checked), dict(self._ids))
-
-
-@attrs.frozen(kw_only=True)
-class _Draft:
-    """Turns what a node is made from into JSON."""
-
-    context: PlanContext
-    problems: Problems
-    expressions: _Table[Expression]
-    predicates: _Table[Mapping[str, Any]]
-
-    def param(self, value: Any, path: str, kind: ParamKind | None) -> Any:
-        """A param as JSON; expressions and predicates go to their tables, unless something is wrong already."""
-        registries = self.context._registries  # noqa: SLF001  a draft is a part of its context
-        lookup = Lookup(registries=registries, problems=self.problems, path=path)
-        trees = TreeChecker(registries, self.problems)
-        if kind is ParamKind.EXPRESSION:
-            tree = as_expr(value).resolve(lookup)
-            return "" if self.problems.found else self.expressions.add(tree, trees.expression, "expr_table")
-        if kind is ParamKind.PREDICATE:
-            tree = as_pred(value).resolve(lookup)
-            return "" if self.problems.found else self.predicates.add(tree, trees.predicate, "pred_table")
-        if isinstance(value, KeyRef):
-            return value.key_id(lookup)
-        if isinstance(value, EndpointRef):
-            return value.endpoint_id(lookup)
-        return self.node(value, path) if isinstance(value, Node) else value
-
-    def node(self, value: object, path: str) -> str:
-        """The id of a node of this plan."""
-        if not isinstance(value, Node):
-            self.problems.expected("a node", value, path)
-            return ""
-        if value._context is not self.context:  # noqa: SLF001  as above
-            self.problems.add(Code.UNKNOWN_NODE, path, "expected a node of this plan, found one of another")
-        return f"n{value._index}"  # noqa: SLF001  as above
 
 
 PlanFunction: TypeAlias = Callable[[PlanContext], Node | Sequence[Node]]
@@ -297,7 +389,7 @@ PlanFunction: TypeAlias = Callable[[PlanContext], Node | Sequence[Node]]
 
 @attrs.frozen(kw_only=True)
 class AuthoredPlan:
-    """A plan function; calling it needs no server. Without registries and ops of its own it has the default ones."""
+    """A plan function; calling it needs no server. Registries and ops are the default ones if not given."""
 
     name: str
     function: PlanFunction
@@ -305,14 +397,8 @@ class AuthoredPlan:
     ops: OpRegistry | None = None
 
     def document(self) -> dict[str, Any]:
-        """The plan in the JSON format; the same function gives the same document. Raises `InvalidPlan`."""
-        context = PlanContext(
-            default_registries() if self.registries is None else self.registries,
-            default_ops() if self.ops is None else self.ops,
-        )
-        document = context._document(self.name, self.function(context))  # noqa: SLF001  the end of what it began
-        parse_plan(document, self.registries, self.ops)
-        return document
+        """The plan in the JSON format; the same function returns the same document. Raises `InvalidPlan`."""
+        return self._compile()[0]
 
     def text(self) -> str:
         """The plan as the text of a JSON file."""
@@ -320,7 +406,13 @@ class AuthoredPlan:
 
     def plan(self) -> Plan:
         """The plan, validated, as an engine runs it."""
-        return parse_plan(self.document(), self.registries, self.ops)
+        return self._compile()[1]
+
+    def _compile(self) -> tuple[dict[str, Any], Plan]:
+        registries = default_registries() if self.registries is None else self.registries
+        context = PlanContext(registries, default_ops() if self.ops is None else self.ops)
+        document = context._document(self.name, self.function(context))  # noqa: SLF001  a part of this module
+        return document, parse_plan(document, self.registries, self.ops)
 
 
 @overload
@@ -337,7 +429,7 @@ def plan(
     registries: Registries | None = None,
     ops: OpRegistry | None = None,
 ) -> AuthoredPlan | Callable[[PlanFunction], AuthoredPlan]:
-    """Make a plan of a function, named after it unless a name is given."""
+    """Turn a function into a plan, named after it unless a name is given."""
 
     def author(function: PlanFunction) -> AuthoredPlan:
         own_name = getattr(function, "__name__", "plan") if name is None else name

@@ -1,225 +1,208 @@
-"""From a plan to what the executor walks: indices, counters and closures, made once per plan and fusion mode."""
+"""From a plan to what the executor walks: positions, counters and units that run as one, built once per fusion mode."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+import attrs
+
 from ..errors import ConfigError
-from .capabilities import ON_ERROR
-from .expressions import compile_expression
-from .ops import CORE_OPS, SORT, TAKE
-from .opspec import ParamKind
-from .predicates import compile_predicate
-from .rowset import ID
+from ..graph import topological_order
+from .format import ON_ERROR
+from .ops import CONCAT, CORE_OPS, FILTER, SORT, TAKE, VM
+from .registries import ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .calibration import Calibration
-    from .expressions import Expression
-    from .model import Plan, PlanNode
-    from .opspec import OpRegistry, OpSpec
-    from .predicates import Predicate
+    from .format import Plan, PlanNode
+    from .ops import OpRegistry
+    from .opspec import OpSpec
 
-Fusion = Literal["off", "chain", "auto"]
+Fusion = Literal["off", "auto"]
 FUSIONS: Final[tuple[str, ...]] = get_args(Fusion)
+REGEX: Final = "regex"
 
 
+@attrs.frozen
+class Cost:
+    """Seconds that a call takes, and seconds that each row adds."""
+
+    fixed: float
+    per_row: float
+
+    def times(self, factor: float) -> Cost:
+        """The cost of `factor` times the work."""
+        return Cost(self.fixed * factor, self.per_row * factor)
+
+    def of(self, rows: int) -> float:
+        """Seconds for that many rows."""
+        return self.fixed + self.per_row * rows
+
+
+@attrs.frozen(kw_only=True)
+class Costs:
+    """Seconds: of a hop to a thread and back, of ops by name, and of matching a pattern.
+
+    Whether a segment runs on the loop depends on the ratio of these only, which differs little between machines, so
+    they are constants (benchmarks/plans, "fusion", measures the decisions).
+    """
+
+    hop: float
+    ops: Mapping[str, Cost]
+    # Ops in the trees that were measured; the cost of others is in proportion to their size.
+    expression_size: int = 5
+    predicate_size: int = 3
+
+    def cost(self, op: OpSpec, *, size: int = 0, patterns: int = 0) -> Cost:
+        """The cost of a node whose tree has `size` ops; that of a user-defined op is unknown, so infinite."""
+        if op.run_inline:
+            return Cost(0.0, 0.0)
+        measured = self.ops.get(op.name)
+        if measured is None:
+            return Cost(math.inf, 0.0)
+        if op.name == VM.name:
+            return measured.times(max(1.0, size / self.expression_size))
+        if op.name == FILTER.name:
+            tree, regex = measured.times(max(1.0, size / self.predicate_size)), self.ops[REGEX].times(patterns)
+            return Cost(tree.fixed + regex.fixed, tree.per_row + regex.per_row)
+        return measured
+
+
+DEFAULT_COSTS: Final = Costs(
+    hop=170e-6,
+    ops={
+        VM.name: Cost(11e-6, 1.3e-9),
+        FILTER.name: Cost(6e-6, 0.8e-9),
+        SORT.name: Cost(8e-6, 20e-9),
+        TAKE.name: Cost(1.2e-6, 0.0),
+        CONCAT.name: Cost(13e-6, 7e-9),
+        REGEX: Cost(100e-6, 128e-9),
+    },
+)
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Step:
-    """One node: where it stands in the plan, which results it needs and how it runs."""
+    """One node: its position in the plan, the positions of the results it needs, and how it runs."""
 
-    __slots__ = (
-        "cost",
-        "inputs",
-        "is_core",
-        "may_degrade",
-        "may_have",
-        "node_id",
-        "op",
-        "params",
-        "policy",
-        "position",
-        "refs",
-        "upstream",
-        "writes",
-    )
+    node_id: str
+    op: OpSpec
+    params: Mapping[str, Any]
+    position: int
+    inputs: tuple[int, ...]
+    refs: tuple[tuple[str, int], ...]  # of the nodes that its params name, by param
+    upstream: tuple[int, ...]  # both
+    policy: str
+    cost: Cost
+    writes: frozenset[int]
+    may_have: frozenset[int]  # the keys that its rows may have besides those of its inputs
+    # The contracts of our own ops hold; those of others are checked after each run.
+    is_core: bool
 
-    def __init__(self, node: PlanNode, op: OpSpec, positions: Mapping[str, int]) -> None:
-        self.node_id = node.node_id
-        self.op = op
-        self.params: Mapping[str, Any] = node.params
-        self.position = positions[node.node_id]
-        self.inputs = tuple(positions[name] for name in node.inputs)
-        self.refs = tuple(
-            (name, positions[node.params[name]])
-            for name, spec in op.params.items()
-            if spec.kind is ParamKind.NODE and node.params.get(name) is not None
-        )
-        self.upstream = tuple(dict.fromkeys([*self.inputs, *(position for _, position in self.refs)]))
-        self.policy: str = node.extensions.get(ON_ERROR, {}).get("policy", "fail")
-        self.may_degrade = self.policy != "fail"
-        self.writes = op.written_keys(node.params)
-        # The keys that its rows may have, those of its inputs left aside.
-        self.may_have = self.writes | {ID}
-        # Our own ops keep their contracts; those of others are checked each time.
-        self.is_core = any(op is core for core in CORE_OPS)
-        self.cost = 0.0, 0.0  # seconds: fixed, per row; set by CompiledPlan
+    @property
+    def may_degrade(self) -> bool:
+        return self.policy != "fail"
 
 
 class Unit:
     """What runs as one: a node on the loop, or a segment of CPU nodes, each the only consumer of the one before."""
 
-    __slots__ = (
-        "always_inline",
-        "fixed",
-        "index",
-        "is_async",
-        "may_degrade",
-        "needs",
-        "outside",
-        "pairs",
-        "per_row",
-        "steps",
-        "successors",
-    )
+    __slots__ = ("always_inline", "cost", "index", "is_async", "needs", "outside", "steps", "successors")
 
     def __init__(self, index: int, steps: Sequence[Step], *, fusion: str) -> None:
         self.index = index
         self.steps = tuple(steps)
         self.is_async = steps[0].op.run_async is not None
-        self.may_degrade = any(step.may_degrade for step in steps)
         self.always_inline = all(step.op.run_inline for step in steps)
-        # The estimate of a run is fixed + per_row × rows. Only `auto` asks whether that is less than a hop.
-        self.fixed = sum(step.cost[0] for step in steps) if fusion == "auto" else math.inf
-        self.per_row = sum(step.cost[1] for step in steps)
-        # The steps that are a sort whose rows only the next step sees, which takes the first of them. Not if rows of
-        # one of them may have to be replaced: that needs the rows between them.
-        self.pairs = frozenset(
-            place
-            for place, (step, after) in enumerate(itertools.pairwise(steps))
-            if step.op is SORT and after.op is TAKE and not step.may_degrade and not after.may_degrade
-        )
+        # Only `auto` compares the cost with a hop.
+        fixed = sum(step.cost.fixed for step in steps) if fusion == "auto" else math.inf
+        self.cost = Cost(fixed, sum(step.cost.per_row for step in steps))
         # The results of other units that it reads.
         own = {step.position for step in steps}
         self.outside = tuple({position for step in steps for position in step.upstream} - own)
-        self.needs = 0  # units that must be done before; this and the next set by `_link`
+        self.needs = 0  # units that must be done before; this and the next set by `Schedule`
         self.successors: tuple[int, ...] = ()
 
 
 class Schedule:
-    """The units of a plan for one fusion mode."""
-
-    __slots__ = ("needs", "roots", "units")
+    """The units of a plan for one fusion mode, and which of them each makes ready."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = tuple(units)
+        home = {step.position: unit for unit in units for step in unit.steps}
+        followers: dict[int, list[Unit]] = {unit.index: [] for unit in units}
+        for unit in units:
+            before = {home[position].index for position in unit.outside}
+            unit.needs = len(before)
+            for index in before:
+                followers[index].append(unit)
+        # What waits for servers starts before what uses the CPU of this machine.
+        for unit in units:
+            ordered = sorted(followers[unit.index], key=lambda each: not each.is_async)
+            unit.successors = tuple(follower.index for follower in ordered)
         self.needs = [unit.needs for unit in units]
-        self.roots = tuple(sorted((unit for unit in units if not unit.needs), key=_waits_last))
-
-
-def _waits_last(unit: Unit) -> bool:
-    # What waits for others is started before what uses the CPU of this one.
-    return not unit.is_async
+        self.roots = tuple(sorted((unit for unit in units if not unit.needs), key=lambda each: not each.is_async))
 
 
 class CompiledPlan:
     """A plan ready to run."""
 
-    def __init__(self, plan: Plan, ops: OpRegistry, calibration: Calibration) -> None:
+    def __init__(self, plan: Plan, ops: OpRegistry, costs: Costs) -> None:
         self.plan = plan
         self.keys = plan.registries.keys
-        self.expressions: Mapping[str, Expression] = {
-            name: compile_expression(tree, plan.registries) for name, tree in plan.expressions.items()
-        }
-        self.predicates: Mapping[str, Predicate] = {
-            name: compile_predicate(tree, plan.registries) for name, tree in plan.predicates.items()
-        }
         positions = {node.node_id: position for position, node in enumerate(plan.nodes)}
-        self.steps = tuple(Step(node, _op(node, ops), positions) for node in plan.nodes)
-        for step in self.steps:
-            step.cost = self._cost(step, calibration)
+        self.steps = tuple(_step(node, plan, ops, costs, positions) for node in plan.nodes)
         self.outputs = tuple(positions[name] for name in plan.outputs)
         self.has_policies = ON_ERROR in plan.capabilities
-        self._schedules: dict[str, Schedule] = {}
+        self._schedules: dict[tuple[str, bool], Schedule] = {}
 
-    def schedule(self, fusion: str) -> Schedule:
-        """What runs as one, in that mode."""
-        found = self._schedules.get(fusion)
+    def schedule(self, fusion: str, *, timed_nodes: bool = False) -> Schedule:
+        """The units in that mode. With `timed_nodes` each node runs alone, so that one scope can end it."""
+        found = self._schedules.get((fusion, timed_nodes))
         if found is None:
             if fusion not in FUSIONS:
-                raise ConfigError(f"fusion is {fusion!r}; allowed are {', '.join(FUSIONS)}")
-            found = self._schedules[fusion] = Schedule(self._units(fusion))
+                raise ConfigError(f"fusion must be {' or '.join(map(repr, FUSIONS))}, not {fusion!r}")
+            units = self._units(fusion, fused=fusion != "off" and not timed_nodes)
+            found = self._schedules[fusion, timed_nodes] = Schedule(units)
         return found
 
-    def _cost(self, step: Step, calibration: Calibration) -> tuple[float, float]:
-        expression = self.expressions.get(step.params.get("expr_id", ""))
-        predicate = self.predicates.get(step.params.get("pred_id", ""))
-        cost = calibration.cost(
-            step.op,
-            expression_size=0 if expression is None else expression.size,
-            predicate_size=0 if predicate is None else predicate.size,
-            patterns=0 if predicate is None else predicate.patterns,
-        )
-        return cost.fixed, cost.per_row
-
-    def _units(self, fusion: str) -> list[Unit]:
+    def _units(self, fusion: str, *, fused: bool) -> list[Unit]:
         consumers = Counter(position for step in self.steps for position in step.upstream)
         consumers.update(self.outputs)
-        # The first step of each segment and those that join it, in the order of the walk.
-        segments: dict[int, list[Step]] = {}
-        head: dict[int, int] = {}
-        for step in self._in_order():
-            before = step.upstream[0] if len(step.upstream) == 1 else None
-            joins = (
-                fusion != "off"
-                and before is not None
-                and consumers[before] == 1
-                and step.op.run_async is None
-                and self.steps[before].op.run_async is None
-            )
-            start = head[before] if joins and before is not None else step.position
-            head[step.position] = start
+        segments: dict[int, list[Step]] = {}  # by the position of their first step
+        first: dict[int, int] = {}  # of the segment that a step is in
+        for position in topological_order([step.upstream for step in self.steps]):
+            step, start = self.steps[position], position
+            if fused and len(step.upstream) == 1 and step.op.run_async is None:
+                before = self.steps[step.upstream[0]]
+                if consumers[before.position] == 1 and before.op.run_async is None:
+                    start = first[before.position]
+            first[position] = start
             segments.setdefault(start, []).append(step)
-        units = [Unit(index, steps, fusion=fusion) for index, steps in enumerate(segments.values())]
-        _link(units)
-        return units
-
-    def _in_order(self) -> list[Step]:
-        ordered: list[Step] = []
-        done: set[int] = set()
-        for first in self.steps:
-            stack = [first]
-            while stack:
-                step = stack[-1]
-                missing = [position for position in step.upstream if position not in done]
-                if missing:
-                    stack.extend(self.steps[position] for position in missing)
-                    continue
-                stack.pop()
-                if step.position not in done:
-                    done.add(step.position)
-                    ordered.append(step)
-        return ordered
+        return [Unit(index, steps, fusion=fusion) for index, steps in enumerate(segments.values())]
 
 
-def _op(node: PlanNode, ops: OpRegistry) -> OpSpec:
-    found = ops.get(node.op)
-    if found is None:
+def _step(node: PlanNode, plan: Plan, ops: OpRegistry, costs: Costs, positions: Mapping[str, int]) -> Step:
+    op = ops.get(node.op)
+    if op is None:
         raise ConfigError(f"node {node.node_id!r}: the engine has no op {node.op!r}")
-    return found
-
-
-def _link(units: Sequence[Unit]) -> None:
-    """Say of each unit which ones it makes ready and how many it waits for."""
-    home = {step.position: unit for unit in units for step in unit.steps}
-    followers: dict[int, list[Unit]] = {unit.index: [] for unit in units}
-    for unit in units:
-        before = {home[position].index for position in unit.outside}
-        unit.needs = len(before)
-        for index in before:
-            followers[index].append(unit)
-    for unit in units:
-        unit.successors = tuple(follower.index for follower in sorted(followers[unit.index], key=_waits_last))
+    expression = plan.expressions.get(node.params.get("expr_id", ""))
+    predicate = plan.predicates.get(node.params.get("pred_id", ""))
+    size = sum(tree.size for tree in (expression, predicate) if tree is not None)
+    return Step(
+        node_id=node.node_id,
+        op=op,
+        params=node.params,
+        position=positions[node.node_id],
+        inputs=tuple(positions[name] for name in node.inputs),
+        refs=tuple((param, positions[name]) for param, name in op.referenced_nodes(node.params).items()),
+        upstream=tuple(positions[name] for name in node.upstream),
+        policy=node.extensions.get(ON_ERROR, {}).get("policy", "fail"),
+        cost=costs.cost(op, size=size, patterns=0 if predicate is None else predicate.patterns),
+        writes=op.written_keys(node.params),
+        may_have=op.written_keys(node.params) | {ID},
+        is_core=any(op is core for core in CORE_OPS),
+    )

@@ -1,35 +1,314 @@
-"""From text, bytes or a file to JSON values, with nothing lost on the way: repeated fields are remembered."""
+"""Reading users' JSON documents: all problems are reported at once, with a code, a JSON path and what was expected.
+
+`read_document` returns the root `Value`; its methods return a checked value, or None after adding a problem.
+"""
 
 from __future__ import annotations
 
+import enum
 import json
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ..graph.limits import parse_toml
-from .problems import Code
+import attrs
+
+from ..checks import parse_toml
+from ..graph import nearest
 
 if TYPE_CHECKING:
-    from .problems import Problems
+    from collections.abc import Collection, Iterable, Sequence
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+# difflib compares a name with every known one, which would make a large document full of wrong names slow to reject.
+_MAX_HINTS = 50
+_MAX_HINT_NAME = 100
+_MAX_HINT_NAMES = 2_000
+
+_PLAIN_FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ABSENT: Final = object()
 
 # What documents can be read from: values already parsed, JSON text, its bytes, or the path of a file.
 Source = Mapping[str, Any] | str | bytes | os.PathLike[str]
 
 
-class _Object(dict[str, Any]):
-    """A JSON object that knows which of its fields were given more than once."""
+class Code(enum.StrEnum):
+    """The stable codes; docs/reference/plan-format.md explains each."""
 
-    repeated: tuple[str, ...] = ()
+    INVALID_JSON = "INVALID_JSON"
+    WRONG_TYPE = "WRONG_TYPE"
+    INVALID_VALUE = "INVALID_VALUE"
+    MISSING_FIELD = "MISSING_FIELD"
+    UNKNOWN_FIELD = "UNKNOWN_FIELD"
+    DUPLICATE_FIELD = "DUPLICATE_FIELD"
+    UNSUPPORTED_SCHEMA_VERSION = "UNSUPPORTED_SCHEMA_VERSION"
+    UNSUPPORTED_CAPABILITY = "UNSUPPORTED_CAPABILITY"
+    CAPABILITIES_NOT_SORTED = "CAPABILITIES_NOT_SORTED"
+    CAPABILITY_NOT_REQUIRED = "CAPABILITY_NOT_REQUIRED"
+    DUPLICATE_NODE_ID = "DUPLICATE_NODE_ID"
+    UNKNOWN_OP = "UNKNOWN_OP"
+    WRONG_INPUT_COUNT = "WRONG_INPUT_COUNT"
+    UNKNOWN_NODE = "UNKNOWN_NODE"
+    UNKNOWN_EXPR = "UNKNOWN_EXPR"
+    UNKNOWN_PRED = "UNKNOWN_PRED"
+    UNKNOWN_ENDPOINT = "UNKNOWN_ENDPOINT"
+    WRONG_ENDPOINT_KIND = "WRONG_ENDPOINT_KIND"
+    UNKNOWN_KEY = "UNKNOWN_KEY"
+    WRONG_KEY_TYPE = "WRONG_KEY_TYPE"
+    KEY_NOT_WRITABLE = "KEY_NOT_WRITABLE"
+    UNKNOWN_PARAM = "UNKNOWN_PARAM"
+    WRONG_PARAM_TYPE = "WRONG_PARAM_TYPE"
+    UNKNOWN_TREE_OP = "UNKNOWN_TREE_OP"
+    TYPE_MISMATCH = "TYPE_MISMATCH"
+    NOT_FINITE = "NOT_FINITE"
+    INVALID_REGEX = "INVALID_REGEX"
+    TOO_DEEP = "TOO_DEEP"
+    TOO_LARGE = "TOO_LARGE"
+    CYCLE = "CYCLE"
+    UNUSED_NODE = "UNUSED_NODE"  # only where a plan is written in Python
+    DUPLICATE_ID = "DUPLICATE_ID"
+    DUPLICATE_NAME = "DUPLICATE_NAME"
 
 
-def read_document(source: Source, problems: Problems) -> Any:
-    """The JSON value of a source; None, with a problem said, where there is none to be had.
+def shortened(text: str) -> str:
+    """At most 80 characters of a text that may be of any length."""
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
-    A file that cannot be opened is the caller's `OSError`.
+
+def shown(value: object) -> str:
+    """A value found in a document, for a message: short whatever the value, and always printable."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        # Python raises for integers of thousands of digits.
+        return str(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, str):
+        return ascii(shortened(value)) if _has_surrogate(value) else repr(shortened(value))
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "an array"
+    return f"a value of type {type(value).__name__}"
+
+
+def _has_surrogate(text: str) -> bool:
+    """True if a text holds half of a surrogate pair, which JSON can spell but no encoder can write."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+@attrs.define(eq=False)
+class Problems:
+    """Everything found wrong so far with one document."""
+
+    found: list[tuple[str, str, str]] = attrs.field(factory=list)  # code, path, message
+    _hints_left: int = _MAX_HINTS
+
+    def add(self, code: Code, path: str, message: str) -> None:
+        self.found.append((code.value, path, message))
+
+    def hint(self, name: str, known: Iterable[str]) -> str:
+        """The known name that was probably meant, while the search is cheap."""
+        names = list(known)
+        if self._hints_left <= 0 or len(name) > _MAX_HINT_NAME or len(names) > _MAX_HINT_NAMES:
+            return ""
+        self._hints_left -= 1
+        return nearest(name, names)
+
+    def listing(self, subject: str) -> str:
+        """All problems as the lines of one message."""
+        count = len(self.found)
+        lines = "\n".join(f"  - {path}: {message} [{code}]" for code, path, message in self.found)
+        return f"{subject} invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}"
+
+
+class Value:
+    """A value of a document and its JSON path.
+
+    Every reading method returns None if the value is not what was asked for, and adds the problem. An absent field
+    reads as None without a problem, since `fields` has reported it if it is required.
     """
+
+    __slots__ = ("_value", "path", "problems")
+
+    def __init__(self, value: object, path: str, problems: Problems) -> None:
+        self._value = value
+        self.path = path
+        self.problems = problems
+
+    @property
+    def raw(self) -> Any:
+        """What was found; None if absent."""
+        return None if self._value is _ABSENT else self._value
+
+    def __bool__(self) -> bool:
+        """True unless the field is absent."""
+        return self._value is not _ABSENT
+
+    def problem(self, code: Code, message: str, *, field: object = None) -> None:
+        """Add a problem at this value, or at a field of it."""
+        self.problems.add(code, self.path if field is None else self._under(field), message)
+
+    def expected(self, what: str) -> None:
+        """Add the problem of a value of the wrong type."""
+        if self:
+            self.problem(Code.WRONG_TYPE, f"expected {what}, found {shown(self._value)}")
+
+    def _under(self, field: object) -> str:
+        if isinstance(field, str) and _PLAIN_FIELD.fullmatch(field):
+            return f"{self.path}.{field}"
+        return f"{self.path}[{json.dumps(shortened(field) if isinstance(field, str) else shown(field))}]"
+
+    def field(self, name: str) -> Value:
+        """A field of an object, without a check of the others."""
+        return Value(self._value.get(name, _ABSENT), f"{self.path}.{name}", self.problems)  # type: ignore[attr-defined]
+
+    def fields(self, *required: str, optional: Sequence[str] = ()) -> Fields:
+        """The known fields of an object; unknown, missing and duplicate ones are problems."""
+        given = self.entries()
+        known = (*required, *optional)
+        for name in given:
+            if name not in known:
+                hint = self.problems.hint(name, known)
+                self.problem(Code.UNKNOWN_FIELD, f"unknown field {shown(name)}{hint}", field=name)
+        if isinstance(self._value, Mapping):
+            for name in required:
+                if name not in given:
+                    self.problem(Code.MISSING_FIELD, f"the field {name!r} is required", field=name)
+        return Fields({name: given[name] for name in known if name in given}, self)
+
+    def entries(self) -> dict[str, Value]:
+        """All entries of an object whose field names are the user's; empty if there is a problem."""
+        if not isinstance(self._value, Mapping):
+            self.expected("an object")
+            return {}
+        for name in getattr(self._value, "duplicates", ()):
+            self.problem(Code.DUPLICATE_FIELD, f"duplicate field {shown(name)}", field=name)
+        entries: dict[str, Value] = {}
+        for name, entry in self._value.items():
+            if isinstance(name, str) and not _has_surrogate(name):
+                entries[name] = Value(entry, self._under(name), self.problems)
+            else:
+                message = f"expected field names that are text, found {shown(name)}"
+                self.problem(Code.WRONG_TYPE, message, field=name)
+        return entries
+
+    def items(self, what: str = "an array") -> list[Value] | None:
+        """The elements of an array."""
+        if isinstance(self._value, list | tuple):
+            return [Value(item, f"{self.path}[{at}]", self.problems) for at, item in enumerate(self._value)]
+        self.expected(what)
+        return None
+
+    def text(self, what: str = "a string", *, like: re.Pattern[str] | None = None) -> str | None:
+        """A string that UTF-8 can encode, all of which matches the pattern `like`."""
+        value = self._value
+        if not isinstance(value, str):
+            self.expected(what)
+        elif _has_surrogate(value):
+            self.problem(Code.INVALID_VALUE, f"expected text, found half of a surrogate pair in {shown(value)}")
+        elif like is not None and not like.fullmatch(value):
+            self.problem(Code.INVALID_VALUE, f"expected text like {like.pattern}, found {shown(value)}")
+        else:
+            return str.__str__(value)  # an enum of strings would not be written as its text everywhere
+        return None
+
+    def integer(self, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
+        """An integer within bounds; a boolean is none, and neither is 1.0."""
+        value = self._value
+        if not isinstance(value, int) or isinstance(value, bool):
+            self.expected("an integer")
+            return None
+        if low <= value <= high:
+            return int(value)
+        allowed = f"an integer from {low} to {high}"
+        if high == INT64_MAX:
+            allowed = "an integer of 64 bits" if low == INT64_MIN else f"an integer of at least {low}"
+        self.problem(Code.INVALID_VALUE, f"expected {allowed}, found {shown(value)}")
+        return None
+
+    def number(self, low: float | None = None, high: float | None = None) -> int | float | None:
+        """A finite number within bounds; an integer stays one if it fits into 64 bits."""
+        value = self._value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.expected("a number")
+            return None
+        if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
+            number: int | float = int(value)
+        else:
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if not math.isfinite(number):
+                self.problem(Code.NOT_FINITE, f"expected a finite number, found {shown(value)}")
+                return None
+        if low is not None and number < low:
+            self.problem(Code.INVALID_VALUE, f"expected a number of at least {low}, found {shown(value)}")
+            return None
+        if high is not None and number > high:
+            self.problem(Code.INVALID_VALUE, f"expected a number of at most {high}, found {shown(value)}")
+            return None
+        return number
+
+    def boolean(self) -> bool | None:
+        """True or false."""
+        if isinstance(self._value, bool):
+            return self._value
+        self.expected("true or false")
+        return None
+
+    def choice(self, allowed: Sequence[str]) -> str | None:
+        """One of a few strings."""
+        text = self.text()
+        if text is None or text in allowed:
+            return text
+        names = ", ".join(repr(name) for name in allowed)
+        hint = self.problems.hint(text, allowed) if text else ""
+        meant = hint if "did you mean" in hint else ""  # the message lists what is allowed already
+        self.problem(Code.INVALID_VALUE, f"expected one of {names}, found {shown(text)}{meant}")
+        return None
+
+    def reference(self, known: Collection[str], code: Code, complaint: str) -> str | None:
+        """The name of something that is defined elsewhere."""
+        name = self.text()
+        if name is None or name in known:
+            return name
+        self.problem(code, f"{complaint} {shown(name)}{self.problems.hint(name, known)}")
+        return None
+
+
+class Fields(dict[str, Value]):
+    """The fields of an object; one that was not given is an absent value."""
+
+    def __init__(self, given: Mapping[str, Value], of: Value) -> None:
+        super().__init__(given)
+        self._of = of
+
+    def __missing__(self, name: str) -> Value:
+        return Value(_ABSENT, f"{self._of.path}.{name}", self._of.problems)
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers which of its fields were given more than once."""
+
+    duplicates: tuple[str, ...] = ()
+
+
+def read_document(source: Source, problems: Problems) -> Value:
+    """The root of a document; absent, with a problem, if it cannot be parsed. `OSError` if a file cannot be opened."""
+    return Value(_parsed(source, problems), "$", problems)
+
+
+def _parsed(source: Source, problems: Problems) -> Any:
     toml = False
     if isinstance(source, os.PathLike):
         path = Path(source)
@@ -39,10 +318,9 @@ def read_document(source: Source, problems: Problems) -> Any:
         try:
             source = source.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            problems.add(
-                Code.INVALID_JSON, "$", f"expected UTF-8, found {error.object[error.start]:#04x} at byte {error.start}"
-            )
-            return None
+            found = f"{error.object[error.start]:#04x} at byte {error.start}"
+            problems.add(Code.INVALID_JSON, "$", f"expected UTF-8, found {found}")
+            return _ABSENT
     if not isinstance(source, str):
         return source
     try:
@@ -53,13 +331,13 @@ def read_document(source: Source, problems: Problems) -> Any:
         problems.add(Code.TOO_DEEP, "$", "expected a document that is not nested hundreds of levels deep")
     except ValueError as error:  # both decoders' errors, and integers of thousands of digits
         problems.add(Code.INVALID_JSON, "$", f"expected {'TOML' if toml else 'JSON'}: {error}")
-    return None
+    return _ABSENT
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     found = _Object(pairs)
     if len(found) != len(pairs):
-        found.repeated = tuple(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        found.duplicates = tuple(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     return found
 
 

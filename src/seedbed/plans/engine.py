@@ -14,38 +14,34 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import attrs
 import trio
 
-from ..embed import anywhere, anywhere_context
+from .. import checks
 from ..errors import ConfigError, Overloaded, PlanError, RequestDeadlineExceeded
-from .admission import Admission, Forecast, LoopMeter
-from .calibration import calibrate
-from .compile import FUSIONS, CompiledPlan
-from .context import RequestContext
-from .endpoints import open_endpoints
+from ..runtime.asyncio import anywhere, anywhere_context
+from .admission import Admission, Forecast, LoopMeter, ThreadPool
+from .compile import DEFAULT_COSTS, FUSIONS, CompiledPlan
+from .documents import shown
 from .execute import Execution, not_started
-from .memo import RequestEndpoints
-from .model import Plan
-from .opspec import default_ops
-from .pool import ThreadPool
-from .problems import shown
+from .format import Plan
+from .ops import default_ops
+from .opspec import RequestContext
+from .redis import RequestEndpoints, open_endpoints
 from .registries import default_registries
-from .request import Request, parse_request
-from .response import Response, build_candidates
+from .request import Request, Response, build_candidates, parse_request
 from .rowset import NO_ROWS, concat
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
     from .admission import Claim
-    from .calibration import Calibration
-    from .compile import Fusion, Schedule
+    from .compile import Costs, Fusion, Schedule
     from .documents import Source
-    from .memo import EndpointSource
-    from .model import Registries
-    from .opspec import OpRegistry
+    from .ops import OpRegistry
+    from .redis import EndpointSource
+    from .registries import Registries
 
-# How many plans stay compiled. A service has tens; whoever makes a plan for each request must not fill the memory.
+# How many plans stay compiled. A service has tens; one that builds a plan per request must not fill the memory.
 _COMPILED: Final = 256
 # How long requests that were cancelled at the end of grace may take to unwind before their endpoints are closed.
 _UNWIND: Final = 1.0
@@ -58,8 +54,8 @@ class EngineStatistics:
     running: int
     queued: int
     threads_busy: int
-    threads_late: int  # they work for requests that are over
-    late_completions: int  # threads that ended after their time, and results that came after it
+    threads_late: int  # they work for requests that have ended
+    late_completions: int  # threads and results that finished after their timeout
     outcomes: Mapping[str, int]
 
 
@@ -87,72 +83,74 @@ class SegmentPlan:
 
 @attrs.frozen(kw_only=True)
 class Explanation:
-    """How a plan runs in one fusion mode on this machine."""
+    """How a plan runs in one fusion mode."""
 
     plan: str
     fusion: str
     segments: tuple[SegmentPlan, ...]
-    calibration: Calibration
+    costs: Costs
 
 
+def _not_open() -> NoReturn:
+    raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
+
+
+def _given_registries(given: Registries | None) -> Registries:
+    return default_registries() if given is None else given
+
+
+def _given_ops(given: OpRegistry | None) -> OpRegistry:
+    return default_ops() if given is None else given
+
+
+def _given_threads(given: int | None) -> int:
+    return (os.cpu_count() or 1) if given is None else given
+
+
+def _seconds(option: str, value: float) -> float:
+    try:
+        if not math.isnan(value):
+            return float(value)
+    except (TypeError, OverflowError):
+        pass
+    raise ConfigError(f"{option} must be a number of seconds, not {shown(value)}")
+
+
+@attrs.define(eq=False, kw_only=True)
 class PlanEngine:
     """Runs plans for many requests at once; used as `async with PlanEngine(...) as engine`.
 
     `max_concurrent_requests` run and `max_queue` wait, all others are refused with `Overloaded`. `cpu_threads` is the
-    number of threads for CPU nodes. Leaving the engine refuses what waits, lets what runs go on for `grace` seconds and
-    ends the rest; `drained` then says what happened. What is not given is opened (`endpoints`) or measured
-    (`calibration`).
+    number of threads for CPU nodes. Leaving the engine refuses what waits, gives what runs `grace` seconds to finish
+    and ends the rest; `drained` then reports what happened. Endpoints that are not given are opened.
     """
 
-    def __init__(
-        self,
-        *,
-        registries: Registries | None = None,
-        ops: OpRegistry | None = None,
-        endpoints: EndpointSource | None = None,
-        max_concurrent_requests: int = 64,
-        max_queue: int = 256,
-        cpu_threads: int | None = None,
-        fusion: Fusion = "auto",
-        grace: float = 5.0,
-        calibration: Calibration | None = None,
-    ) -> None:
-        threads = (os.cpu_count() or 1) if cpu_threads is None else cpu_threads
-        for knob, value, least in (
-            ("max_concurrent_requests", max_concurrent_requests, 1),
-            ("max_queue", max_queue, 0),
-            ("cpu_threads", threads, 1),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{knob} is {value!r}; it must be an integer")
-            _at_least(knob, value, least)
-        grace = _seconds("grace", grace)
-        _at_least("grace", grace, 0)
-        if fusion not in FUSIONS:
-            raise ConfigError(f"fusion is {fusion!r}; allowed are {', '.join(FUSIONS)}")
-        self.registries = default_registries() if registries is None else registries
-        self._ops = default_ops() if ops is None else ops
-        self._given_endpoints = endpoints
-        self._limits = max_concurrent_requests, max_queue, threads
-        self._fusion: str = fusion
-        self._grace = grace
-        self._calibration = calibration
-        self._outcomes: Counter[str] = Counter()
-        self._late_results = 0
-        # By the identity of the plan, which is kept so that no other can get it; the oldest first.
-        self._compiled: dict[int, CompiledPlan] = {}
-        # By the name of the plan, so that one that is loaded again keeps what was learnt.
-        self._forecasts: dict[str, Forecast] = {}
-        self._executions: set[Execution] = set()
-        self._name = secrets.token_hex(4)
-        self._numbers = itertools.count(1)
-        self.drained: DrainReport | None = None
-        # Set when the engine is entered.
-        self._open: AbstractAsyncContextManager[None]
-        self._admission: Admission
-        self._pool: ThreadPool
-        self._endpoints: EndpointSource
-        self._clock: Callable[[], float] = _not_open
+    registries: Registries = attrs.field(default=None, converter=_given_registries)
+    ops: OpRegistry = attrs.field(default=None, converter=_given_ops)
+    endpoints: EndpointSource | None = None
+    max_concurrent_requests: int = attrs.field(default=64, validator=checks.whole(1))
+    max_queue: int = attrs.field(default=256, validator=checks.whole(0))
+    cpu_threads: int = attrs.field(default=None, converter=_given_threads, validator=checks.whole(1))
+    fusion: Fusion = attrs.field(default="auto", validator=checks.one_of(*FUSIONS))
+    grace: float = attrs.field(default=5.0, validator=checks.at_least(0, "seconds"))
+    costs: Costs = DEFAULT_COSTS
+
+    drained: DrainReport | None = attrs.field(default=None, init=False)
+    _outcomes: Counter[str] = attrs.field(factory=Counter, init=False)
+    _late_results: int = attrs.field(default=0, init=False)
+    # By the identity of the plan, which the entry holds so that no other plan can get it; the oldest first.
+    _compiled: dict[int, CompiledPlan] = attrs.field(factory=dict, init=False)
+    # By the name of the plan, so that one that is loaded again keeps what was learnt.
+    _forecasts: dict[str, Forecast] = attrs.field(factory=dict, init=False)
+    _executions: set[Execution] = attrs.field(factory=set, init=False)
+    _name: str = attrs.field(factory=functools.partial(secrets.token_hex, 4), init=False)
+    _numbers: Iterator[int] = attrs.field(factory=functools.partial(itertools.count, 1), init=False)
+    # Set when the engine is entered.
+    _open: AbstractAsyncContextManager[None] = attrs.field(init=False)
+    _admission: Admission = attrs.field(init=False)
+    _pool: ThreadPool = attrs.field(init=False)
+    _opened_endpoints: EndpointSource = attrs.field(init=False)
+    _clock: Callable[[], float] = attrs.field(default=_not_open, init=False)
 
     async def __aenter__(self) -> Self:
         self._open = anywhere_context(self._opened)()
@@ -166,20 +164,19 @@ class PlanEngine:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
-        limit, max_queue, threads = self._limits
         self._clock = trio.lowlevel.current_clock().current_time
         meter = LoopMeter(self._clock)
-        self._pool = ThreadPool(threads, self._clock)
-        self._admission = Admission(limit, max_queue, meter=meter, pool=self._pool, clock=self._clock)
-        if self._calibration is None:
-            self._calibration = await calibrate()
+        self._pool = ThreadPool(self.cpu_threads, self._clock)
+        self._admission = Admission(
+            self.max_concurrent_requests, self.max_queue, meter=meter, pool=self._pool, clock=self._clock
+        )
         async with AsyncExitStack() as stack:
             trio.lowlevel.add_instrument(meter)
             stack.callback(trio.lowlevel.remove_instrument, meter)
-            if self._given_endpoints is None:
-                self._endpoints = await stack.enter_async_context(open_endpoints(self.registries))
-            else:
-                self._endpoints = self._given_endpoints
+            opened = self.endpoints
+            if opened is None:
+                opened = await stack.enter_async_context(open_endpoints(self.registries))
+            self._opened_endpoints = opened
             try:
                 yield
             finally:
@@ -189,7 +186,7 @@ class PlanEngine:
         self._admission.close()
         finished, cancelled = len(self._executions), 0
         try:
-            with trio.move_on_after(self._grace):
+            with trio.move_on_after(self.grace):
                 await self._admission.wait_idle()
                 await self._pool.wait_idle()
         finally:
@@ -230,24 +227,24 @@ class PlanEngine:
         done by the deadline is the answer, and its coverage says what is missing.
         """
         arrival = self._clock()
-        # Before a place is asked for: what fails between the claim and the request would keep it.
+        # Before a slot is requested: a failure between the claim and the request would not release it.
         deadline = math.inf if deadline is None else arrival + _seconds("deadline", deadline)
         node_timeout = math.inf if node_timeout is None else _seconds("node_timeout", node_timeout)
         try:
             compiled = self._compile(plan)
-            schedule = compiled.schedule(fusion or self._fusion)
+            schedule = compiled.schedule(fusion or self.fusion, timed_nodes=node_timeout < math.inf)
             if arrival >= deadline:
                 raise not_started(schedule.roots[0])
-            # Nothing is made for a request that is refused: refusing must stay cheap when it happens most.
+            # Nothing is allocated for a request that is refused: refusing must be cheap under overload.
             claim = self._admission.ask(deadline, self._forecast(plan.name))
             response = await self._answer(
                 claim,
                 compiled,
                 schedule,
                 request,
-                deadline=deadline,
                 node_timeout=node_timeout,
-                arrival=arrival if trace else None,
+                arrival=arrival,
+                trace=trace,
                 partial=partial,
             )
         except PlanError as error:
@@ -266,9 +263,9 @@ class PlanEngine:
         schedule: Schedule,
         request: Request | Source,
         *,
-        deadline: float,
         node_timeout: float,
-        arrival: float | None,
+        arrival: float,
+        trace: bool,
         partial: bool,
     ) -> Response:
         if not isinstance(request, Request):
@@ -279,19 +276,19 @@ class PlanEngine:
                 raise
         if not claim.has_slot():
             await self._admission.wait(claim)
-        execution = Execution(
-            compiled,
-            schedule,
-            RequestContext(
-                request, RequestEndpoints(self._endpoints), compiled.keys, compiled.expressions, compiled.predicates
-            ),
+        shared = RequestContext(
+            request=request,
+            endpoints=RequestEndpoints(self._opened_endpoints),
+            keys=compiled.keys,
+            expressions=compiled.plan.expressions,
+            predicates=compiled.plan.predicates,
             clock=self._clock,
-            pool=self._pool,
-            hop=self._measured().hop,
-            deadline=deadline,
-            node_timeout=node_timeout,
             arrival=arrival,
+            deadline=claim.deadline,
+            node_timeout=node_timeout,
+            traced=trace,
         )
+        execution = Execution(compiled, schedule, shared, self._pool, self.costs.hop)
         began = self._clock()
         complete: bool | None = None
         candidates: list[dict[str, Any]] | None = None
@@ -304,8 +301,8 @@ class PlanEngine:
                 done = [found for position in compiled.outputs if (found := execution.results[position]) is not None]
                 rows = concat(done, compiled.keys) if done else NO_ROWS
                 if complete or partial:
-                    may_go_on = functools.partial(execution.may_answer, partial=partial)
-                    candidates = await build_candidates(rows, compiled.keys, may_go_on)
+                    may_continue = functools.partial(execution.may_answer, partial=partial)
+                    candidates = await build_candidates(rows, compiled.keys, may_continue)
                     complete = complete and candidates is not None
         finally:
             self._executions.discard(execution)
@@ -319,21 +316,22 @@ class PlanEngine:
             engine_request_id=engine_id,
             rows=rows,
             candidates=candidates,
-            trace=None if execution.traces is None else execution.traces.trace(compiled, began, ended),
+            trace=execution.trace(began, ended) if trace else None,
             coverage=execution.coverage() if partial or compiled.has_policies else None,
         )
 
     def explain(self, plan: Plan, *, fusion: Fusion | None = None) -> Explanation:
         """How a plan would run."""
-        compiled, calibration = self._compile(plan), self._measured()
+        self._clock()  # raises if the engine is not open
+        compiled, hop = self._compile(plan), self.costs.hop
         names = plan.registries.keys
         segments = []
-        for unit in compiled.schedule(fusion or self._fusion).units:
+        for unit in compiled.schedule(fusion or self.fusion).units:
             where, below = "auto", None
-            if unit.is_async or unit.always_inline or unit.fixed >= calibration.hop:
+            if unit.is_async or unit.always_inline or unit.cost.fixed >= hop:
                 where = "loop" if unit.is_async else "inline" if unit.always_inline else "thread"
-            elif unit.per_row:
-                below = math.ceil((calibration.hop - unit.fixed) / unit.per_row)
+            elif unit.cost.per_row:
+                below = math.ceil((hop - unit.cost.fixed) / unit.cost.per_row)
             segments.append(
                 SegmentPlan(
                     nodes=tuple(step.node_id for step in unit.steps),
@@ -347,12 +345,7 @@ class PlanEngine:
                     needs=tuple(compiled.steps[position].node_id for position in sorted(unit.outside)),
                 )
             )
-        return Explanation(
-            plan=plan.name, fusion=fusion or self._fusion, segments=tuple(segments), calibration=calibration
-        )
-
-    def _measured(self) -> Calibration:
-        return _not_open() if self._calibration is None else self._calibration
+        return Explanation(plan=plan.name, fusion=fusion or self.fusion, segments=tuple(segments), costs=self.costs)
 
     def _forecast(self, name: str) -> Forecast:
         found = self._forecasts.get(name)
@@ -370,26 +363,8 @@ class PlanEngine:
                     f"the plan is of type {type(plan).__name__}, not a Plan: parse_plan gives one of a document, and "
                     "so does plan() of a function under @plan"
                 )
-            found = CompiledPlan(plan, self._ops, self._measured())
+            found = CompiledPlan(plan, self.ops, self.costs)
             if len(self._compiled) >= _COMPILED:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[id(plan)] = found
         return found
-
-
-def _not_open() -> NoReturn:
-    raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
-
-
-def _seconds(knob: str, value: float) -> float:
-    try:
-        if not math.isnan(value):
-            return float(value)
-    except (TypeError, OverflowError):
-        pass
-    raise ConfigError(f"{knob} is {shown(value)}; it must be a number of seconds")
-
-
-def _at_least(knob: str, value: float, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{knob} is {value}; it must be at least {least}")

@@ -1,27 +1,31 @@
-"""One request: a nursery under a deadline, in which every node starts when the last of its inputs is done."""
+"""One request: a nursery under a deadline, in which every node starts when the last of its inputs is done.
+
+A node on the loop is cancelled at its timeout. A segment of CPU nodes runs on the loop or in a thread; what runs in a
+thread reads and writes nothing but its own `UnitRun`, so that an abandoned thread cannot disturb other requests.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import trio
 
-from ..errors import Overloaded, PlanError, RequestDeadlineExceeded
-from ..runtime.exceptions import sole_leaf
+from ..errors import EndpointUnavailable, NodeFailed, NodeTimeout, Overloaded, PlanError, RequestDeadlineExceeded
+from ..runtime.asyncio import looks_like_asyncio
+from ..runtime.tasks import sole_leaf
 from .admission import current_claim
-from .context import OpContext
-from .response import Coverage, Degraded
-from .segments import SegmentRun, check_output, failure_of, may_degrade, overdue, stand_in
-from .traces import Traces
+from .opspec import OpContext, Rows
+from .registries import ID
+from .request import Coverage, Degraded, NodeTrace, Trace
+from .rowset import NO_ROWS, RowSet, concat, unwritten_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator, Mapping
 
+    from .admission import ThreadPool
     from .compile import CompiledPlan, Schedule, Step, Unit
-    from .context import RequestContext
-    from .pool import ThreadPool
-    from .rowset import RowSet
+    from .opspec import RequestContext
 
 _NO_REFS: Mapping[str, RowSet] = {}
 
@@ -29,66 +33,25 @@ _NO_REFS: Mapping[str, RowSet] = {}
 class Execution:
     """The state of one request. Only its own tasks change it, all on trio's thread."""
 
-    __slots__ = (
-        "_active",
-        "_clock",
-        "_compiled",
-        "_degraded",
-        "_error",
-        "_hop",
-        "_left",
-        "_node_timeout",
-        "_nursery",
-        "_pool",
-        "_runs",
-        "_schedule",
-        "_shared",
-        "_timed",
-        "_waiting",
-        "_watching",
-        "deadline",
-        "late",
-        "results",
-        "traces",
-    )
-
     def __init__(
-        self,
-        compiled: CompiledPlan,
-        schedule: Schedule,
-        shared: RequestContext,
-        *,
-        clock: Callable[[], float],
-        pool: ThreadPool,
-        hop: float,
-        deadline: float,
-        node_timeout: float,
-        arrival: float | None,
+        self, compiled: CompiledPlan, schedule: Schedule, shared: RequestContext, pool: ThreadPool, hop: float
     ) -> None:
         self._compiled = compiled
         self._schedule = schedule
         self._shared = shared
-        self._clock = clock
+        self._clock = shared.clock
         self._pool = pool
         # A segment that is estimated to take less than this runs on the loop.
         self._hop = hop
-        self.deadline = deadline
-        self._node_timeout = node_timeout
-        self._timed = deadline < math.inf or node_timeout < math.inf or arrival is not None
         self.results: list[RowSet | None] = [None] * len(compiled.steps)  # by position
         self._waiting = schedule.needs.copy()  # by unit: how many that it needs are not done
         self._left = len(schedule.units)
-        # The units that run and since when, the first to start standing first; and where those that are segments are.
-        self._active: dict[Unit, float] = {}
-        self._runs: dict[int, SegmentRun] = {}
-        # The scope of the task that sees to node timeouts, if there is one.
-        self._watching: trio.CancelScope | None = None
+        self._runs: dict[Unit, UnitRun] = {}  # the units that have started, in that order
         self._nursery: trio.Nursery | None = None
         self._error: PlanError | None = None
         self._degraded: list[Degraded] = []
-        self.late = 0  # results that came after their time and were dropped; threads are counted by the pool
-        # Filled if the request arrived at a known instant, from which traces count.
-        self.traces: Traces | None = None if arrival is None else Traces(arrival)
+        self.late = 0  # results after their timeout, which were ignored; threads are counted by the pool
+        self._traces: list[NodeTrace] = []  # in the order in which the nodes ended
 
     async def run(self) -> bool:
         """Run all nodes. False if the deadline passed before; raises the first failure, after all else has ended."""
@@ -97,10 +60,7 @@ class Execution:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.cancel_scope.deadline = self.deadline
-                if self._node_timeout < self.deadline - self._clock():
-                    self._watching = trio.CancelScope()
-                    nursery.start_soon(self._watch_nodes, self._watching)
+                nursery.cancel_scope.deadline = self._shared.deadline
                 for unit in roots[1:]:
                     nursery.start_soon(self._walk, unit)
                 if roots:
@@ -118,44 +78,41 @@ class Execution:
     def _settle(self, group: BaseExceptionGroup[BaseException]) -> BaseException | None:
         """An op with a nursery of its own raised while it was cancelled: that is its node's failure, if the first.
 
-        Gives what is no failure of a node and has to be raised: a cancellation, an exit, a Ctrl-C.
+        Returns what is no failure of a node and has to be raised: a cancellation, an exit, a Ctrl-C.
         """
         failures, others = group.split(Exception)
         if others is not None:
             return sole_leaf(others)
-        if self._error is None and failures is not None and self._clock() < self.deadline:
-            self._error = failure_of(self._at(next(iter(self._active))).node_id, failures)
+        if self._error is None and failures is not None and self._clock() < self._shared.deadline:
+            self._error = failure_of(next(self._unfinished()).step.node_id, failures)
         return None
 
+    def _unfinished(self) -> Iterator[UnitRun]:
+        """The runs of units that have started and not finished, the first to start standing first."""
+        return (run for unit, run in self._runs.items() if self.results[unit.steps[-1].position] is None)
+
     def may_answer(self, *, partial: bool) -> bool:
-        """Whether the response may be built: a partial one after the deadline too, and none after `abort`."""
-        return not isinstance(self._error, Overloaded) and (partial or self._clock() < self.deadline)
+        """True if the response may be built: a partial one after the deadline too, and none after `abort`."""
+        return not isinstance(self._error, Overloaded) and (partial or self._clock() < self._shared.deadline)
 
     def deadline_error(self) -> PlanError:
-        """What to say when the deadline passed: the node that has run longest, or the first that could not start."""
+        """The error of a missed deadline: it names the node that has run longest, or the first that did not start."""
         if self._error is not None:
             return self._error
         if not self._left:
             output = self._compiled.steps[self._compiled.outputs[0]].node_id
             return RequestDeadlineExceeded("the request's deadline passed while the response was built", node=output)
-        for unit in self._active:
-            return RequestDeadlineExceeded("the request's deadline passed while it ran", node=self._at(unit).node_id)
+        for run in self._unfinished():
+            return RequestDeadlineExceeded("the request's deadline passed while it ran", node=run.step.node_id)
         return not_started(self._schedule.roots[0])
 
-    def _at(self, unit: Unit) -> Step:
-        """The step that a unit is at."""
-        run = self._runs.get(unit.index)
-        if run is None:
-            return unit.steps[0]
-        return unit.steps[min(run.place, len(unit.steps) - 1) if run.overran is None else run.overran]
-
     def coverage(self) -> Coverage:
-        """What was degraded, and what has not ended."""
+        """What was degraded, and what has not finished."""
         unfinished: list[str] = []
         for unit in self._schedule.units:
             if self.results[unit.steps[-1].position] is None:
-                run = self._runs.get(unit.index)
-                unfinished.extend(step.node_id for step in unit.steps[0 if run is None else run.place :])
+                run = self._runs.get(unit)
+                unfinished.extend(step.node_id for step in unit.steps[0 if run is None else run.current :])
         return Coverage(degraded=tuple(self._degraded), unfinished=tuple(unfinished))
 
     def abort(self, error: PlanError) -> None:
@@ -166,25 +123,18 @@ class Execution:
             self._nursery.cancel_scope.cancel(reason=str(error))
 
     async def _walk(self, first: Unit) -> None:
-        """Run a unit and go on with what it makes ready; what else becomes ready gets tasks of its own."""
+        """Run a unit, then one that it makes ready; the others that become ready get their own tasks."""
         unit: Unit | None = first
-        # Who has all the time there is, and is not asked when, need not look at the clock.
-        timed = self._timed
-        now = 0.0
         while unit is not None:
-            if timed and (now := self._clock()) >= self.deadline:
+            now = self._clock()
+            if now >= self._shared.deadline:
                 return self.abort(not_started(unit))
-            self._active[unit] = now
             try:
-                rows = await (self._on_loop(unit.steps[0], now) if unit.is_async else self._segment(unit))
+                self.results[unit.steps[-1].position] = await self._run(unit, now)
             except PlanError as error:
                 return self.abort(error)
-            del self._active[unit]
-            self.results[unit.steps[-1].position] = rows
             self._left -= 1
             unit = self._release(unit) if unit.successors else None
-        if not self._left and self._watching is not None:
-            self._watching.cancel()
         return None
 
     def _release(self, unit: Unit) -> Unit | None:
@@ -199,137 +149,253 @@ class Execution:
                     self._nursery.start_soon(self._walk, units[index])
         return ready
 
-    async def _on_loop(self, step: Step, now: float) -> RowSet:
-        """Run an async op; it is cancelled when its time is over."""
-        results = self.results
-        inputs: tuple[RowSet, ...] = tuple([results[position] for position in step.inputs])  # type: ignore[misc]
-        refs: Mapping[str, RowSet] = _NO_REFS
-        if step.refs:
-            refs = {name: results[position] for name, position in step.refs}  # type: ignore[misc]
-        ends = now + self._node_timeout
-        effective = ends if ends < self.deadline else self.deadline
-        ctx = OpContext(self._shared, step.node_id, effective, refs)
+    async def _run(self, unit: Unit, now: float) -> RowSet:
+        """Run an async node on the loop, and CPU nodes there too if that is faster than a hop to a thread."""
+        run = self._new_run(unit, now, "loop" if unit.is_async else "inline")
+        try:
+            if unit.is_async:
+                return await run.run_async()
+            # A node timeout of zero runs nothing, which needs no thread.
+            if unit.always_inline or self._shared.node_timeout <= 0 or unit.cost.of(run.size()) < self._hop:
+                return run.run()
+            run.where = "thread"
+            # Only a unit of one node has a finite timeout: see `CompiledPlan.schedule`.
+            with trio.CancelScope(deadline=now + self._shared.node_timeout):
+                try:
+                    return await self._pool.run(run.run, current_claim.get())
+                except Overloaded as refusal:
+                    raise Overloaded(refusal.message, node=run.step.node_id) from None
+                finally:
+                    run.abandoned = True
+            run = self._new_run(unit, now, "thread")  # the thread still writes to the other one
+            return run.time_out()
+        finally:
+            self.late += run.late
+            self._degraded += run.degraded
+            self._traces += run.traces
+
+    def _new_run(self, unit: Unit, now: float, where: str) -> UnitRun:
+        known = {position: self.results[position] for position in unit.outside}
+        run = self._runs[unit] = UnitRun(unit, known, self._shared, now, where)  # type: ignore[arg-type]
+        return run
+
+    def trace(self, began: float, ended: float) -> Trace:
+        """The trace of a request that left the queue at `began`."""
+        arrival = self._shared.arrival
+        return Trace(
+            total_ms=(ended - arrival) * 1000,
+            queued_ms=(began - arrival) * 1000,
+            nodes=tuple(self._traces),
+            critical_path=self._critical_path(),
+        )
+
+    def _critical_path(self) -> tuple[str, ...]:
+        steps, ends = self._compiled.steps, {each.node: each.end_ms for each in self._traces}
+        path: list[str] = []
+        candidates = self._compiled.outputs
+        # A node starts when the last of its inputs is done.
+        while done := [steps[position] for position in candidates if steps[position].node_id in ends]:
+            last = max(done, key=lambda step: ends[step.node_id])
+            path.append(last.node_id)
+            candidates = last.upstream
+        return tuple(reversed(path))
+
+
+class UnitRun:
+    """One run of the steps of a unit, one after the other, on the loop or in a thread.
+
+    All fields are written by the thread that runs the steps, except `abandoned` and `where`, and read by the task that
+    waits.
+    """
+
+    def __init__(self, unit: Unit, known: Mapping[int, RowSet], shared: RequestContext, now: float, where: str) -> None:
+        self.unit = unit
+        self.where = where  # loop, inline or thread
+        self._known = known  # the results of other units that the steps need, by position
+        self._shared = shared
+        self.current = 0  # the step that runs now
+        self._since = now  # when it became ready
+        self._rows = NO_ROWS  # of the last step done
+        self.traces: list[NodeTrace] = []  # of each step done, if the request is traced
+        self.degraded: list[Degraded] = []
+        self.late = 0  # results after their timeout, which were ignored
+        self.abandoned = False  # set by the task that waits when it is cancelled
+
+    @property
+    def step(self) -> Step:
+        """The step that it has reached."""
+        return self.unit.steps[min(self.current, len(self.unit.steps) - 1)]
+
+    def size(self) -> int:
+        """How many rows it reads."""
+        return sum(map(len, self._known.values()))
+
+    async def run_async(self) -> RowSet:
+        """Run the only step of a unit that waits; it is cancelled at its timeout."""
+        step, rows, failure = self.unit.steps[0], None, None
+        inputs, ctx = self._prepared(step)
         run = step.op.run_async
         assert run is not None
-        rows: RowSet | None = None
-        failure: PlanError | None = None
         try:
-            if ends <= now:
-                pass  # there is no time at all
-            elif step.may_degrade and ends < self.deadline:
-                with trio.CancelScope(deadline=ends):
+            if self._since >= ctx.deadline:
+                pass  # a timeout of zero runs nothing
+            elif ctx.deadline < self._shared.deadline:
+                with trio.CancelScope(deadline=ctx.deadline):
                     rows = await run(inputs, step.params, ctx)
             else:
-                # If it takes too long the whole request ends, so it needs no scope of its own.
                 rows = await run(inputs, step.params, ctx)
-            end = self._clock() if self._timed else now
-            if end >= effective:
-                self.late += rows is not None
-                failure = overdue(step.node_id, end, self.deadline, self._node_timeout)
-            elif not step.is_core:
-                check_output(step, inputs, rows)
         except Exception as error:  # noqa: BLE001  whatever an op raises fails its node
             failure = failure_of(step.node_id, error)
-            end = self._clock()
-        if failure is not None:
-            if not may_degrade(step, failure) or end >= self.deadline:
-                raise failure
-            self._degrade(step, failure)
-            rows = stand_in(step, inputs, ctx)
-        assert rows is not None
-        if self.traces is not None:
-            self.traces.add(step, "loop", step.position, (now, end, len(inputs[0]) if inputs else 0, len(rows)))
-        return rows
+        return self._finish(step, inputs, ctx, rows, failure)
 
-    async def _segment(self, unit: Unit) -> RowSet:
-        """Run CPU nodes: here if that is quicker than a hop to a thread."""
-        run = self._runs[unit.index] = SegmentRun(
-            unit,
-            {position: self.results[position] for position in unit.outside},  # type: ignore[misc]
-            self._shared,
-            clock=self._clock,
-            deadline=self.deadline,
-            node_timeout=self._node_timeout,
-        )
-        # Where there is no time at all nothing is run, so that needs no thread.
-        at_once = unit.always_inline or self._node_timeout <= 0
-        inline = at_once or unit.fixed + unit.per_row * run.size < self._hop
-        try:
-            return run.run() if inline else await self._in_thread(run)
-        finally:
-            run = self._runs[unit.index]  # another one if a node overran and the rest went on without it
-            self.late += run.late
-            for step, failure in run.degraded:
-                self._degrade(step, failure)
-            if self.traces is not None:
-                for step, times in zip(unit.steps, run.times, strict=False):
-                    self.traces.add(step, "inline" if inline else "thread", unit.steps[0].position, times)
-
-    async def _in_thread(self, run: SegmentRun) -> RowSet:
-        steps = run.unit.steps
-        while True:
-            place = await self._hop_once(run)
-            if place is None:
-                return run.outputs[-1]
-            # The thread is still at that step, and nobody wants what it makes of it.
-            failure = run.too_late(steps[place], self._clock())
-            if not may_degrade(steps[place], failure):
-                raise failure
-            run = self._runs[run.unit.index] = run.resumed(place, failure)
-            if run.place == len(steps):
-                return run.outputs[-1]
-
-    async def _hop_once(self, run: SegmentRun) -> int | None:
-        """Run the steps that are left in a thread; gives the place of one that took too long but may degrade."""
-        watching: trio.CancelScope | None = None
-        with trio.CancelScope() as scope:
-            if run.unit.may_degrade and run.ends < self.deadline and self._nursery is not None:
-                watching = trio.CancelScope()
-                self._nursery.start_soon(self._watch, run, scope, watching)
+    def run(self) -> RowSet:
+        """Run the steps and return the rows of the last; raises a PlanError that names its node."""
+        while self.current < len(self.unit.steps) and not self.abandoned:
+            step, rows, failure = self.step, None, None
+            inputs, ctx = self._prepared(step)
             try:
-                await self._pool.run(run.run, current_claim.get())
-            except Overloaded as refusal:
-                raise Overloaded(refusal.message, node=run.unit.steps[run.place].node_id) from None
-            finally:
-                run.abandoned = True
-                if watching is not None:
-                    watching.cancel()
-        return run.overran if scope.cancelled_caught else None
+                if self._since < ctx.deadline:
+                    assert step.op.run is not None
+                    rows = step.op.run(inputs, step.params, ctx)
+            except Exception as error:  # noqa: BLE001  as above
+                failure = failure_of(step.node_id, error)
+            self._finish(step, inputs, ctx, rows, failure)
+        return self._rows
 
-    async def _watch_nodes(self, scope: trio.CancelScope) -> None:
-        """End the request when a node has taken too long.
+    def time_out(self) -> RowSet:
+        """The fallback rows of the only step, whose thread was abandoned; raises if its policy does not permit them."""
+        step = self.unit.steps[0]
+        failure = timed_out(step, self._shared.clock(), self._shared)
+        return self._finish(step, *self._prepared(step), None, failure)
 
-        One task for all nodes: they have the same timeout, so while it sleeps for the first of them, no other that
-        starts can be due before.
-        """
-        with scope:
-            while True:
-                now = self._clock()
-                wake = now + self._node_timeout
-                for unit, since in self._active.items():
-                    run = self._runs.get(unit.index)
-                    if unit.may_degrade or (run is not None and run.done):
-                        continue  # it has a scope of its own, or its result is on the way
-                    if run.overdue(now) if run is not None else now >= since + self._node_timeout:
-                        return self.abort(overdue(self._at(unit).node_id, now, self.deadline, self._node_timeout))
-                    wake = min(wake, (since if run is None else run.since) + self._node_timeout)
-                await trio.sleep_until(wake)
+    def _prepared(self, step: Step) -> tuple[tuple[RowSet, ...], OpContext]:
+        known, shared = self._known, self._shared
+        # An input that is not of another unit is the result of the step before.
+        inputs = tuple([known.get(position, self._rows) for position in step.inputs])
+        refs = {name: known.get(position, self._rows) for name, position in step.refs} if step.refs else _NO_REFS
+        ends = self._since + shared.node_timeout
+        return inputs, OpContext(shared, step.node_id, ends if ends < shared.deadline else shared.deadline, refs)
 
-    async def _watch(self, run: SegmentRun, scope: trio.CancelScope, watching: trio.CancelScope) -> None:
-        """Cancel `scope` when the step that the thread is at has taken too long, whichever that is by then."""
-        with watching:
-            while True:
-                await trio.sleep_until(run.ends)
-                if run.overdue(self._clock()):
-                    scope.cancel(reason="node timeout")
-                    return
-
-    def _degrade(self, step: Step, failure: PlanError) -> None:
-        self._degraded.append(
-            Degraded(node=step.node_id, policy=step.policy, code=failure.code, message=failure.message)
-        )
+    def _finish(
+        self,
+        step: Step,
+        inputs: tuple[RowSet, ...],
+        ctx: OpContext,
+        rows: RowSet | None,
+        failure: PlanError | None,
+    ) -> RowSet:
+        """A step has ended: return its rows, or those that its policy permits; raises its failure if there are none."""
+        now, shared = self._shared.clock(), self._shared
+        if failure is None and now >= ctx.deadline:
+            self.late += rows is not None
+            failure = timed_out(step, now, shared)
+        elif failure is None and not step.is_core:
+            try:
+                check_output(step, inputs, rows)
+            except (TypeError, ValueError) as error:
+                failure = failure_of(step.node_id, error)
+        if failure is not None:
+            rows = fallback_rows(step, failure, ctx, inputs, in_time=now < shared.deadline)
+            self.degraded.append(
+                Degraded(node=step.node_id, policy=step.policy, code=failure.code, message=failure.message)
+            )
+        assert rows is not None
+        if shared.traced:
+            trace = NodeTrace(
+                node=step.node_id,
+                op=step.op.name,
+                label=step.params.get("trace"),
+                where=self.where,
+                segment=self.unit.steps[0].position,
+                start_ms=(self._since - shared.arrival) * 1000,
+                end_ms=(now - shared.arrival) * 1000,
+                rows_in=len(inputs[0]) if inputs else 0,
+                rows_out=len(rows),
+            )
+            self.traces.append(trace)
+        self._rows = rows
+        self._since = now
+        self.current += 1
+        return rows
 
 
 def not_started(unit: Unit) -> RequestDeadlineExceeded:
-    """What to say of a request whose deadline passed before this could start."""
+    """The error of a request whose deadline passed before this unit could start."""
     return RequestDeadlineExceeded("the request's deadline passed before it started", node=unit.steps[0].node_id)
+
+
+def timed_out(step: Step, now: float, shared: RequestContext) -> PlanError:
+    """The error of a node that was not done in time: of whichever of its two limits was exceeded."""
+    if now >= shared.deadline:
+        return RequestDeadlineExceeded("the request's deadline passed while it ran", node=step.node_id)
+    return NodeTimeout(f"it took longer than {shared.node_timeout * 1000:g} ms (node timeout)", node=step.node_id)
+
+
+def failure_of(node_id: str, error: Exception) -> PlanError:
+    """An exception of an op as the error of its node; one that names a node is of another plan, which the op ran."""
+    # An op may read several things at once in a nursery of its own, which raises a group.
+    others = error.split(EndpointUnavailable)[1] if isinstance(error, ExceptionGroup) else error
+    unavailable = others is None or isinstance(others, EndpointUnavailable)
+    failure = (EndpointUnavailable if unavailable else NodeFailed)(_message(error), node=node_id)
+    failure.__cause__ = error
+    return failure
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):  # of the op's nursery, whose own message is empty
+        return "; ".join(map(_message, error.exceptions))
+    text = str(error)
+    if isinstance(error, PlanError):
+        return text
+    if looks_like_asyncio(error):
+        return f"its code is written for asyncio: declare the op with runtime='asyncio' ({text})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def fallback_rows(
+    step: Step, failure: PlanError, ctx: OpContext, inputs: tuple[RowSet, ...], *, in_time: bool
+) -> RowSet:
+    """The rows of a degraded node, with the columns that it would have written; raises if its policy permits none."""
+    degradable = isinstance(failure, NodeFailed | NodeTimeout | EndpointUnavailable)
+    if not (degradable and step.may_degrade and in_time):
+        raise failure
+    new = step.op.gives is Rows.NEW
+    try:
+        if new and step.policy == "default" and step.op.fallback is not None:
+            return step.op.fallback(inputs, step.params, ctx)
+        rows = inputs[0] if inputs and not new else NO_ROWS
+        if step.policy == "empty":
+            rows = rows.none()
+        if step.op.gives is Rows.APPENDED:
+            rows = concat([rows, *(one.none() for one in (*inputs[1:], *ctx.refs.values()))], ctx.keys)
+        for key_id in sorted((step.writes - {ID}) & ctx.keys.keys()):
+            column = unwritten_column(ctx.keys[key_id], len(rows))
+            rows = rows.with_column(key_id, column.values, column.nulls)
+    except Exception as error:
+        raise failure_of(step.node_id, error) from error
+    return rows
+
+
+def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:
+    """Raise if a user-defined op violates its output contract."""
+    op = step.op
+    if not isinstance(rows, RowSet):
+        raise TypeError(f"op {op.name!r} returned {type(rows).__name__}, not a RowSet")
+    if not step.may_have.issuperset(rows.columns) and (
+        extra := set(rows.columns).difference(step.may_have, *(one.columns for one in inputs))
+    ):
+        raise ValueError(f"op {op.name!r} wrote the keys {sorted(extra)}, which it does not declare")
+    if not inputs or op.gives is Rows.NEW:
+        return
+    first = inputs[0]
+    if op.gives is Rows.SAME:
+        fits = np.array_equal(rows.ids(), first.ids())
+    elif op.gives is Rows.PREFIX:
+        fits = np.array_equal(rows.ids(), first.ids()[: len(rows)])
+    elif op.gives is Rows.SUBSET:
+        fits = len(rows) <= len(first)
+    else:
+        fits = len(rows) == len(first) if op.gives is Rows.REORDERED else len(rows) >= len(first)
+    if not fits:
+        message = f"op {op.name!r} declares {op.gives.value!r} rows, but returned {len(rows)} of {len(first)}"
+        raise ValueError(message)

@@ -1,135 +1,370 @@
-"""Expressions over the columns of a row set, compiled once per plan.
+"""Expressions and predicates over the columns of a row set: a JSON tree is checked and compiled in one walk.
 
-An expression reads a row set and gives one value a row, or one for all, and where they are null. Arithmetic is that of
-64-bit floats; integers stay integers only while nothing is computed with them, so that comparing ids is exact.
+An expression reads a row set and returns one value per row, or one for all, and where they are null. Arithmetic is that
+of 64-bit floats; integers stay integers only while nothing is computed with them, so that comparing ids is exact.
+A predicate is true or false, never null: a comparison with a value that is null is false, so its negation is true.
+Patterns are matched by RE2, which takes time in proportion to the text whatever the pattern is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
 
-from .model import KeyType
-from .rowset import Read, RowSet, unwritten
+from ..checks import MAX_DEPTH
+from ..errors import NodeFailed
+from .documents import INT64_MAX, INT64_MIN, Code, shortened, shown
+from .registries import KeyType
+from .rowset import unwritten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence
 
-    from .model import Registries
-    from .request import ParamValue
+    from numpy.typing import NDArray
 
-    Evaluate = Callable[[RowSet, Mapping[int, ParamValue]], Read]
+    from .documents import Fields, Value
+    from .registries import Key, Param, ParamValue, Registries
+    from .rowset import Read, RowSet
 
-_INT64 = range(-(2**63), 2**63)
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
+    Params = Mapping[int, ParamValue]
+    Evaluate = Callable[[RowSet, Params], Read]
+    # One answer per row, or one for all.
+    Test = Callable[[RowSet, Params], NDArray[np.bool_] | bool]
+
+# A tree written in Python can share its branches, so that its size as JSON is exponential in its depth.
+MAX_SIZE: Final = 10_000
+
+_ARITHMETIC: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
 }
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+EXPRESSION_OPS: Final = ("const_number", "const_null", "key_ref", "param_ref", *_ARITHMETIC, "neg", "coalesce")
+PREDICATE_OPS: Final = ("const_bool", "and", "or", "not", "cmp", "in", "is_null", "not_null", "regex")
 
 
 @attrs.frozen(kw_only=True)
 class Expression:
-    """A compiled expression. `type` is None for the literal null, which fits everywhere; `size` counts its tree."""
+    """A checked and compiled expression. `type` is None for null, which fits everywhere; `size` counts its ops."""
 
-    evaluate: Evaluate
+    tree: Mapping[str, Any]
+    evaluate: Evaluate = attrs.field(eq=False, repr=False)
     type: KeyType | None
     size: int = 1
+    constant: float | None = None  # its value, if it needs no data
+    always_null: bool = False  # whatever the data
+
+    @property
+    def kind(self) -> str:
+        """What it gives, for messages."""
+        return "null" if self.type is None else "a string" if self.type is KeyType.STRING else "a number"
+
+    def fits(self, other: Expression) -> bool:
+        """True if the two can be compared, or one can replace the other."""
+        return self.type is None or other.type is None or self.kind == other.kind
+
+    def as_float(self) -> Expression:
+        """The same with floats in place of integers."""
+        if self.type is not KeyType.INT:
+            return self
+        evaluate = self.evaluate
+
+        def convert(rows: RowSet, params: Params) -> Read:
+            values, nulls = evaluate(rows, params)
+            return (values.astype(np.float64) if isinstance(values, np.ndarray) else float(values)), nulls
+
+        return attrs.evolve(self, evaluate=convert, type=KeyType.FLOAT)
 
 
-def compile_expression(tree: Mapping[str, Any], registries: Registries) -> Expression:
-    """Compile a validated tree."""
-    op = tree["op"]
-    if op == "const_number":
-        return _constant(tree["value"])
-    if op == "const_null":
-        return Expression(evaluate=lambda _rows, _params: (0.0, True), type=None)
-    if op == "key_ref":
-        return _key(tree["key_id"], registries)
-    if op == "param_ref":
-        return _param(tree["param_id"], registries)
-    if op == "neg":
-        return _negated(as_float(compile_expression(tree["x"], registries)))
-    a, b = compile_expression(tree["a"], registries), compile_expression(tree["b"], registries)
-    return _coalesced(a, b) if op == "coalesce" else _computed(op, as_float(a), as_float(b))
+@attrs.frozen(kw_only=True)
+class Predicate:
+    """A checked and compiled predicate; `size` counts its ops, `patterns` its regular expressions."""
+
+    tree: Mapping[str, Any]
+    test: Test = attrs.field(eq=False, repr=False)
+    size: int = 1
+    patterns: int = 0
+
+    def mask(self, rows: RowSet, params: Params) -> NDArray[np.bool_]:
+        """For which of the rows it is true."""
+        with np.errstate(all="ignore"):
+            answer = self.test(rows, params)
+        return answer if isinstance(answer, np.ndarray) else np.full(len(rows), answer)
 
 
-def as_float(expression: Expression) -> Expression:
-    """The same with floats in place of integers."""
-    if expression.type is not KeyType.INT:
-        return expression
-    evaluate = expression.evaluate
+class TreeReader:
+    """Reads the trees of one document against its registries."""
 
-    def convert(rows: RowSet, params: Mapping[int, ParamValue]) -> Read:
-        values, nulls = evaluate(rows, params)
-        return (values.astype(np.float64) if isinstance(values, np.ndarray) else float(values)), nulls
+    def __init__(self, registries: Registries) -> None:
+        self._registries = registries
+        self._left = 0  # how many more ops the tree that is being read may have
 
-    return Expression(evaluate=convert, type=KeyType.FLOAT, size=expression.size)
+    def expression(self, value: Value) -> Expression | None:
+        """Read a whole expression."""
+        self._left = MAX_SIZE
+        return self._expression(value, 1)
+
+    def predicate(self, value: Value) -> Predicate | None:
+        """Read a whole predicate."""
+        self._left = MAX_SIZE
+        return self._predicate(value, 1)
+
+    def _op(self, value: Value, depth: int, known: tuple[str, ...], what: str) -> str:
+        """The op of a tree; empty if there is none, or the tree is too large."""
+        self._left -= 1
+        if self._left < 0:
+            if self._left == -1:
+                value.problem(Code.TOO_LARGE, f"expected a tree of at most {MAX_SIZE} ops")
+        elif depth > MAX_DEPTH:
+            value.problem(Code.TOO_DEEP, f"expected a tree of at most {MAX_DEPTH} levels")
+            self._left = -1  # the rest of the tree would have the same problem again and again
+        elif not isinstance(value.raw, Mapping):
+            value.expected(f"{what}, an object with 'op'")
+        elif "op" not in value.raw:
+            value.problem(Code.MISSING_FIELD, f"the field 'op' is required: {what}", field="op")
+        else:
+            op = value.field("op").text()
+            if op in known:
+                return op
+            if op is not None:
+                message = f"expected the op of {what}, found {shown(op)}{value.problems.hint(op, known)}"
+                value.problem(Code.UNKNOWN_TREE_OP, message, field="op")
+        return ""
+
+    def _expression(self, value: Value, depth: int) -> Expression | None:
+        op = self._op(value, depth, EXPRESSION_OPS, "an expression") if value else ""
+        if op == "key_ref":
+            key = self._registries.key(value.fields("op", "key_id")["key_id"])
+            return None if key is None else _key(key)
+        if op == "param_ref":
+            param = self._registries.param(value.fields("op", "param_id")["param_id"])
+            return None if param is None else _param(param)
+        if op == "const_number":
+            number = value.fields("op", "value")["value"].number()
+            return None if number is None else _constant(number)
+        if op == "const_null":
+            value.fields("op")
+            return Expression(tree={"op": op}, evaluate=lambda _rows, _params: (0.0, True), type=None, always_null=True)
+        if op == "neg":
+            field = value.fields("op", "x")["x"]
+            x = self._expression(field, depth + 1)
+            return None if x is None or not _is_number(op, x, field) else _negated(x.as_float())
+        if not op:
+            return None
+        fields = value.fields("op", "a", "b")
+        a, b = self._expression(fields["a"], depth + 1), self._expression(fields["b"], depth + 1)
+        if a is None or b is None:
+            return None
+        return self._coalesce(a, b, value) if op == "coalesce" else self._arithmetic(op, a, b, value, fields)
+
+    def _arithmetic(self, op: str, a: Expression, b: Expression, value: Value, fields: Fields) -> Expression | None:
+        # Both are checked, so that both are reported.
+        if not all([_is_number(op, a, fields["a"]), _is_number(op, b, fields["b"])]):
+            return None
+        constant = None
+        if a.constant is not None and b.constant is not None:
+            constant = _ARITHMETIC[op](a.constant, b.constant)
+            if not math.isfinite(constant):
+                value.problem(Code.NOT_FINITE, f"expected a finite number, {op} of its constants gives {constant}")
+                return None
+        return attrs.evolve(_computed(op, a.as_float(), b.as_float()), constant=constant)
+
+    def _coalesce(self, a: Expression, b: Expression, value: Value) -> Expression | None:
+        if not a.fits(b):
+            message = f"expected two values of one type to coalesce, found {a.kind} and {b.kind}"
+            value.problem(Code.TYPE_MISMATCH, message)
+            return None
+        return _coalesced(a, b)
+
+    def _predicate(self, value: Value, depth: int) -> Predicate | None:
+        op = self._op(value, depth, PREDICATE_OPS, "a predicate") if value else ""
+        if op in ("and", "or"):
+            fields = value.fields("op", "a", "b")
+            a, b = self._predicate(fields["a"], depth + 1), self._predicate(fields["b"], depth + 1)
+            return None if a is None or b is None else _joined(op, a, b)
+        if op == "not":
+            x = self._predicate(value.fields("op", "x")["x"], depth + 1)
+            return None if x is None else _inverted(x)
+        if op in ("is_null", "not_null"):
+            operand = self._expression(value.fields("op", "x")["x"], depth + 1)
+            return None if operand is None else _null({"op": op, "x": operand.tree}, operand, wanted=op == "is_null")
+        if op == "const_bool":
+            constant = value.fields("op", "value")["value"].boolean()
+            return None if constant is None else _always(constant)
+        if op == "cmp":
+            return self._cmp(value, depth)
+        if op == "in":
+            return self._in(value, depth)
+        return self._regex(value) if op == "regex" else None
+
+    def _cmp(self, value: Value, depth: int) -> Predicate | None:
+        fields = value.fields("op", "cmp", "a", "b")
+        cmp = fields["cmp"].choice(tuple(_COMPARE))
+        a, b = self._expression(fields["a"], depth + 1), self._expression(fields["b"], depth + 1)
+        if a is None or b is None:
+            return None
+        if not a.fits(b):
+            message = f"expected two values of one type to compare, found {a.kind} and {b.kind}"
+            value.problem(Code.TYPE_MISMATCH, message)
+            return None
+        return None if cmp is None else _compared(cmp, a, b)
+
+    def _in(self, value: Value, depth: int) -> Predicate | None:
+        fields = value.fields("op", "lhs", "list")
+        lhs = self._expression(fields["lhs"], depth + 1)
+        given = fields["list"].items()
+        if given is None:
+            return None
+        # The first element decides which of the two the list is meant to be.
+        strings = bool(given) and isinstance(given[0].raw, str)
+        listed: list[int | float | str] = []
+        for item in given:
+            entry: int | float | str | None = None
+            if strings:
+                entry = item.text("a string, as the first of the list")
+            elif isinstance(item.raw, str):
+                item.expected("a number, as the first of the list")
+            else:
+                entry = item.number()
+            if entry is not None:
+                listed.append(entry)
+        if lhs is None or len(listed) < len(given):
+            return None
+        if lhs.type is None:  # null has no type to look for in a list, and is in none
+            return _always(value=False)
+        if given and (lhs.type is KeyType.STRING) is not strings:
+            message = f"expected {'a string' if strings else 'a number'}, as in the list, found {lhs.kind}"
+            fields["lhs"].problem(Code.TYPE_MISMATCH, message)
+            return None
+        return _member(lhs, listed)
+
+    def _regex(self, value: Value) -> Predicate | None:
+        fields = value.fields("op", "key_id", "pattern", optional=["flags"])
+        key = self._registries.key(fields["key_id"])
+        if key is not None and key.type is not KeyType.STRING:
+            message = f"expected a string key, found {key.name!r}, which is {key.type.value}"
+            fields["key_id"].problem(Code.WRONG_KEY_TYPE, message)
+            key = None
+        flags = fields["flags"].choice(("", "i")) if "flags" in fields else ""
+        pattern = self._pattern(fields["pattern"])
+        return None if key is None or flags is None or pattern is None else _matching(key, pattern, flags)
+
+    def _pattern(self, value: Value) -> str | Param | None:
+        if isinstance(value.raw, Mapping) and value.raw.get("kind") == "param":
+            field = value.fields("kind", "param_id")["param_id"]
+            param = self._registries.param(field)
+            if param is not None and param.type is not KeyType.STRING:
+                message = f"expected a string param, found {param.name!r}, which is {param.type.value}"
+                field.problem(Code.WRONG_PARAM_TYPE, message)
+                return None
+            return param
+        fields = value.fields("kind", "value")
+        kind = fields["kind"].choice(("literal", "param"))
+        text = fields["value"].text() if kind is not None or "kind" not in fields else None
+        if text is None or kind is None:
+            return None
+        complaint = pattern_problem(text)
+        if complaint is not None:
+            message = f"expected a regular expression: {shortened(complaint)}"
+            fields["value"].problem(Code.INVALID_REGEX, message)
+            return None
+        return text
 
 
-def either_null(a: Any, b: Any) -> Any:
+def _is_number(op: str, operand: Expression, value: Value) -> bool:
+    if operand.type is not KeyType.STRING:
+        return True
+    value.problem(Code.TYPE_MISMATCH, f"expected a number for {op}, found {operand.kind}")
+    return False
+
+
+def _key(key: Key) -> Expression:
+    absent = unwritten(key)
+
+    def evaluate(rows: RowSet, _params: Params) -> Read:
+        return rows.read(key) if key.id in rows.columns else absent
+
+    return Expression(tree={"op": "key_ref", "key_id": key.id}, evaluate=evaluate, type=key.type)
+
+
+def _param(param: Param) -> Expression:
+    def evaluate(_rows: RowSet, params: Params) -> Read:
+        value = params.get(param.id)
+        return (0.0, True) if value is None else (value, False)
+
+    return Expression(tree={"op": "param_ref", "param_id": param.id}, evaluate=evaluate, type=param.type)
+
+
+def _constant(value: float) -> Expression:
+    return Expression(
+        tree={"op": "const_number", "value": value},
+        evaluate=lambda _rows, _params: (value, False),
+        type=KeyType.INT if isinstance(value, int) else KeyType.FLOAT,
+        constant=float(value),
+    )
+
+
+def _negated(x: Expression) -> Expression:
+    def negate(rows: RowSet, params: Params) -> Read:
+        values, nulls = x.evaluate(rows, params)
+        return -values, nulls
+
+    return Expression(
+        tree={"op": "neg", "x": x.tree},
+        evaluate=negate,
+        type=KeyType.FLOAT,
+        size=x.size + 1,
+        constant=None if x.constant is None else -x.constant,
+        always_null=x.always_null,
+    )
+
+
+def _computed(op: str, a: Expression, b: Expression) -> Expression:
+    compute, left, right = _ARITHMETIC[op], a.evaluate, b.evaluate
+
+    def evaluate(rows: RowSet, params: Params) -> Read:
+        x, x_nulls = left(rows, params)
+        y, y_nulls = right(rows, params)
+        if x_nulls is True or y_nulls is True:
+            return 0.0, True
+        return compute(x, y), _either(x_nulls, y_nulls)
+
+    return Expression(
+        tree={"op": op, "a": a.tree, "b": b.tree},
+        evaluate=evaluate,
+        type=KeyType.FLOAT,
+        size=a.size + b.size + 1,
+        always_null=a.always_null or b.always_null,
+    )
+
+
+def _either(a: Any, b: Any) -> Any:
     """Where one of two values is null; neither is null everywhere."""
     if a is False:
         return b
     return a if b is False else a | b
 
 
-def _constant(value: float) -> Expression:
-    exact = isinstance(value, int) and value in _INT64
-    read: Read = (value if exact else float(value), False)
-    return Expression(evaluate=lambda _rows, _params: read, type=KeyType.INT if exact else KeyType.FLOAT)
-
-
-def _key(key_id: int, registries: Registries) -> Expression:
-    key = registries.keys[key_id]
-    absent = unwritten(key)
-
-    def evaluate(rows: RowSet, _params: Mapping[int, ParamValue]) -> Read:
-        return rows.read(key) if key_id in rows.columns else absent
-
-    return Expression(evaluate=evaluate, type=key.type)
-
-
-def _param(param_id: int, registries: Registries) -> Expression:
-    def evaluate(_rows: RowSet, params: Mapping[int, ParamValue]) -> Read:
-        value = params.get(param_id)
-        return (0.0, True) if value is None else (value, False)
-
-    return Expression(evaluate=evaluate, type=registries.params[param_id].type)
-
-
-def _negated(x: Expression) -> Expression:
-    evaluate = x.evaluate
-
-    def negate(rows: RowSet, params: Mapping[int, ParamValue]) -> Read:
-        values, nulls = evaluate(rows, params)
-        return -values, nulls
-
-    return Expression(evaluate=negate, type=KeyType.FLOAT, size=x.size + 1)
-
-
-def _computed(op: str, a: Expression, b: Expression) -> Expression:
-    compute, left, right = _ARITHMETIC[op], a.evaluate, b.evaluate
-
-    def evaluate(rows: RowSet, params: Mapping[int, ParamValue]) -> Read:
-        x, x_nulls = left(rows, params)
-        y, y_nulls = right(rows, params)
-        if x_nulls is True or y_nulls is True:
-            return 0.0, True
-        return compute(x, y), either_null(x_nulls, y_nulls)
-
-    return Expression(evaluate=evaluate, type=KeyType.FLOAT, size=a.size + b.size + 1)
-
-
 def _coalesced(a: Expression, b: Expression) -> Expression:
-    kinds = {a.type, b.type} - {None}
-    if len(kinds) > 1:
-        a, b = as_float(a), as_float(b)
+    tree = {"op": "coalesce", "a": a.tree, "b": b.tree}
+    if a.type is not None and b.type is not None and a.type is not b.type:
+        a, b = a.as_float(), b.as_float()
     first, second = a.evaluate, b.evaluate
 
-    def evaluate(rows: RowSet, params: Mapping[int, ParamValue]) -> Read:
+    def evaluate(rows: RowSet, params: Params) -> Read:
         x, x_nulls = first(rows, params)
         if x_nulls is False:
             return x, False
@@ -140,4 +375,143 @@ def _coalesced(a: Expression, b: Expression) -> Expression:
             return x, x_nulls
         return np.where(x_nulls, y, x), (False if y_nulls is False else x_nulls & y_nulls)
 
-    return Expression(evaluate=evaluate, type=a.type or b.type, size=a.size + b.size + 1)
+    return Expression(
+        tree=tree,
+        evaluate=evaluate,
+        type=a.type or b.type,
+        size=a.size + b.size + 1,
+        constant=b.constant if a.always_null else a.constant,
+        always_null=a.always_null and b.always_null,
+    )
+
+
+def _always(value: bool) -> Predicate:
+    return Predicate(tree={"op": "const_bool", "value": value}, test=lambda _rows, _params: value)
+
+
+def _joined(op: str, a: Predicate, b: Predicate) -> Predicate:
+    join, left, right = operator.and_ if op == "and" else operator.or_, a.test, b.test
+    return Predicate(
+        tree={"op": op, "a": a.tree, "b": b.tree},
+        test=lambda rows, params: join(left(rows, params), right(rows, params)),
+        size=a.size + b.size + 1,
+        patterns=a.patterns + b.patterns,
+    )
+
+
+def _inverted(x: Predicate) -> Predicate:
+    def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
+        answer = x.test(rows, params)
+        return ~answer if isinstance(answer, np.ndarray) else not answer
+
+    return Predicate(tree={"op": "not", "x": x.tree}, test=test, size=x.size + 1, patterns=x.patterns)
+
+
+def _null(tree: Mapping[str, Any], x: Expression, *, wanted: bool) -> Predicate:
+    def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
+        nulls = x.evaluate(rows, params)[1]
+        if isinstance(nulls, np.ndarray):
+            return nulls if wanted else ~nulls
+        return nulls is wanted
+
+    return Predicate(tree=tree, test=test, size=x.size + 1)
+
+
+def _compared(cmp: str, a: Expression, b: Expression) -> Predicate:
+    tree = {"op": "cmp", "cmp": cmp, "a": a.tree, "b": b.tree}
+    if cmp in ("==", "!=") and "const_null" in (a.tree["op"], b.tree["op"]):
+        return _null(tree, b if a.tree["op"] == "const_null" else a, wanted=cmp == "==")
+    if a.type is not b.type:
+        a, b = a.as_float(), b.as_float()
+    compare, left, right = _COMPARE[cmp], a.evaluate, b.evaluate
+    strings = KeyType.STRING in (a.type, b.type)
+
+    def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
+        x, x_nulls = left(rows, params)
+        y, y_nulls = right(rows, params)
+        if x_nulls is True or y_nulls is True:
+            return False
+        nulls = _either(x_nulls, y_nulls)
+        if nulls is False:
+            answer: NDArray[np.bool_] | bool = compare(x, y)
+            return answer
+        if not strings:
+            kept: NDArray[np.bool_] = compare(x, y) & ~nulls
+            return kept
+        # Python cannot compare a string with None.
+        valued = ~nulls
+        kept = np.zeros(len(rows), np.bool_)
+        kept[valued] = compare(*(side[valued] if isinstance(side, np.ndarray) else side for side in (x, y)))
+        return kept
+
+    return Predicate(tree=tree, test=test, size=a.size + b.size + 1)
+
+
+def _member(lhs: Expression, listed: Sequence[Any]) -> Predicate:
+    if lhs.type is KeyType.STRING:
+        strings = frozenset(listed)
+
+        def contains(values: NDArray[Any]) -> NDArray[np.bool_]:
+            return np.fromiter((value in strings for value in values.tolist()), np.bool_, len(values))
+
+    else:
+        # An integer is compared as an integer with integers, and as a float with floats.
+        exact = [item for item in listed if lhs.type is KeyType.INT and isinstance(item, int)]
+        exact = [item for item in exact if INT64_MIN <= item <= INT64_MAX]
+        rounded = [float(item) for item in listed if lhs.type is not KeyType.INT or isinstance(item, float)]
+
+        def contains(values: NDArray[Any]) -> NDArray[np.bool_]:
+            found: NDArray[np.bool_] = np.isin(values, np.array(exact, values.dtype))
+            return found | np.isin(values.astype(np.float64), rounded) if rounded else found
+
+    def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
+        values, nulls = lhs.evaluate(rows, params)
+        if nulls is True:
+            return False
+        found = contains(values) if isinstance(values, np.ndarray) else bool(contains(np.array([values]))[0])
+        return found if nulls is False else found & ~nulls
+
+    tree = {"op": "in", "lhs": lhs.tree, "list": list(listed)}
+    return Predicate(tree=tree, test=test, size=lhs.size + 1 + len(listed) // 6)
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """What is wrong with a regular expression, or None."""
+    import pyarrow as pa  # noqa: PLC0415  slow to import, and most plans have no pattern
+
+    try:
+        _search(np.array([""], dtype=object), pattern, ignore_case=False)
+    except (pa.ArrowInvalid, UnicodeError) as error:
+        return str(error).removeprefix("Invalid regular expression: ")
+    return None
+
+
+def _search(values: NDArray[Any], pattern: str, *, ignore_case: bool) -> NDArray[np.bool_]:
+    import pyarrow as pa  # noqa: PLC0415  as above
+    from pyarrow import compute  # noqa: PLC0415
+
+    texts = pa.array(values, type=pa.string())
+    found = compute.match_substring_regex(texts, pattern, ignore_case=ignore_case)
+    answers: NDArray[np.bool_] = found.fill_null(False).to_numpy(zero_copy_only=False)
+    return answers
+
+
+def _matching(key: Key, pattern: str | Param, flags: str) -> Predicate:
+    param = None if isinstance(pattern, str) else pattern
+
+    def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
+        wanted = params.get(param.id) if param is not None else pattern
+        if param is not None and wanted is not None:
+            # Whether or not there is a text to match it with, so that a wrong pattern is an error at once.
+            complaint = pattern_problem(str(wanted))
+            if complaint is not None:
+                raise NodeFailed(f"param {param.name!r} is not a regular expression: {complaint}")
+        values, nulls = rows.read(key)
+        if wanted is None or nulls is True:
+            return False
+        if isinstance(values, np.ndarray):
+            return _search(values, str(wanted), ignore_case=flags == "i")
+        return bool(_search(np.array([values], dtype=object), str(wanted), ignore_case=flags == "i")[0])
+
+    found = {"kind": "literal", "value": pattern} if param is None else {"kind": "param", "param_id": param.id}
+    return Predicate(tree={"op": "regex", "key_id": key.id, "pattern": found, "flags": flags}, test=test, patterns=1)

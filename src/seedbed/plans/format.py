@@ -1,44 +1,218 @@
-"""The way in for plans that are JSON documents."""
+"""Plans as JSON documents: parsed and validated as a whole, so that every problem is found before anything runs."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from ..errors import InvalidPlan
-from .documents import read_document
-from .opspec import default_ops
-from .problems import Problems
+from ..graph import find_cycles
+from .documents import Code, Problems, read_document, shown
+from .expressions import TreeReader
+from .ops import default_ops
+from .opspec import Scope
 from .registries import default_registries
-from .validate import validate_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from .documents import Source
-    from .model import Plan, Registries
-    from .opspec import OpRegistry
+    from .documents import Source, Value
+    from .expressions import Expression, Predicate
+    from .ops import OpRegistry
+    from .opspec import OpSpec
+    from .registries import Registries
+
+SCHEMA_VERSION: Final = 1
+ON_ERROR: Final = "seedbed.on_error.v1"
+CAPABILITIES: Final = (ON_ERROR,)
+
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+
+@attrs.frozen(kw_only=True)
+class PlanNode:
+    """One op of a plan, validated: `op` is the full name, `params` are checked and have their defaults.
+
+    `upstream` are the nodes it needs: its inputs, then the nodes that its params refer to (concat's rhs).
+    """
+
+    node_id: str
+    op: str
+    inputs: tuple[str, ...]
+    params: Mapping[str, Any]
+    upstream: tuple[str, ...]
+    extensions: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """A plan that passed validation: it can only fail for reasons of data, endpoints and time."""
+
+    name: str
+    nodes: tuple[PlanNode, ...]
+    outputs: tuple[str, ...]
+    expressions: Mapping[str, Expression]
+    predicates: Mapping[str, Predicate]
+    capabilities: tuple[str, ...] = ()
+    extensions: Mapping[str, Any] = attrs.field(factory=dict)
+    registries: Registries
 
 
 def parse_plan(data: Source, registries: Registries | None = None, ops: OpRegistry | None = None) -> Plan:
     """Read a plan from a mapping, JSON text, its bytes or the path of a file.
 
-    Raises one `InvalidPlan` with everything that is wrong. A plan that passes can only fail for reasons of data,
-    endpoints and time.
+    Raises one `InvalidPlan` with everything that is wrong.
     """
     problems = Problems()
     document = read_document(data, problems)
-    plan = None
-    if not problems.found:
-        plan = validate_plan(
-            document,
-            default_registries() if registries is None else registries,
-            default_ops() if ops is None else ops,
-            problems,
-        )
+    registries = default_registries() if registries is None else registries
+    plan = _plan(document, registries, default_ops() if ops is None else ops)
     if plan is None or problems.found:
         raise InvalidPlan(problems.found)
     return plan
+
+
+def _plan(document: Value, registries: Registries, ops: OpRegistry) -> Plan | None:
+    fields = document.fields(
+        *("schema_version", "plan_name", "nodes", "outputs"),
+        optional=["expr_table", "pred_table", "built_by", "capabilities_required", "extensions"],
+    )
+    version = fields["schema_version"].integer()
+    if version is not None and version != SCHEMA_VERSION:
+        message = f"expected {SCHEMA_VERSION}, found {version}"
+        fields["schema_version"].problem(Code.UNSUPPORTED_SCHEMA_VERSION, message)
+    name = _name(fields["plan_name"])
+    if "built_by" in fields:
+        fields["built_by"].entries()
+    capabilities = _capabilities(fields["capabilities_required"])
+    extensions = read_extensions(fields["extensions"], capabilities, of_node=False)
+    trees = TreeReader(registries)
+    expressions = {name: trees.expression(value) for name, value in fields["expr_table"].entries().items()}
+    predicates = {name: trees.predicate(value) for name, value in fields["pred_table"].entries().items()}
+    given = fields["nodes"].items() or []
+    # A reference to a node is valid whatever else is wrong with that node.
+    ids = (value.raw.get("node_id") for value in given if isinstance(value.raw, Mapping))
+    scope = Scope(
+        registries=registries,
+        expressions=expressions,
+        predicates=predicates,
+        node_ids={node_id: None for node_id in ids if isinstance(node_id, str)},
+    )
+    nodes = [read_node(value, ops, scope, capabilities) for value in given]
+    _check_graph(nodes, given)
+    outputs = fields["outputs"].items()
+    if outputs is not None and not outputs:
+        fields["outputs"].problem(Code.INVALID_VALUE, "expected at least one node id, found an empty array")
+    output_ids = [scope.node(item) for item in outputs or []]
+    if document.problems.found or name is None:
+        return None
+    return Plan(
+        name=name,
+        nodes=tuple(nodes),
+        outputs=tuple(each for each in output_ids if each is not None),
+        expressions={name: found for name, found in expressions.items() if found is not None},
+        predicates={name: found for name, found in predicates.items() if found is not None},
+        capabilities=capabilities,
+        extensions=extensions,
+        registries=registries,
+    )
+
+
+def _name(value: Value) -> str | None:
+    name = value.text()
+    if name is not None and not _NAME.fullmatch(name):
+        value.problem(Code.INVALID_VALUE, f"expected letters, digits and _ (at least one), found {shown(name)}")
+        return None
+    return name
+
+
+def read_node(value: Value, ops: OpRegistry, scope: Scope, capabilities: Sequence[str]) -> PlanNode:
+    """A node; what could not be read of it is empty, and has a problem."""
+    fields = value.fields("node_id", "op", "inputs", "params", optional=["extensions"])
+    node_id = _name(fields["node_id"])
+    spec = _op(fields["op"], ops, scope)
+    inputs = _inputs(fields["inputs"], spec, scope)
+    params = spec.read_params(fields["params"], scope) if spec is not None and "params" in fields else {}
+    refs = {} if spec is None else spec.referenced_nodes(params)
+    return PlanNode(
+        node_id=node_id or "",
+        op=spec.name if spec is not None else "",
+        inputs=inputs,
+        params=params,
+        upstream=tuple(dict.fromkeys((*inputs, *refs.values()))),
+        extensions=read_extensions(fields["extensions"], capabilities, of_node=True),
+    )
+
+
+def _op(value: Value, ops: OpRegistry, scope: Scope) -> OpSpec | None:
+    name = value.reference(ops.all_names(), Code.UNKNOWN_OP, "no op is named")
+    spec = None if name is None else ops.get(name)
+    if spec is not None:
+        for key_id in sorted(spec.writes - set(scope.registries.keys)):
+            message = f"op {spec.name!r} writes the key {key_id}, which is not in the registries"
+            value.problem(Code.UNKNOWN_KEY, message)
+    return spec
+
+
+def _inputs(value: Value, spec: OpSpec | None, scope: Scope) -> tuple[str, ...]:
+    given = value.items()
+    if given is not None and spec is not None and not spec.inputs[0] <= len(given) <= spec.inputs[1]:
+        low, high = spec.inputs
+        wanted = str(low) if low == high else f"{low} to {high}"
+        message = f"op {spec.name!r} takes {wanted} input{'' if wanted == '1' else 's'}, found {len(given)}"
+        value.problem(Code.WRONG_INPUT_COUNT, message)
+    found = [scope.node(item) for item in given or []]
+    return tuple(each for each in found if each is not None)
+
+
+def _check_graph(nodes: Sequence[PlanNode], given: Sequence[Value]) -> None:
+    """Node ids are unique, and no node depends on itself."""
+    first: dict[str, Value] = {}
+    upstream: dict[str, tuple[str, ...]] = {}
+    for node, value in zip(nodes, given, strict=True):
+        if node.node_id in first:
+            message = f"duplicate node id {node.node_id!r}, which {first[node.node_id].path} has"
+            value.problem(Code.DUPLICATE_NODE_ID, message, field="node_id")
+        elif node.node_id:
+            first[node.node_id] = value
+            upstream[node.node_id] = node.upstream
+    for cycle in find_cycles(upstream):
+        spelled = " → ".join(repr(node_id) for node_id in cycle)
+        first[cycle[0]].problem(Code.CYCLE, f"circular dependency between nodes: {spelled}")
+
+
+def _capabilities(value: Value) -> tuple[str, ...]:
+    """The capabilities that a plan requires, each of which must be supported."""
+    names: list[str] = []
+    for item in value.items() or []:
+        name = item.text()
+        if name is None:
+            continue
+        names.append(name)
+        if name not in CAPABILITIES:
+            hint = item.problems.hint(name, CAPABILITIES)
+            item.problem(Code.UNSUPPORTED_CAPABILITY, f"the engine does not support {shown(name)}{hint}")
+    if names != sorted(set(names)):
+        value.problem(Code.CAPABILITIES_NOT_SORTED, "expected names that are sorted and unique")
+    return tuple(names)
+
+
+def read_extensions(value: Value, capabilities: Sequence[str], *, of_node: bool) -> Mapping[str, Any]:
+    """The extensions of a plan or of a node; each belongs to a capability that the plan requires."""
+    extensions: dict[str, Any] = {}
+    for name, payload in value.entries().items():
+        if name not in capabilities:
+            payload.problem(Code.CAPABILITY_NOT_REQUIRED, f"expected {shown(name)} to be in capabilities_required")
+        # The payload of an unsupported capability cannot be checked; that it is unsupported is reported already.
+        if name == ON_ERROR and not of_node:
+            payload.problem(Code.INVALID_VALUE, f"{ON_ERROR} belongs to a node, not to the plan")
+        elif name == ON_ERROR:
+            extensions[name] = {"policy": payload.fields("policy")["policy"].choice(("fail", "empty", "default"))}
+    return extensions
 
 
 def plan_text(document: Mapping[str, Any]) -> str:

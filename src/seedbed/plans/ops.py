@@ -1,40 +1,51 @@
-"""The ops of the plan format."""
+"""The ops of the plan format, each beside its spec, and the registry that plans are read and run against."""
 
 from __future__ import annotations
 
 import re
 import time
+from importlib.metadata import entry_points
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
 
+from ..errors import ConfigError
 from . import opspec
-from .model import KeyType
+from .documents import Code
 from .opspec import OpSpec, Rows
-from .rowset import COUNTRY, ID, NO_ROWS, concat, first_in_order, new_rows, order_of, string_column
-from .slices import SLICE_ROWS, slices
+from .registries import COUNTRY, ID, KeyType
+from .rowset import NO_ROWS, SLICE_ROWS, concat, new_rows, order_of, slices, string_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from .context import OpContext
+    from .documents import Value
+    from .opspec import OpContext, Scope
     from .rowset import RowSet
 
     Inputs = tuple[RowSet, ...]
     Params = Mapping[str, Any]
+
+ENTRY_POINT_GROUP: Final = "seedbed.ops"
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _SURELY_64_BITS = 19  # digits below which every integer has them
 _DAY_MS = 86_400_000
 
 
+def _spec(name: str, **declared: Any) -> OpSpec:
+    """An op whose alias is its name without the namespace."""
+    return OpSpec(name=name, aliases=(name.partition("::")[2],), **declared)
+
+
 def _integers(texts: list[str]) -> list[int]:
     """Those of the texts that are integers of 64 bits."""
-    # Nearly always they are nothing but digits, and hundreds a request: looking at all of them at once is quicker.
+    # Nearly always they are nothing but digits, and there are hundreds per request: one check of all of them is faster
+    # (benchmarks/plans, "throughput").
     together = "".join(texts)
     if together.isdigit() and together.isascii() and all(texts) and max(map(len, texts)) < _SURELY_64_BITS:
         return list(map(int, texts))
@@ -57,6 +68,17 @@ def _unknown_viewer(_inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
     return _users([ctx.request.user_id], [{}], ctx)
 
 
+VIEWER: Final = _spec(
+    "core::viewer",
+    params={"endpoint": opspec.endpoint("redis")},
+    inputs=(0, 0),
+    gives=Rows.NEW,
+    writes=frozenset({ID, COUNTRY}),
+    run_async=_viewer,
+    fallback=_unknown_viewer,
+)
+
+
 async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> list[list[int]]:
     """The ids in the lists of all input rows, one list after the other, in slices."""
     endpoint, last = ctx.endpoint(params["endpoint"]), params["fanout"] - 1
@@ -67,7 +89,7 @@ async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> 
             pieces.append(_integers(part))
             if len(part) == SLICE_ROWS:
                 await trio.lowlevel.checkpoint()
-        if len(rows) == SLICE_ROWS:  # a read of what is known already passes no checkpoint
+        if len(rows) == SLICE_ROWS:  # a read that the request has done already executes no checkpoint
             await trio.lowlevel.checkpoint()
     return pieces
 
@@ -83,12 +105,21 @@ async def _listed_users(name: str, inputs: Inputs, params: Params, ctx: OpContex
     return concat(pieces, ctx.keys) if pieces else _users([], [], ctx)
 
 
-async def _follow(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    return await _listed_users("follow", inputs, params, ctx)
+def _users_op(name: str) -> OpSpec:
+    async def run(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
+        return await _listed_users(name, inputs, params, ctx)
+
+    return _spec(
+        f"core::{name}",
+        params={"endpoint": opspec.endpoint("redis"), "fanout": opspec.integer(1, 10_000_000)},
+        gives=Rows.NEW,
+        writes=frozenset({ID, COUNTRY}),
+        run_async=run,
+    )
 
 
-async def _recommendation(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    return await _listed_users("recommendation", inputs, params, ctx)
+FOLLOW: Final = _users_op("follow")
+RECOMMENDATION: Final = _users_op("recommendation")
 
 
 async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
@@ -98,6 +129,15 @@ async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
             await trio.lowlevel.checkpoint()
         pieces.append(new_rows(ids))
     return concat(pieces, ctx.keys) if pieces else NO_ROWS
+
+
+MEDIA: Final = _spec(
+    "core::media",
+    params={"endpoint": opspec.endpoint("redis"), "fanout": opspec.integer(1, 10_000)},
+    gives=Rows.NEW,
+    writes=frozenset({ID}),
+    run_async=_media,
+)
 
 
 def _vm(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
@@ -129,9 +169,30 @@ def _vm(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     return rows.with_column(key.id, values, null_mask)
 
 
+def _check_vm(value: Value, params: Params, scope: Scope) -> None:
+    """Reject what fails whatever the data: an expression that is always null, for a key that is not nullable."""
+    key = scope.registries.keys.get(params.get("out_key") or 0)
+    expression = scope.expressions.get(params.get("expr_id") or "")
+    if key is not None and not key.nullable and expression is not None and expression.always_null:
+        message = f"expected a value for {key.name!r}, which is not nullable, found an expression that is always null"
+        value.problem(Code.TYPE_MISMATCH, message, field="expr_id")
+
+
+VM: Final = _spec(
+    "core::vm",
+    params={"out_key": opspec.key(KeyType.FLOAT, writes=True), "expr_id": opspec.expression()},
+    gives=Rows.SAME,
+    run=_vm,
+    check=_check_vm,
+)
+
+
 def _filter(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     (rows,) = inputs
     return rows.where(ctx.predicate(params["pred_id"]).mask(rows, ctx.param_values))
+
+
+FILTER: Final = _spec("core::filter", params={"pred_id": opspec.predicate()}, gives=Rows.SUBSET, run=_filter)
 
 
 def _sort(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
@@ -140,22 +201,26 @@ def _sort(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     return rows if order is None else rows.at(order)
 
 
+SORT: Final = _spec(
+    "core::sort",
+    params={"by": opspec.key(), "order": opspec.choice("asc", "desc", default="asc")},
+    gives=Rows.REORDERED,
+    run=_sort,
+)
+
+
 def _take(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return inputs[0].head(params["count"])
 
 
-def sort_and_take(inputs: Inputs, sort: Params, take: Params, ctx: OpContext) -> RowSet:
-    """What sort and then take would give, ties and nulls included."""
-    (rows,) = inputs
-    count = take["count"]
-    if count >= len(rows):
-        return _sort(inputs, sort, ctx)
-    order = first_in_order(rows, ctx.keys[sort["by"]], count, descending=sort["order"] == "desc")
-    return rows.head(count) if order is None else rows.at(order)
+TAKE: Final = _spec("core::take", params={"count": opspec.integer(1)}, gives=Rows.PREFIX, run=_take)
 
 
 def _concat(inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
     return concat((inputs[0], ctx.refs["rhs"]), ctx.keys)
+
+
+CONCAT: Final = _spec("core::concat", params={"rhs": opspec.node()}, gives=Rows.APPENDED, run=_concat)
 
 
 async def _sleep(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
@@ -165,6 +230,15 @@ async def _sleep(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return inputs[0] if inputs else NO_ROWS
 
 
+SLEEP: Final = _spec(
+    "test::sleep",
+    params={"duration_ms": opspec.integer(0, _DAY_MS), "fail_after_sleep": opspec.boolean(default=False)},
+    inputs=(0, 1),
+    gives=Rows.SAME,
+    run_async=_sleep,
+)
+
+
 def _busy_cpu(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     end = time.perf_counter() + params["busy_wait_ms"] / 1000
     while time.perf_counter() < end:
@@ -172,96 +246,96 @@ def _busy_cpu(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return inputs[0]
 
 
+BUSY_CPU: Final = _spec(
+    "test::busy_cpu", params={"busy_wait_ms": opspec.integer(0, _DAY_MS)}, gives=Rows.SAME, run=_busy_cpu
+)
+
+
 async def _fixed_source(_inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return new_rows(np.arange(1, params["row_count"] + 1))
 
 
-def _users_op(name: str, run: opspec.AsyncRun) -> OpSpec:
-    return OpSpec(
-        name=f"core::{name}",
-        aliases=(name,),
-        params={"endpoint": opspec.endpoint("redis"), "fanout": opspec.integer(1, 10_000_000)},
-        gives=Rows.NEW,
-        writes=frozenset({ID, COUNTRY}),
-        run_async=run,
-    )
+FIXED_SOURCE: Final = _spec(
+    "test::fixed_source",
+    params={"row_count": opspec.integer(0, 10_000_000, default=1)},
+    inputs=(0, 0),
+    gives=Rows.NEW,
+    writes=frozenset({ID}),
+    run_async=_fixed_source,
+)
 
-
-VM: Final = OpSpec(
-    name="core::vm",
-    aliases=("vm",),
-    params={"out_key": opspec.key(KeyType.FLOAT, writes=True), "expr_id": opspec.expression()},
-    gives=Rows.SAME,
-    run=_vm,
-)
-FILTER: Final = OpSpec(
-    name="core::filter", aliases=("filter",), params={"pred_id": opspec.predicate()}, gives=Rows.SUBSET, run=_filter
-)
-SORT: Final = OpSpec(
-    name="core::sort",
-    aliases=("sort",),
-    params={"by": opspec.key(), "order": opspec.choice("asc", "desc", default="asc")},
-    gives=Rows.REORDERED,
-    run=_sort,
-)
-TAKE: Final = OpSpec(
-    name="core::take",
-    aliases=("take",),
-    params={"count": opspec.integer(1)},
-    gives=Rows.PREFIX,
-    run=_take,
-)
-CONCAT: Final = OpSpec(
-    name="core::concat", aliases=("concat",), params={"rhs": opspec.node()}, gives=Rows.APPENDED, run=_concat
-)
 CORE_OPS: Final = (
-    OpSpec(
-        name="core::viewer",
-        aliases=("viewer",),
-        params={"endpoint": opspec.endpoint("redis")},
-        inputs=(0, 0),
-        gives=Rows.NEW,
-        writes=frozenset({ID, COUNTRY}),
-        run_async=_viewer,
-        fallback=_unknown_viewer,
-    ),
-    _users_op("follow", _follow),
-    _users_op("recommendation", _recommendation),
-    OpSpec(
-        name="core::media",
-        aliases=("media",),
-        params={"endpoint": opspec.endpoint("redis"), "fanout": opspec.integer(1, 10_000)},
-        gives=Rows.NEW,
-        writes=frozenset({ID}),
-        run_async=_media,
-    ),
-    VM,
-    FILTER,
-    SORT,
-    TAKE,
-    CONCAT,
-    OpSpec(
-        name="test::sleep",
-        aliases=("sleep",),
-        params={"duration_ms": opspec.integer(0, _DAY_MS), "fail_after_sleep": opspec.boolean(default=False)},
-        inputs=(0, 1),
-        gives=Rows.SAME,
-        run_async=_sleep,
-    ),
-    OpSpec(
-        name="test::busy_cpu",
-        aliases=("busy_cpu",),
-        params={"busy_wait_ms": opspec.integer(0, _DAY_MS)},
-        gives=Rows.SAME,
-        run=_busy_cpu,
-    ),
-    OpSpec(
-        name="test::fixed_source",
-        aliases=("fixed_source",),
-        params={"row_count": opspec.integer(0, 10_000_000, default=1)},
-        inputs=(0, 0),
-        gives=Rows.NEW,
-        writes=frozenset({ID}),
-        run_async=_fixed_source,
-    ),
+    *(VIEWER, FOLLOW, RECOMMENDATION, MEDIA, VM, FILTER, SORT, TAKE, CONCAT),
+    *(SLEEP, BUSY_CPU, FIXED_SOURCE),
 )
+
+
+class OpRegistry:
+    """Ops by name and alias."""
+
+    def __init__(self, *ops: OpSpec) -> None:
+        self._ops: dict[str, OpSpec] = {}
+        self._names: dict[str, str] = {}  # alias or name → name
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: OpSpec) -> None:
+        """Register an op; a name or alias that is taken is an error."""
+        for name in (op.name, *op.aliases):
+            if name in self._names:
+                raise ConfigError(f"op {op.name!r}: the name {name!r} is taken by op {self._names[name]!r}")
+        self._ops[op.name] = op
+        self._names.update(dict.fromkeys((op.name, *op.aliases), op.name))
+
+    def get(self, name: str) -> OpSpec | None:
+        """The op of that name or alias, or None."""
+        full = self._names.get(name)
+        return None if full is None else self._ops[full]
+
+    def all_names(self) -> Mapping[str, str]:
+        """The full name of each op by name and alias."""
+        return self._names
+
+    def __iter__(self) -> Iterator[OpSpec]:
+        return iter(self._ops.values())
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def copy(self) -> OpRegistry:
+        """Another registry with the same ops, to add to."""
+        return OpRegistry(*self)
+
+
+_default: OpRegistry | None = None
+
+
+def default_ops() -> OpRegistry:
+    """The registry of this process: the ops of the format and those of installed packages.
+
+    A package adds ops by an entry point of the group `seedbed.ops` that names an `OpSpec` or several of them.
+    """
+    global _default  # noqa: PLW0603  filled on first use, because reading entry points takes milliseconds
+    if _default is None:
+        registry = OpRegistry(*CORE_OPS)
+        for entry in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                loaded = entry.load()
+                several = [loaded] if isinstance(loaded, OpSpec) else list(loaded)
+            except Exception as error:
+                raise ConfigError(
+                    f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} ({entry.value}) cannot be loaded: "
+                    f"{type(error).__name__}: {error}; repair or uninstall it"
+                ) from error
+            for op in several:
+                if not isinstance(op, OpSpec):
+                    raise ConfigError(f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} gives {op!r}, not an OpSpec")
+                registry.add(op)
+        _default = registry
+    return _default
+
+
+def register_op(op: OpSpec) -> OpSpec:
+    """Add an op to the registry of this process."""
+    default_ops().add(op)
+    return op

@@ -1,39 +1,31 @@
 """Row sets: immutable columns that many row sets share, and which of their rows a set has in which order.
 
-Nothing here changes a column once it is made. Filtering, ordering and taking make a new index over the same columns;
-adding a column leaves the others alone. So branches of a plan share what they have in common, and a thread that was
-given up still owns what it reads.
+Columns are never changed. Filtering, ordering and taking create a new index over the same columns; adding a column does
+not copy the others. So branches of a plan share their columns, and an abandoned thread can still read its own safely.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from .model import KeyType
+from .registries import ID, KeyType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from .model import Key
-
-ID: Final = 1
-COUNTRY: Final = 3001
+    from .registries import Key
 
 # What a column reads as: its values, and where they are null (False: nowhere, True: everywhere). A key that nothing
 # wrote reads as one value for all rows.
 Read = tuple[Any, "NDArray[np.bool_] | bool"]
 
 _DTYPES: Final[Mapping[KeyType, Any]] = {KeyType.INT: np.int64, KeyType.FLOAT: np.float64, KeyType.STRING: object}
-# Stands where a column is null. Nobody may read it as a value, but sums over it must not warn.
+# The value of a null. It is never read as a value, but arithmetic on it must not warn.
 _FILLERS: Final[Mapping[KeyType, Any]] = {KeyType.INT: 0, KeyType.FLOAT: 0.0, KeyType.STRING: None}
-
-
-# Below so many rows, ordering all of them is faster than finding the first ones.
-_WORTH_PARTITIONING: Final = 800
 
 
 class Column:
@@ -229,20 +221,13 @@ def _stable(values: NDArray[Any], *, descending: bool) -> NDArray[np.intp]:
     return len(values) - 1 - np.argsort(values[::-1], kind="stable")[::-1]
 
 
-def first_in_order(rows: RowSet, key: Key, count: int, *, descending: bool) -> NDArray[np.intp] | None:
-    """The first `count` positions of `order_of`, without ordering the rest where that is cheaper."""
-    values, nulls = rows.read(key)
-    total = len(rows)
-    plain = nulls is False and isinstance(values, np.ndarray) and values.dtype != object
-    if not plain or total < _WORTH_PARTITIONING or count * 8 > total:
-        order = order_of(rows, key, descending=descending)
-        return order if order is None else order[:count]
-    if descending:
-        # ~ turns the order of integers round as - does that of floats, and cannot overflow.
-        values = ~values if values.dtype == np.int64 else -values
-    bound = np.partition(values, count - 1)[count - 1]
-    below = np.flatnonzero(values < bound)
-    # Of the rows that are equal to the last one taken, the first ones.
-    equal = np.flatnonzero(values == bound)[: count - len(below)]
-    chosen = np.sort(np.concatenate([below, equal]))
-    return chosen[np.argsort(values[chosen], kind="stable")]
+Items = TypeVar("Items", bound="Sequence[Any] | NDArray[Any]")
+
+SLICE_ROWS: Final = 1024
+"""Rows that are worked on between two checkpoints. `python -m benchmarks.plans` measures how long that takes."""
+
+
+def slices(items: Items) -> Iterator[Items]:
+    """The items, at most SLICE_ROWS at a time; between two of them the caller passes a checkpoint."""
+    for start in range(0, len(items), SLICE_ROWS):
+        yield items[start : start + SLICE_ROWS]  # type: ignore[misc]

@@ -1,6 +1,4 @@
-"""How a user writes a dataset: frozen specs, recipe files, templates and what they require.
+"""A recipe, recipe files and the fingerprint that identifies a recipe on resume.
 
-Imports errors, graph and runtime, and of models and store the checks of URLs and types; generators, engine, simulation
-and cli import it. The types of columns, models and processors come in as a `Vocabulary`, so that plug-ins need no
-change here.
+Imports errors, graph, runtime, models, store and columns; engine, simulation and cli import it.
 """

@@ -1,20 +1,19 @@
-"""A dataset as a user writes it, and everything that can be known to be wrong with it before it runs."""
+"""A dataset as a user describes it, and every problem that can be found before it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import attrs
 
+from ..checks import is_whole
+from ..columns.base import Column
+from ..columns.seed import Seed
+from ..columns.spec import Access, ColumnSpec, Contact, Environment, ProcessorSpec, contacts
 from ..errors import ConfigError, DatasetGenerationError
-from ..graph import ColumnLike, Kind, check_columns, nearest
-from .access import Access, Contact, contacts
-from .processors import ProcessorSpec
-from .spec import ColumnSpec
-
-C = TypeVar("C", bound=ColumnLike)
+from ..graph import Kind, check_columns, closest, nearest
 
 
 class ModelLike(Protocol):
@@ -36,7 +35,7 @@ def _processors(value: Iterable[ProcessorSpec]) -> tuple[ProcessorSpec, ...]:
 
 
 def _run(value: Any) -> dict[str, Any]:
-    """Knobs by name; of a `RunConfig` those that differ from their defaults."""
+    """Options by name; of a `RunConfig` those that differ from their defaults."""
     if value is None:
         return {}
     if isinstance(value, Mapping):
@@ -44,16 +43,16 @@ def _run(value: Any) -> dict[str, Any]:
     if attrs.has(type(value)):
         fields = attrs.fields(type(value))
         return {each.name: getattr(value, each.name) for each in fields if getattr(value, each.name) != each.default}
-    raise ConfigError(f"run must be a mapping of knobs or a RunConfig, not {value!r}")
+    raise ConfigError(f"run must be a mapping of options or a RunConfig, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """Columns, the models that they use, and what is done to the rows.
+    """Columns, the models that they use, and processors of their rows.
 
-    Columns are specs or functions with `@seedbed.column`; they may come in any order. `seed` makes everything that is
-    drawn the same again. `run` has knobs of `RunConfig`, which say how it runs and not what it makes. `base` is where
-    relative paths begin. `access` is what a recipe from a file may reach; one that is written in Python has none.
+    Columns are specs or functions with `@seedbed.column`, in any order. Equal `seed`s give equal random values. `run`
+    has options of `RunConfig`, which determine how a build runs and not its data. Relative paths start at `base`.
+    `access` is what a recipe from a file may read; one that is written in Python has none.
     """
 
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
@@ -66,50 +65,56 @@ class Recipe:
     access: Access | None = attrs.field(default=None, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what is no part of a recipe; what is wrong with its parts is found by `problems`."""
-        problems = [_stranger(index, each) for index, each in enumerate(self.columns) if not _is(each, ColumnSpec)]
-        problems += [
-            f"processors[{index}] is {each!r}, which is no processor of a recipe"
-            for index, each in enumerate(self.processors)
-            if not _is(each, ProcessorSpec)
+        """Reject what cannot be a part of a recipe; `problems` finds what is wrong with its parts."""
+        columns: Sequence[object] = self.columns
+        processors: Sequence[object] = self.processors
+        problems = [
+            f"columns[{index}] is {_described(each)}"
+            for index, each in enumerate(columns)
+            if not isinstance(each, ColumnSpec)
         ]
         problems += [
-            f"models.{alias} is {each!r}, which is no model"
+            f"processors[{index}] is {each!r}, not a processor of a recipe"
+            for index, each in enumerate(processors)
+            if not isinstance(each, ProcessorSpec)
+        ]
+        problems += [
+            f"models.{alias} is {each!r}, not a model"
             for alias, each in self.models.items()
             if not callable(getattr(each, "problems", None))
         ]
         if not self.columns:
-            problems.append("there are no columns")
-        if isinstance(self.seed, bool) or not _is(self.seed, int):
+            problems.append("the recipe has no columns")
+        if not is_whole(self.seed):
             problems.append(f"seed must be a whole number, not {self.seed!r}")
         if problems:
             raise DatasetGenerationError(problems)
 
-    def resolve(self, make: Callable[[ColumnSpec], C]) -> tuple[C, ...]:
-        """The engine's columns, each made of its spec by `make`; raises one error that lists all problems."""
-        columns, problems = self._resolve(make)
-        problems = [*self._model_problems(), *problems]
-        if problems:
-            raise DatasetGenerationError(problems)
-        return tuple(columns)
+    def environment(self, **more: Any) -> Environment:
+        """What its specs need to become columns; without `more`, such as open clients, for columns that never run."""
+        models: Any = self.models  # specs, as `__attrs_post_init__` checked
+        return Environment(seed=self.seed, models=models, base=self.base, access=self.access, **more)
 
-    def problems(
-        self, make: Callable[[ColumnSpec], ColumnLike], *, lost: Mapping[int, Lost] | None = None
-    ) -> list[str]:
-        """Everything that is wrong with its columns and processors, a sentence each.
-
-        `lost` are columns that could not even be read, by position: what is said about others must hold without them.
-        """
-        return self._resolve(make, lost)[1]
-
-    def _model_problems(self) -> list[str]:
-        # A model that reaches for what it may not is not asked: it would open the file to find its problems.
-        return self.access_problems() or [
+    def resolve(self, make: Callable[[ColumnSpec], Column]) -> tuple[Column, ...]:
+        """The engine's columns, each built from its spec by `make`. Raises one error that lists all problems."""
+        columns, problems = self._resolve(make, {})
+        # A model that may not read its file is not checked further: that would open the file.
+        in_models = self.access_problems() or [
             f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()
         ]
+        if in_models or problems:
+            raise DatasetGenerationError([*in_models, *problems])
+        return tuple(columns)
+
+    def problems(self, make: Callable[[ColumnSpec], Column], *, unreadable: Mapping[int, str]) -> list[str]:
+        """The problems of its columns and processors, a sentence each.
+
+        `unreadable` has the names of columns that are not in `columns`, because their fields are invalid, by position.
+        """
+        return self._resolve(make, unreadable)[1]
 
     def access_problems(self) -> list[str]:
-        """What its models reach for and may not, a sentence each; columns check their paths when they are made."""
+        """What its models read and may not, a sentence each; columns check their paths when they are created."""
         return [] if self.access is None else self.access.model_problems(self.models, self.columns)
 
     def contacts(self) -> list[Contact]:
@@ -117,63 +122,51 @@ class Recipe:
         return contacts(self.models, self.columns)
 
     def reads_files(self) -> bool:
-        """True if it names local files or code, which are looked for below `base`."""
+        """True if it names local files or code, which are looked up below `base`."""
         return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.columns)
 
     def _resolve(
-        self, make: Callable[[ColumnSpec], C], lost: Mapping[int, Lost] | None = None
-    ) -> tuple[list[C], list[str]]:
-        made: list[C] = []
-        lost = dict(lost or {})
+        self, make: Callable[[ColumnSpec], Column], unreadable: Mapping[int, str]
+    ) -> tuple[list[Column], list[str]]:
+        made: list[Column] = []
         problems: list[str] = []
-        specs = iter(self.columns)
-        for index in range(len(self.columns) + len(lost)):
-            if index in lost:
+        failed = list(unreadable.values())
+        has_unread_seed = False
+        positions = (index for index in range(len(self.columns) + len(unreadable)) if index not in unreadable)
+        for index, spec in zip(positions, self.columns, strict=True):
+            try:
+                unknown = [alias for alias in spec.aliases() if alias not in self.models]
+                if unknown:
+                    raise DatasetGenerationError(self._unknown_alias(spec, alias) for alias in unknown)
+                made.append(make(spec))
                 continue
-            spec = next(specs)
-            found = self._unknown_aliases(index, spec)
-            if not found:
-                try:
-                    made.append(make(spec))
-                    continue
-                except DatasetGenerationError as error:
-                    found = [f"columns[{index}]: {problem}" for problem in error.problems]
-                except ConfigError as error:
-                    found = [f"columns[{index}]: {error}"]
-                except (RecursionError, MemoryError, ArithmeticError) as error:  # too deep or too large for a library
-                    found = [f"columns[{index}]: column {spec.name!r}: {type(error).__name__}: {error}"]
-            problems += found
-            lost[index] = Lost(name=spec.name)
-        problems += [problem for column in made if (problem := getattr(column, "problem", None))]
-        problems += self._graph_problems(made, list(lost.values()))
-        if not lost:
-            problems += self._processor_problems(made)
-        return made, problems
+            except DatasetGenerationError as error:
+                found = error.problems
+            except ConfigError as error:
+                found = (str(error),)
+            except (RecursionError, MemoryError, ArithmeticError) as error:  # too deep or too large for a library
+                found = (f"column {spec.name!r}: {type(error).__name__}: {error}",)
+            problems += [f"columns[{index}]: {problem}" for problem in found]
+            failed.append(spec.name)
+            has_unread_seed = has_unread_seed or isinstance(spec, Seed)
+        problems += [column.problem for column in made if column.problem is not None]
+        if not failed:
+            return made, [*problems, *check_columns(made), *self._processor_problems(made)]
+        # Other columns may refer to a column that could not be created, and its outputs are not known: an unknown name
+        # is a problem only if it looks like a typo. A seed that was not read may have any column.
+        names = _outputs([*made, *map(_placeholder, failed)])
+        missing = {name for column in made for name in column.requires if name not in names}
+        possible = missing if has_unread_seed else {name for name in missing if closest(name, names) is None}
+        placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
+        return made, [*problems, *check_columns([*made, *placeholders])]
 
-    def _unknown_aliases(self, index: int, spec: ColumnSpec) -> list[str]:
-        return [
-            f"columns[{index}]: column {spec.name!r} uses model {alias!r}, which is not in models"
-            f"{nearest(alias, self.models)}"
-            for alias in spec.aliases()
-            if alias not in self.models
-        ]
+    def _unknown_alias(self, spec: ColumnSpec, alias: str) -> str:
+        return f"column {spec.name!r} uses model {alias!r}, which is not in models{nearest(alias, self.models)}"
 
-    def _graph_problems(self, made: Sequence[ColumnLike], lost: Sequence[Lost]) -> list[str]:
-        problems = check_columns([*made, *lost])
-        if not lost:
-            return problems
-        # What a lost column would have made is not known, so only what looks like a slip is worth saying.
-        return [each for each in problems if "which no column makes" not in each or "did you mean" in each]
-
-    def _processor_problems(self, made: Sequence[ColumnLike]) -> list[str]:
+    def _processor_problems(self, made: Sequence[Column]) -> list[str]:
         problems: list[str] = []
-        everything = [name for column in made for name in (*column.outputs, *column.side_effects)]
-        scratch = [
-            name
-            for column in made
-            if column.kind is Kind.FROM_SCRATCH
-            for name in (*column.outputs, *column.side_effects)
-        ]
+        everything = _outputs(made)
+        scratch = _outputs(column for column in made if column.kind is Kind.FROM_SCRATCH)
         for stages, columns in ((("before_batch",), scratch), (("after_batch", "after_generation"), everything)):
             seen: Sequence[str] | None = columns
             for stage in stages:
@@ -182,36 +175,23 @@ class Recipe:
                         problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
                         left = processor.columns_after(seen)
                         if seen and left is not None and not left:
-                            problems.append(f"processors[{index}]: {processor.label}: no column is left after it")
+                            problems.append(f"processors[{index}]: {processor.label}: removes the last column")
                         seen = left
         return problems
 
 
-@attrs.frozen(kw_only=True)
-class Lost:
-    """Stands in the graph for a column that could not be made, so that others may name it."""
-
-    name: str
-    kind: Kind = Kind.CELL
-    requires: tuple[str, ...] = ()
-    allow_resize: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def side_effects(self) -> tuple[str, ...]:
-        return (f"{self.name}__trace", f"{self.name}__reasoning_content")
+def _outputs(columns: Iterable[Column]) -> list[str]:
+    return [name for column in columns for name in (*column.outputs, *column.side_effects)]
 
 
-def _is(value: object, kind: type) -> bool:
-    """As isinstance; what users hand in need not be what annotations promise."""
-    return isinstance(value, kind)
+def _placeholder(name: str, *outputs: str) -> Column:
+    """A column in the graph in place of one that could not be created, with outputs that it may have."""
+    side_effects = (f"{name}__trace", f"{name}__reasoning_content", *outputs)
+    return Column(name, lambda: None, requires=(), side_effects=side_effects)
 
 
-def _stranger(index: int, value: Any) -> str:
+def _described(value: object) -> str:
     name = getattr(value, "__name__", None)
     if callable(value) and name is not None and not isinstance(value, type):
-        return f"columns[{index}] is the plain function {name!r}; put @seedbed.column above it"
-    return f"columns[{index}] is {value!r}, which is no column of a recipe"
+        return f"the plain function {name!r}; decorate it with @seedbed.column"
+    return f"{value!r}, not a column of a recipe"

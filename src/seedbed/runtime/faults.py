@@ -1,6 +1,6 @@
 """Named points between two steps that change the disk, where tests stop or kill the process.
 
-Nothing but a test sets `hook`: no option and no variable of the environment leads here.
+Only tests set `hook`: no option and no environment variable does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ POINTS = (
     "part synced",
     "part listed",
     "part renamed",
+    "published listed",
     "part directory synced",
     "manifest renamed",
     "manifest directory synced",
@@ -30,11 +31,11 @@ POINTS = (
     "journal removed",
 )
 
-# Called with the name of each point as it is reached, in whatever thread reaches it.
+# Called with the name of each point as it is reached, in the thread that reaches it.
 hook: Callable[[str], None] | None = None
 
 
 def reach(name: str) -> None:
-    """Say that the process got to a point; what the hook raises, or does to the process, happens there."""
+    """Call the hook, which may raise or end the process here."""
     if hook is not None:
         hook(name)

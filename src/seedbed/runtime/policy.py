@@ -1,15 +1,15 @@
-"""How many calls at once a key may have: the decision, without the waiting.
+"""The decisions of a throttle, without the waiting: how many calls at once, and when the rates allow the next one.
 
-The policy tells three servers apart by one question, asked at each refusal of a request that was the n-th on the wire:
-are requests sent at level n or above refused *because of the level*?
+The concurrency limit follows from one question, asked whenever the n-th request on the wire is rate-limited: are
+requests sent at level n or above rate-limited *because of the level*?
 
-- A server that is full takes what is below its capacity and refuses what is above: the limit goes to n - 1.
-- A server that refuses at random does so at every level: the limit stays.
-- A server that takes nothing refuses at level 1: the limit goes to the floor, and before long the key should pause.
+- A server at capacity accepts what is below its capacity and rate-limits what is above: the limit becomes n - 1.
+- A server that rate-limits at random does so at every level: the limit stays.
+- A server that accepts nothing rate-limits at level 1: the limit becomes the floor, and soon the key should pause.
 
-The answer is a sequential likelihood-ratio test. "Refused four times in five from this level on" stands against
-"refused as often as calls of this key are anyway": each refusal at or above n is evidence for the first, each
-acceptance for the second. The numbers below were chosen by the table of simulated servers in the tests.
+The answer is a sequential likelihood-ratio test. "Four in five are rate-limited from this level on" stands against "as
+many are rate-limited as at any level of this key": each rate-limited request at or above n is evidence for the first,
+each accepted one for the second. The constants were chosen by the table of simulated servers in the tests.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ import attrs
 from ..errors import ConfigError
 
 HISTORY = 128
-"""Sends that a refusal is judged by."""
+"""Sends that the evidence is taken from."""
 
-_FULL_SHARE = 0.8  # what a server that is full refuses above its capacity
-_EVIDENCE = 6.0  # logarithm of the likelihood ratio at which the server counts as full
-_EVIDENCE_OF_CHANGE = 12.0  # the same since the likeliest of the instants at which it may have become full
+_FULL_SHARE = 0.8  # what a server at capacity rate-limits above it
+_EVIDENCE = 6.0  # logarithm of the likelihood ratio from which the server counts as at capacity
+_EVIDENCE_OF_CHANGE = 12.0  # the same, since the likeliest instant at which the server reached its capacity
 
-# The share of calls that is refused whatever the level: where it starts, its bounds, the calls it remembers.
+# The share of calls that is rate-limited at any level: initial value, bounds, and calls it is the mean of.
 _BACKGROUND = 0.05
 _BACKGROUND_MIN = 0.01
 _BACKGROUND_MAX = 0.5
-_BACKGROUND_CALLS = (20, 256)  # the start counts as so many calls; in the end it is a mean over about so many
+_BACKGROUND_CALLS = (20, 256)  # the initial value counts as 20 calls; later a mean over about 256
 
-_FAST_GROWTH_PERIOD = 0.1  # seconds at the limit without a refusal that double it, before the first congestion
+_FAST_GROWTH_PERIOD = 0.1  # seconds at the limit, nothing rate-limited, that double it before the first congestion
 _REST, _REST_MAX = 4, 16  # windows without growth after a decrease
-_SAME_LEVEL = 0.15  # a decrease this near the one before shows that the level is the server's capacity
+_SAME_LEVEL = 0.15  # a decrease this close to the previous one confirms the server's capacity
 
 _LONGEST_HOLD = 1.0  # seconds
-_SMOOTHING = 1 / 16  # weight of the latest call in the mean latency and in the share that is refused now
+_SMOOTHING = 1 / 16  # weight of the latest call in the mean latency and in the share that is rate-limited now
 _NEARLY_ALL = 0.9
-_FORGOTTEN = 1e-6
-_CHANCE = 1e-3  # refusals in a row of one call that are likelier than this are chance
+_CHANCE = 1e-3  # a run of rate limits of one call that is likelier than this is chance
 
 _LATENCY_RISE = 2.0
 _LATENCY_DECREASE = 0.9
 
-_PENDING, _ACCEPTED, _REFUSED, _NEITHER = range(4)
+_PENDING, _ACCEPTED, _RATE_LIMITED, _NEITHER = range(4)
+
+_BURST = 6.0
+"""Seconds' worth of a rate that may be sent at once: no minute exceeds the rate by more than a tenth."""
 
 
 class Sent:
-    """One request on the wire. The policy makes it, changes it and reads it; the caller only hands it back."""
+    """One request on the wire: created, changed and read by the policy; the caller only passes it back."""
 
     __slots__ = ("epoch", "level", "outcome", "sent_at")
 
     def __init__(self, level: int, epoch: int, sent_at: float) -> None:
-        # Requests on the wire when it was sent, itself included; those that turn out to be refused are taken off again.
+        # Requests on the wire when it was sent, itself included, without those that are rate-limited later.
         self.level = level
         self.epoch = epoch
         self.sent_at = sent_at
@@ -64,26 +66,25 @@ class Sent:
 
 
 @attrs.frozen(kw_only=True)
-class Refusal:
-    """What to do about one refusal."""
+class Verdict:
+    """What to do about one rate-limited request."""
 
     hold: float
-    """Seconds that the refused permit stays taken; 0 releases it now."""
+    """Seconds for which its permit stays taken; 0 releases it now."""
     pause: bool
-    """Nearly everything is refused: the key as a whole should wait."""
+    """Nearly everything is rate-limited: the key as a whole should wait."""
     by_chance: int
-    """Refusals in a row of one call that chance alone explains: its backoff need not grow for them."""
+    """Rate limits in a row of one call that chance alone explains: its backoff need not grow for them."""
 
 
 class ThrottlePolicy:
-    """The limit of one key, moved by what happens to its requests.
+    """The concurrency limit of one key, moved by the outcomes of its requests.
 
-    Every request is `sent` and then exactly one of `accepted`, `refused` and `finished`. Nothing here reads a clock:
-    `now` is always passed in, and `tick` is owed at `grows_at`. All but `refused`, which looks through the last 128
-    sends, cost the same whatever came before.
+    Every request is `sent`, then exactly one of `accepted`, `rate_limited`, `finished` and `unsent`. Nothing here reads
+    a clock: `now` is passed in, and `tick` is due at `grows_at`.
 
-    With `latency_congestion` a window whose mean latency is over twice the lowest one seen counts as congestion too and
-    takes a tenth off the limit: for servers that queue where others refuse.
+    With `latency_congestion`, a window whose mean latency is more than twice the lowest one seen counts as congestion
+    too and takes a tenth off the limit: for servers that queue requests in place of rate-limiting them.
     """
 
     def __init__(self, ceiling: int, floor: int = 1, start: int = 16, *, latency_congestion: bool = False) -> None:
@@ -94,25 +95,25 @@ class ThrottlePolicy:
         self.latency_congestion = latency_congestion
         self.in_flight = 0
         self.mean_latency: float | None = None
-        # Grows by one at each decrease. What was sent in an earlier epoch is the same signal and decides nothing.
+        # Incremented by each decrease. Requests sent in an earlier epoch are the same signal and decide nothing.
         self.epoch = 0
         # Fractions come from decreases by a share; `limit` is what counts.
         self._limit = float(min(max(start, floor), ceiling))
         self._sends: deque[Sent] = deque(maxlen=HISTORY)
-        self._refusing = 0.0  # share of the latest outcomes that were refusals
+        self._limited_share = 0.0  # of the latest outcomes
         self._background = _BACKGROUND
         self._background_calls = _BACKGROUND_CALLS[0]
 
         # Growth. Before the first congestion: fast, by acceptances and by time. After it: by windows.
         # Latency is compared from window to window, which needs windows from the start.
         self._fast = not latency_congestion
-        self._quiet_since: float | None = None  # in fast growth: since when the limit is reached and nothing refused
-        self._window = 0  # acceptances in this window, which is full at `limit` of them
+        self._quiet_since: float | None = None  # in fast growth: at the limit and nothing rate-limited since then
+        self._window = 0  # acceptances in this window, which ends at `limit` of them
         self._reached = False  # the limit was reached in this window
         self._step = 1.0  # what the next window that reaches the limit adds
         self._resting = 0  # windows left without growth
         self._rest = _REST
-        self._cut_to: float | None = None  # where the last decrease led
+        self._cut_to: float | None = None  # the limit after the last decrease
         self._grown = False  # since the last decrease
 
         # Only for latency as congestion.
@@ -126,11 +127,11 @@ class ThrottlePolicy:
 
     @property
     def grows_at(self) -> float | None:
-        """The instant at which `tick` is owed, if nothing is refused before."""
+        """The instant at which `tick` is due, if nothing is rate-limited before."""
         return None if self._quiet_since is None else self._quiet_since + _FAST_GROWTH_PERIOD
 
     def sent(self, now: float) -> Sent:
-        """A request goes on the wire."""
+        """A request is sent."""
         self.in_flight = level = self.in_flight + 1
         if level > self._limit - 1.0:
             self._reached = True
@@ -141,14 +142,13 @@ class ThrottlePolicy:
         return sent
 
     def accepted(self, sent: Sent, now: float) -> None:
-        """The server took the request and answered it."""
+        """The server answered the request."""
         self.in_flight -= 1
         sent.outcome = _ACCEPTED
         latency = now - sent.sent_at
         mean = self.mean_latency
         self.mean_latency = latency if mean is None else mean + (latency - mean) * _SMOOTHING
-        if self._refusing or self._background > _BACKGROUND_MIN:
-            self._count(0.0)
+        self._count(0.0)
         if self._fast and self._reached and self._limit < self.ceiling:
             self._limit = min(self._limit + 1.0, float(self.ceiling))
         self._window += 1
@@ -157,67 +157,65 @@ class ThrottlePolicy:
             self._end_window()
 
     def finished(self, sent: Sent) -> None:
-        """The request left the wire and says nothing about the limit: an error, a timeout, a cancellation."""
+        """The request ended without a signal about the limit: an error, a timeout, a cancellation."""
         self.in_flight -= 1
         sent.outcome = _NEITHER
 
     def unsent(self, sent: Sent) -> None:
-        """The request was never made after all: it is as if there had been none."""
-        self.in_flight -= 1
-        sent.outcome = _NEITHER
-        for other in reversed(self._sends):
-            if other is sent:
-                break
-            other.level -= 1
+        """The request was not sent after all."""
+        self.finished(sent)
+        self._lower_levels_after(sent)
 
-    def refused(self, sent: Sent, now: float) -> Refusal:
-        """The server refused the request for now."""
+    def rate_limited(self, sent: Sent, now: float) -> Verdict:
+        """The server rate-limited the request."""
         self.in_flight -= 1
-        sent.outcome = _REFUSED
+        sent.outcome = _RATE_LIMITED
         self._count(1.0)
         if self._quiet_since is not None:
             self._quiet_since = now
-        # It took no place at the server: what was sent while it was on the wire had one less beside it than it seemed.
-        for other in reversed(self._sends):
-            if other is sent:
-                break
-            other.level -= 1
+        # It occupied no slot of the server, so requests sent meanwhile had one less beside them.
+        self._lower_levels_after(sent)
         hold = min(self.mean_latency or 0.0, _LONGEST_HOLD)
-        pause = self._refusing >= _NEARLY_ALL
+        pause = self._limited_share >= _NEARLY_ALL
         if sent.epoch == self.epoch:
-            background = min(max(self._background, _BACKGROUND_MIN), _BACKGROUND_MAX)
+            background = min(self._background, _BACKGROUND_MAX)
             evidence, recent, share = self._judge(sent, background)
             if evidence >= _EVIDENCE or recent >= _EVIDENCE_OF_CHANGE:
                 self._decrease(sent.level - 1, max(0.0, share - background))
             elif evidence <= 0 and not pause:
-                # Not for the level: the permit is as good as any other, and the call was unlucky.
-                return Refusal(hold=0.0, pause=False, by_chance=int(math.log(_CHANCE) / math.log(background)))
-        return Refusal(hold=hold, pause=pause, by_chance=0)
+                # Not because of the level: the permit can be used at once, and only this call waits.
+                return Verdict(hold=0.0, pause=False, by_chance=int(math.log(_CHANCE) / math.log(background)))
+        return Verdict(hold=hold, pause=pause, by_chance=0)
 
     def tick(self, now: float) -> None:
-        """Time passed: double the limit if it is due (see `grows_at`)."""
+        """Double the limit if that is due (see `grows_at`)."""
         if self._quiet_since is not None and now >= self._quiet_since + _FAST_GROWTH_PERIOD:
             self._quiet_since = None
             if self._reached:
                 self._limit = min(self._limit * 2, float(self.ceiling))
 
-    def _count(self, refused: float) -> None:
-        """Count one outcome, 1 for a refusal, in the shares that are refused now and that are refused anyway."""
-        self._refusing += (refused - self._refusing) * _SMOOTHING
-        if self._refusing < _FORGOTTEN:
-            self._refusing = 0.0  # so that a key that refuses nothing has nothing to count
-        # While the limit is on its way up, refusals may well be for the level: they are no measure of the background.
+    def _lower_levels_after(self, sent: Sent) -> None:
+        for other in reversed(self._sends):
+            if other is sent:
+                break
+            other.level -= 1
+
+    def _count(self, limited: float) -> None:
+        """Add one outcome, 1 if it was rate-limited, to the current share and to the background share."""
+        self._limited_share += (limited - self._limited_share) * _SMOOTHING
+        # While the limit grows step by step, rate limits may be due to the level and are no measure of the background.
         if self._fast or self._resting or self._limit >= self.ceiling:
             if self._background_calls < _BACKGROUND_CALLS[1]:
                 self._background_calls += 1
-            self._background += (refused - self._background) / self._background_calls
+            change = (limited - self._background) / self._background_calls
+            self._background = max(_BACKGROUND_MIN, self._background + change)
 
     def _judge(self, sent: Sent, background: float) -> tuple[float, float, float]:
-        """Evidence that the level is why, over the epoch and over its likeliest end part; the epoch's refused share."""
+        """Evidence that the level is the cause, in the epoch and in its likeliest end; the rate-limited share."""
         for_full = math.log(_FULL_SHARE / background)
         for_chance = math.log((1 - _FULL_SHARE) / (1 - background))
         evidence = recent = 0.0
-        refusals = sends = 0
+        limited = sends = 0
         later = True
         for other in reversed(self._sends):
             if other.epoch != self.epoch:
@@ -225,19 +223,18 @@ class ThrottlePolicy:
             if other is sent:
                 later = False
             outcome = other.outcome
-            # Refusals come about in the order of sending: what is older and still on the wire was taken.
+            # Rate limits arrive in the order of sending: an older request that is still on the wire was accepted.
             if outcome == _NEITHER or (outcome == _PENDING and later):
                 continue
-            refused = outcome == _REFUSED
             sends += 1
-            refusals += refused
+            limited += outcome == _RATE_LIMITED
             if other.level >= sent.level:
-                evidence += for_full if refused else for_chance
+                evidence += for_full if outcome == _RATE_LIMITED else for_chance
                 recent = max(recent, evidence)
-        return evidence, recent, refusals / max(1, sends)
+        return evidence, recent, limited / max(1, sends)
 
     def _decrease(self, capacity: int, excess: float) -> None:
-        """The server has room for `capacity`; `excess` is the refused share of this epoch that is not background."""
+        """The server can take `capacity`; `excess` is the rate-limited share of this epoch without the background."""
         self.epoch += 1
         self._fast = False
         self._quiet_since = None
@@ -245,7 +242,7 @@ class ThrottlePolicy:
         self._restart_window()
         self._limit = max(float(self.floor), min(float(capacity), self._limit * (1 - excess / 2)))
         if capacity < 1:
-            # Refused with nothing beside it: no concurrency is low enough, so there is no level to remember.
+            # Rate-limited with nothing beside it: no concurrency is low enough, so there is no level to remember.
             self._rest = _REST
             self._cut_to = None
         else:
@@ -276,6 +273,72 @@ class ThrottlePolicy:
 
     def _is_slow(self, latency: float) -> bool:
         if latency < self._lowest_latency or self.limit == self.floor:
-            # At the floor nothing of ours queues: this is how long calls take now.
+            # At the floor none of our requests queue: this is how long calls take now.
             self._lowest_latency = latency
         return latency > _LATENCY_RISE * self._lowest_latency
+
+
+@attrs.define(eq=False)
+class _Bucket:
+    """Fills at `rate` per second up to `size`; a level below zero is a debt."""
+
+    rate: float
+    size: float
+    level: float  # at instant `filled`; changed by every method
+    filled: float
+
+    def add(self, now: float, amount: float) -> None:
+        """Fill for the time that passed, then add `amount`, which may be negative."""
+        if now > self.filled:
+            self.level = min(self.size, self.level + (now - self.filled) * self.rate)
+            self.filled = now
+        self.level = min(self.size, self.level + amount)
+
+    def ready_at(self, now: float, amount: float) -> float:
+        self.add(now, 0.0)
+        # A call larger than the bucket may be sent when that is full. The last part in 10⁹ is rounding.
+        missing = min(amount, self.size) - self.level
+        return now if missing <= self.size * 1e-9 else self.filled + missing / self.rate
+
+
+class RateBudget:
+    """Requests and tokens per minute: a token bucket for each rate that is limited.
+
+    A call takes its estimated tokens when it is sent and is settled when its usage is known, so an estimate that was
+    too low delays the calls after it.
+    """
+
+    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
+        self._requests = _bucket(requests_per_minute, 1.0, now)
+        self._tokens = _bucket(tokens_per_minute, 0.0, now)
+
+    def ready_at(self, now: float, tokens: float) -> float:
+        """The instant from which a call of so many tokens may be sent: `now` if it may be sent at once."""
+        ready = now if self._requests is None else self._requests.ready_at(now, 1.0)
+        return ready if self._tokens is None else max(ready, self._tokens.ready_at(now, tokens))
+
+    def take(self, now: float, tokens: float) -> None:
+        """A call of so many tokens is sent."""
+        self._add(now, -1.0, -tokens)
+
+    def give_back(self, now: float, tokens: float) -> None:
+        """A call that took so many tokens was not sent after all."""
+        self._add(now, 1.0, tokens)
+
+    def settle(self, now: float, estimate: float, actual: float) -> None:
+        """A call that took `estimate` tokens used `actual`."""
+        self._add(now, 0.0, estimate - actual)
+
+    def _add(self, now: float, requests: float, tokens: float) -> None:
+        if self._requests is not None:
+            self._requests.add(now, requests)
+        if self._tokens is not None:
+            self._tokens.add(now, tokens)
+
+
+def _bucket(per_minute: float | None, smallest: float, now: float) -> _Bucket | None:
+    if per_minute is None:
+        return None
+    rate = per_minute / 60
+    size = max(smallest, rate * _BURST)
+    return _Bucket(rate=rate, size=size, level=size, filled=now)

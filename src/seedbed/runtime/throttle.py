@@ -7,18 +7,17 @@ import random
 import time
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import trio
 
-from ..embed import anywhere_context
-from ..errors import ConfigError, QuotaExhausted
+from .. import checks
+from ..errors import QuotaExhausted
+from .asyncio import anywhere_context
 from .backoff import backoff_base, backoff_delay, parse_retry_after
-from .exceptions import open_hidden_nursery
-from .policy import ThrottlePolicy
-from .rates import RateBudget
-from .timers import Timers
+from .policy import RateBudget, ThrottlePolicy
+from .tasks import Timers, open_hidden_nursery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -26,36 +25,23 @@ if TYPE_CHECKING:
     from ..errors import RateLimited
     from .policy import Sent
 
+T = TypeVar("T")
+
 _MAX_HISTORY = 1_000
 
-
-def _at_least_one(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{attribute.name} must be a whole number, 1 or more, not {value!r}")
-
-
-def _rate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigError(f"{attribute.name} must be a number above 0, or None for no limit, not {value!r}")
-
-
-def _flag(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name} must be True or False, not {value!r}")
+_rate = checks.optional(checks.above(0, "None for no limit, or a number"))
 
 
 @attrs.frozen(kw_only=True)
 class KeyLimits:
-    """What one key may be asked for."""
+    """The limits of one key."""
 
-    # Ceiling of the calls in flight; how many there are at a time the server decides by what it refuses.
-    max_parallel_requests: int = attrs.field(default=32, validator=_at_least_one)
+    # Ceiling of the calls in flight; the throttle finds what the server accepts below it.
+    max_parallel_requests: int = attrs.field(default=32, validator=checks.whole(1))
     requests_per_minute: float | None = attrs.field(default=None, validator=_rate)
     tokens_per_minute: float | None = attrs.field(default=None, validator=_rate)
-    # Rising latency counts as congestion: for a server that queues where others refuse.
-    latency_congestion: bool = attrs.field(default=False, validator=_flag)
+    # Rising latency counts as congestion: for a server that queues requests in place of rate-limiting them.
+    latency_congestion: bool = attrs.field(default=False, validator=checks.flag)
 
 
 @attrs.frozen(kw_only=True)
@@ -67,33 +53,32 @@ class ThrottleStatistics:
     ceiling: int
     in_flight: int
     held: int
-    """Permits of refused calls that are not free yet."""
+    """Permits of rate-limited calls that are not free yet."""
     waiting: int
     sent: int
     accepted: int
-    refused: int
+    rate_limited: int
     failed: int
     tokens: int
     """Tokens that calls reported to have used."""
     paused_until: float | None
     mean_latency: float | None
     history: tuple[tuple[float, int], ...]
-    """(instant, limit) at each change, 0 in a pause; thinned when there are many."""
+    """(instant, limit) at each change, 0 during a pause; thinned when there are many."""
 
 
 class Permit:
-    """Leave for one call, which is on the wire from now on; exactly one of its methods ends it."""
+    """Permission to send one call, which counts as in flight from now on; exactly one of its methods ends it."""
 
     __slots__ = ("_throttle", "sent", "tokens")
 
     def __init__(self, throttle: Throttle, tokens: int) -> None:
         self._throttle = throttle
         self.tokens = tokens  # the estimate
-        # The policy's ticket, kept by the throttle while the call is on the wire.
-        self.sent: Sent | None = None
+        self.sent: Sent | None = None  # the policy's record, set by the throttle while the call is on the wire
 
     def accepted(self, tokens: int | None = None) -> None:
-        """The server answered; `tokens` is what it says the call used."""
+        """The server answered; `tokens` is the usage that it reported."""
         self._throttle.end_accepted(self, tokens)
 
     def finished(self, tokens: int | None = None) -> None:
@@ -101,94 +86,73 @@ class Permit:
         self._throttle.end_finished(self, tokens)
 
     def unused(self) -> None:
-        """No call was made."""
+        """No call was sent."""
         self._throttle.end_unused(self)
 
-    def refused(self, error: RateLimited, attempt: int) -> float:
-        """The server refused the call for the `attempt`-th time (from 1): seconds after which it may be sent again.
+    def rate_limited(self, error: RateLimited, attempt: int) -> float:
+        """The server rate-limited the call for the `attempt`-th time (from 1): seconds to wait before the next attempt.
 
         Raises `QuotaExhausted` when the key has accepted nothing for as long as patience lasts.
         """
-        return self._throttle.end_refused(self, error, attempt)
+        return self._throttle.end_rate_limited(self, error, attempt)
 
 
 class Throttle:
-    """How many calls of one key are in flight, and which may go next.
+    """Decides how many calls of one key are in flight and which is sent next.
 
-    The limiter's `total_tokens` is how many calls may be in flight: the policy's limit, 0 in a pause; `_total` mirrors
-    it. Permits are its borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and
-    what follows.
+    The limiter's `total_tokens` is the number of calls that may be in flight: the policy's limit, 0 during a pause.
+    Permits are its borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and the
+    action that follows. The manager holds the settings that all keys share.
     """
 
-    def __init__(
-        self,
-        key: str,
-        limits: KeyLimits,
-        *,
-        timers: Timers,
-        patience: float,
-        backoff_base: float,
-        backoff_max: float,
-        rng: random.Random,
-        wall_clock: Callable[[], float] = time.time,
-        on_limit: Callable[[str, int], None] | None = None,
-    ) -> None:
+    def __init__(self, key: str, limits: KeyLimits, manager: ThrottleManager) -> None:
         self.key = key
         self.limits = limits
-        self._timers = timers
-        self._patience = patience
-        self._backoff_base = backoff_base
-        self._backoff_max = backoff_max
-        self._rng = rng
-        self._wall_clock = wall_clock
-        self._on_limit = on_limit
+        self._manager = manager
 
-        # What `trio.current_time` reads, without its detours: every call asks for it.
-        self._now = trio.lowlevel.current_clock().current_time
-        now = self._now()
+        now = trio.current_time()
         self._policy = ThrottlePolicy(limits.max_parallel_requests, latency_congestion=limits.latency_congestion)
         self._limiter = trio.CapacityLimiter(self._policy.limit)
-        self._total = self._policy.limit  # the limiter's total_tokens, which is slower to ask
         self._history = [(now, self._policy.limit)]
         self._tick_pending = False
 
         self._rates: RateBudget | None = None
         if limits.requests_per_minute is not None or limits.tokens_per_minute is not None:
             self._rates = RateBudget(limits.requests_per_minute, limits.tokens_per_minute, now)
-        # With rates, `acquire` lets one task at a time wait for them, so that a large call is not overtaken for ever.
+        # With rates, one task at a time waits for them in `acquire`, so that a large call is not overtaken forever.
         self._turn = trio.Lock()
         self._refunded = trio.Event()  # set and replaced when a settled call gives tokens back
         self._wake_at = math.inf  # when the listeners are called because the rates allow the next call
-        # Tasks in `acquire`, which go first, and whether somebody who did not wait was held back for them.
+        # Tasks in `acquire`, which go first, and whether `try_acquire` or a listener was held back for them.
         self._waiting = 0
         self._held_back = False
 
         self._paused_until: float | None = None
         self._pauses = 0  # since the last acceptance
-        # The first refusal since the last acceptance, and the instant by which some call should have been sent since.
-        self._refusing_since: float | None = None
+        # The first rate limit since the last acceptance, and the instant by which a call should have been sent since.
+        self._limited_since: float | None = None
         self._next_due = -math.inf
 
-        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._listeners: list[Callable[[], None]] = []
         self._notifying = False
         self._notify_again = False
 
-        self._sent = self._accepted = self._refused = self._failed = self._used_tokens = 0
+        self._sent = self._accepted = self._rate_limited = self._failed = self._used_tokens = 0
 
     @property
     def mean_latency(self) -> float | None:
-        """Seconds that an accepted call takes; None until there was one."""
+        """Mean seconds of an accepted call; None before the first."""
         return self._policy.mean_latency
 
     @property
     def limit(self) -> int:
-        """Calls that may be in flight at once; 0 in a pause."""
+        """Calls that may be in flight at once; 0 during a pause."""
         return int(self._limiter.total_tokens)
 
     @property
     def full(self) -> bool:
-        """Whether `try_acquire` would find no place now, whatever the rates say."""
-        return self._waiting > 0 or self._limiter.borrowed_tokens >= self._total
+        """True if `try_acquire` would fail now, whatever the rates allow."""
+        return self._waiting > 0 or self._limiter.available_tokens <= 0
 
     @property
     def will_notify(self) -> bool:
@@ -206,19 +170,14 @@ class Throttle:
         return self._policy.in_flight
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever `try_acquire` may succeed where it did not; returns what undoes it.
+        """Call `listener` whenever `try_acquire` may succeed where it failed before; returns the unsubscribe function.
 
-        It is called synchronously, from whatever ended a permit or a wait, and may itself acquire and end permits.
+        It is called synchronously when a permit or a wait ends, and may itself acquire and end permits.
         """
-        self._listeners = (*self._listeners, listener)
-
-        def unsubscribe() -> None:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
-
-        return unsubscribe
+        return _add(self._listeners, listener)
 
     def try_acquire(self, tokens: int = 0) -> Permit | None:
-        """A permit for a call of about so many tokens, or None; the listeners hear when to try again."""
+        """A permit for a call of about so many tokens, or None; the listeners are called when to try again."""
         if self._waiting:
             self._held_back = True
             return None
@@ -236,7 +195,7 @@ class Throttle:
         return permit
 
     async def acquire(self, tokens: int = 0) -> Permit:
-        """Wait for a permit for a call of about so many tokens; in order of coming."""
+        """Wait for a permit for a call of about so many tokens; first come, first served."""
         permit = Permit(self, tokens)
         self._waiting += 1
         try:
@@ -253,70 +212,63 @@ class Throttle:
         return permit
 
     def end_accepted(self, permit: Permit, tokens: int | None) -> None:
-        """What `Permit.accepted` does."""
-        sent = _take_ticket(permit)
-        now = self._now()
+        """Implements `Permit.accepted`."""
+        self._policy.accepted(_take_record(permit), trio.current_time())
         self._accepted += 1
-        self._refusing_since = None
+        self._limited_since = None
         self._pauses = 0
-        self._policy.accepted(sent, now)
-        if tokens is not None:
-            self._settle(permit, tokens, now)
+        self._settle(permit, tokens)
         self._release(permit)
 
     def end_finished(self, permit: Permit, tokens: int | None) -> None:
-        """What `Permit.finished` does."""
-        sent = _take_ticket(permit)
+        """Implements `Permit.finished`."""
+        self._policy.finished(_take_record(permit))
         self._failed += 1
-        self._policy.finished(sent)
-        if tokens is not None:
-            self._settle(permit, tokens, self._now())
+        self._settle(permit, tokens)
         self._release(permit)
 
     def end_unused(self, permit: Permit) -> None:
-        """What `Permit.unused` does."""
+        """Implements `Permit.unused`."""
+        self._policy.unsent(_take_record(permit))
         self._sent -= 1
-        self._policy.unsent(_take_ticket(permit))
         if self._rates is not None:
-            self._rates.give_back(self._now(), permit.tokens)
+            self._rates.give_back(trio.current_time(), permit.tokens)
         self._release(permit)
 
-    def end_refused(self, permit: Permit, error: RateLimited, attempt: int) -> float:
-        """What `Permit.refused` does."""
-        sent = _take_ticket(permit)
+    def end_rate_limited(self, permit: Permit, error: RateLimited, attempt: int) -> float:
+        """Implements `Permit.rate_limited`."""
+        settings = self._manager
         now = trio.current_time()
-        self._refused += 1
-        verdict = self._policy.refused(sent, now)
-        if self._rates is not None:
-            # A refused call was counted by the server but used no tokens.
-            self._refund(permit.tokens, 0, now)
-        if self._refusing_since is None:
-            self._refusing_since = now
-        # Nothing waits for longer than patience lasts, so that one last call can decide.
-        left = max(0.0, self._refusing_since + self._patience - now)
-        base = backoff_base(self.mean_latency, self._backoff_base)
-        wall_now = self._wall_clock()
+        verdict = self._policy.rate_limited(_take_record(permit), now)
+        self._rate_limited += 1
+        self._settle(permit, 0)  # the server counted the request, but it used no tokens
+        if self._limited_since is None:
+            self._limited_since = now
+        # Nothing waits longer than patience lasts, so that one last call can decide.
+        left = max(0.0, self._limited_since + settings.patience - now)
+        base = backoff_base(self.mean_latency, settings.backoff_base)
+        wall_now = settings.wall_clock()
         delay = parse_retry_after(error.retry_after, wall_now)
         reset = parse_retry_after(error.reset, wall_now)
         if reset is not None:
             self._pause(now, min(reset, left))
         elif verdict.pause and self._paused_until is None:
             self._pauses += 1
-            pause = backoff_delay(self._pauses, base, self._backoff_max, self._rng) if delay is None else delay
+            pause = backoff_delay(self._pauses, base, settings.backoff_max, settings.rng) if delay is None else delay
             self._pause(now, min(pause, left))
         if delay is None:
-            delay = backoff_delay(max(1, attempt - verdict.by_chance), base, self._backoff_max, self._rng)
+            delay = backoff_delay(max(1, attempt - verdict.by_chance), base, settings.backoff_max, settings.rng)
         delay = min(delay, left)
         self._next_due = max(self._next_due, now + delay, self._paused_until or now)
         if verdict.hold and left:
-            self._timers.call_at(now + min(verdict.hold, left), partial(self._release, permit))
+            settings.timers.call_at(now + min(verdict.hold, left), partial(self._release, permit))
             self._set_limit()
             self._notify()
         else:
             self._release(permit)
         # The clock adds a rounding error to `left`.
-        if left <= self._patience * 1e-9:
-            raise QuotaExhausted(self.key, self._patience, error)
+        if left <= settings.patience * 1e-9:
+            raise QuotaExhausted(self.key, settings.patience, error)
         return delay
 
     def statistics(self) -> ThrottleStatistics:
@@ -330,7 +282,7 @@ class Throttle:
             waiting=self._waiting,
             sent=self._sent,
             accepted=self._accepted,
-            refused=self._refused,
+            rate_limited=self._rate_limited,
             failed=self._failed,
             tokens=self._used_tokens,
             paused_until=self._paused_until,
@@ -343,7 +295,7 @@ class Throttle:
             await self._limiter.acquire_on_behalf_of(permit)
             now = trio.current_time()
             ready = now if self._rates is None else self._rates.ready_at(now, permit.tokens)
-            # A token is handed over before its task runs; since then the limit may have been lowered or the key paused.
+            # trio hands a token over before its task runs; the limit may have been lowered or the key paused since.
             if ready <= now and self._limiter.available_tokens >= 0:
                 self._grant(permit, now)
                 return
@@ -354,26 +306,21 @@ class Throttle:
                     await refunded.wait()
 
     def _grant(self, permit: Permit, now: float) -> None:
-        if (
-            self._refusing_since is not None
-            and not self._policy.in_flight
-            and now > self._next_due + self._patience / 2
-        ):
-            # Nobody asked for long: what the key refused then says nothing about now.
-            self._refusing_since = None
+        idle_since = self._next_due + self._manager.patience / 2
+        if self._limited_since is not None and not self._policy.in_flight and now > idle_since:
+            # No call was sent for long: the rate limits of that time say nothing about now.
+            self._limited_since = None
             self._pauses = 0
         self._sent += 1
         if self._rates is not None:
             self._rates.take(now, permit.tokens)
         permit.sent = self._policy.sent(now)
-        if not self._tick_pending and self._policy.grows_at is not None:
-            self._plan_tick()
+        self._plan_tick()
 
     def _plan_tick(self) -> None:
-        grows_at = self._policy.grows_at
-        if grows_at is not None and not self._tick_pending:
+        if not self._tick_pending and (grows_at := self._policy.grows_at) is not None:
             self._tick_pending = True
-            self._timers.call_at(grows_at, self._tick)
+            self._manager.timers.call_at(grows_at, self._tick)
 
     def _tick(self) -> None:
         self._tick_pending = False
@@ -382,21 +329,20 @@ class Throttle:
         self._notify()
         self._plan_tick()
 
-    def _settle(self, permit: Permit, tokens: int, now: float) -> None:
+    def _settle(self, permit: Permit, tokens: int | None) -> None:
+        """Replace the estimate by the usage, if that is known."""
+        if tokens is None:
+            return
         self._used_tokens += tokens
         if self._rates is not None:
-            self._refund(permit.tokens, tokens, now)
-
-    def _refund(self, estimate: int, actual: int, now: float) -> None:
-        assert self._rates is not None
-        self._rates.settle(now, estimate, actual)
-        if actual < estimate and self._turn.locked():
-            self._refunded.set()
-            self._refunded = trio.Event()
+            self._rates.settle(trio.current_time(), permit.tokens, tokens)
+            if tokens < permit.tokens and self._turn.locked():
+                self._refunded.set()
+                self._refunded = trio.Event()
 
     def _release(self, permit: Permit) -> None:
-        # First the limit: a permit that comes back to a limit that was lowered wakes nobody.
-        if self._paused_until is not None or self._policy.limit != self._total:
+        # First the limit: a permit released to a lowered limit wakes no task.
+        if self._paused_until is not None or self._policy.limit != self._limiter.total_tokens:
             self._set_limit()
         self._limiter.release_on_behalf_of(permit)
         self._notify()
@@ -406,10 +352,10 @@ class Throttle:
         if seconds <= 0 or (self._paused_until is not None and until <= self._paused_until):
             return
         self._paused_until = until
-        self._timers.call_at(until, self._end_pause)
+        self._manager.timers.call_at(until, self._end_pause)
 
     def _end_pause(self) -> None:
-        # A pause that was made longer has a later call of this.
+        # A pause that was extended has a later call of this.
         if self._paused_until is not None and trio.current_time() >= self._paused_until:
             self._paused_until = None
             self._set_limit()
@@ -417,21 +363,19 @@ class Throttle:
 
     def _set_limit(self) -> None:
         limit = 0 if self._paused_until is not None else self._policy.limit
-        if limit == self._total:
+        if limit == self._limiter.total_tokens:
             return
-        self._total = limit
         self._limiter.total_tokens = limit
         self._history.append((trio.current_time(), limit))
         if len(self._history) > _MAX_HISTORY:
             del self._history[1:-1:2]
-        if self._on_limit is not None:
-            self._on_limit(self.key, limit)
+        self._manager.limit_changed(self.key, limit)
 
     def _wake_listeners_at(self, when: float) -> None:
-        # One wake at a time counts; an earlier one takes its place, and the callback that was late then does nothing.
+        # Only the earliest wake-up counts; the callback of one that it replaced does nothing.
         if when < self._wake_at:
             self._wake_at = when
-            self._timers.call_at(when, self._wake_listeners)
+            self._manager.timers.call_at(when, self._wake_listeners)
 
     def _wake_listeners(self) -> None:
         if trio.current_time() >= self._wake_at:
@@ -444,7 +388,7 @@ class Throttle:
             return
         if not self._listeners or self._limiter.available_tokens <= 0:
             return
-        # A listener that ends a permit comes back here: go round once more instead of deeper.
+        # A listener that ends a permit gets here again: loop once more in place of recursing.
         self._notify_again = True
         if self._notifying:
             return
@@ -452,47 +396,32 @@ class Throttle:
         try:
             while self._notify_again:
                 self._notify_again = False
-                for listener in self._listeners:
+                for listener in tuple(self._listeners):
                     listener()
         finally:
             self._notifying = False
 
 
+@attrs.define(eq=False, kw_only=True)
 class ThrottleManager:
-    """The throttles of all keys, made on first use."""
+    """The throttles of all keys, created on first use, and the settings that they share."""
 
-    def __init__(
-        self,
-        limits: Mapping[str, KeyLimits],
-        *,
-        timers: Timers,
-        patience: float,
-        backoff_base: float,
-        backoff_max: float,
-        rng: random.Random,
-        default: KeyLimits | None = None,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._limits = dict(limits)
-        self._default = KeyLimits() if default is None else default
-        self._throttles: dict[str, Throttle] = {}
-        self._watchers: tuple[Callable[[str, int], None], ...] = ()
-        self._make = partial(
-            Throttle,
-            timers=timers,
-            patience=patience,
-            backoff_base=backoff_base,
-            backoff_max=backoff_max,
-            rng=rng,
-            wall_clock=wall_clock,
-            on_limit=self._tell_watchers,
-        )
+    limits: Mapping[str, KeyLimits]
+    default: KeyLimits = attrs.field(factory=KeyLimits)  # of keys that `limits` does not name
+    timers: Timers
+    patience: float
+    backoff_base: float
+    backoff_max: float
+    rng: random.Random
+    wall_clock: Callable[[], float] = time.time
+    _throttles: dict[str, Throttle] = attrs.field(factory=dict, init=False)
+    _watchers: list[Callable[[str, int], None]] = attrs.field(factory=list, init=False)
 
     def get(self, key: str) -> Throttle:
-        """The throttle of `key`; a key without limits of its own gets the default ones."""
+        """The throttle of `key`."""
         throttle = self._throttles.get(key)
         if throttle is None:
-            throttle = self._throttles[key] = self._make(key, self._limits.get(key, self._default))
+            throttle = self._throttles[key] = Throttle(key, self.limits.get(key, self.default), self)
         return throttle
 
     def keys(self) -> tuple[str, ...]:
@@ -503,16 +432,12 @@ class ThrottleManager:
         return {key: throttle.statistics() for key, throttle in self._throttles.items()}
 
     def watch(self, watcher: Callable[[str, int], None]) -> Callable[[], None]:
-        """Call `watcher` with key and limit whenever a limit changes (0 in a pause); returns what undoes it."""
-        self._watchers = (*self._watchers, watcher)
+        """Call `watcher` with key and limit whenever a limit changes (0 during a pause); returns what undoes it."""
+        return _add(self._watchers, watcher)
 
-        def unwatch() -> None:
-            self._watchers = tuple(each for each in self._watchers if each is not watcher)
-
-        return unwatch
-
-    def _tell_watchers(self, key: str, limit: int) -> None:
-        for watcher in self._watchers:
+    def limit_changed(self, key: str, limit: int) -> None:
+        """Notify the watchers."""
+        for watcher in tuple(self._watchers):
             watcher(key, limit)
 
 
@@ -529,23 +454,32 @@ async def open_throttles(
     wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[ThrottleManager]:
     """Throttles with the timers that they need, for one build or for several that share keys."""
-    timers = Timers()
     manager = ThrottleManager(
-        limits or {},
-        timers=timers,
+        limits=dict(limits or {}),
+        default=default or KeyLimits(),
+        timers=Timers(),
         patience=patience,
         backoff_base=backoff_base,
         backoff_max=backoff_max,
-        rng=random.Random() if rng is None else rng,
-        default=default,
+        rng=rng or random.Random(),
         wall_clock=wall_clock,
     )
     async with open_hidden_nursery("the throttles are closed") as nursery:
-        nursery.start_soon(timers.run)
+        nursery.start_soon(manager.timers.run)
         yield manager
 
 
-def _take_ticket(permit: Permit) -> Sent:
+def _add(listeners: list[T], listener: T) -> Callable[[], None]:
+    listeners.append(listener)
+
+    def remove() -> None:
+        if listener in listeners:
+            listeners.remove(listener)
+
+    return remove
+
+
+def _take_record(permit: Permit) -> Sent:
     sent = permit.sent
     if sent is None:
         raise RuntimeError("a permit was ended twice")

@@ -1,141 +1,148 @@
-"""Simulated calls: they take their time and their tokens, are rate-limited and fail, and nothing leaves the process."""
+"""Simulated calls, model clients and column functions: they take time and tokens, are rate-limited and fail.
+
+Nothing is sent. Columns of models run their own generators with simulated clients; user code is replaced by functions
+that take its time, make its calls and return placeholders.
+"""
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import functools
 import math
 import random
+import re
 import sys
+import types
+import typing
+from collections import Counter
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import trio
+from pyarrow import types as arrow_types
 
-from ..errors import RateLimited, Retryable
+from ..errors import CellError, RateLimited, Retryable
+from ..graph import Kind
+from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
+from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
 from ..models.distributions import drawer, stable_seed
+from ..models.scripted import Behaviour
+from ..store.schema import declared_type
 
 if TYPE_CHECKING:
-    from ..generators import CellContext
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    import polars as pl
+    import pyarrow as pa
+
+    from ..columns.base import CellContext
+    from ..models.base import ChatRequest, ModelSpec
     from .profiles import CallProfile
 
 
-class Grid:
-    """Rounds instants, so that calls of a large simulation that end at about the same time end in one step of the loop.
+@attrs.define(eq=False, kw_only=True)
+class Network:
+    """What all simulated calls of a run share; the callers change it."""
 
-    Up or down by chance, by how near each is, so that on average nothing takes longer or shorter. Without it a large
-    simulation takes a third longer (benchmarks/simulation.py).
-    """
+    # The engine sends all calls from one thread: each occupies it for so many seconds, one after the other.
+    overhead: float = 0.0
+    # Instants are multiples of this (0: exact), so that calls that end at about the same time end in one step of the
+    # loop. Without it a large simulation takes a third longer (benchmarks/simulation.py).
+    rounding: float = 0.0
+    chance: Callable[[], float] = attrs.field(factory=lambda: random.Random(0).random)
+    in_flight: Counter[str] = attrs.field(factory=Counter)  # by throttle key
+    _busy_until: float = 0.0
 
-    def __init__(self, seconds: float, rng: random.Random) -> None:
-        """With 0 seconds nothing is rounded."""
-        self._seconds = seconds
-        self._chance = rng.random
+    def occupy(self) -> float:
+        """The seconds until the engine has sent a call that begins now."""
+        now = trio.current_time()
+        self._busy_until = max(now, self._busy_until) + self.overhead
+        return self._busy_until - now
 
     async def sleep(self, seconds: float) -> None:
-        """As `trio.sleep`, until the rounded instant."""
+        """Sleep until an instant that is rounded up or down at random, so that the mean duration is exact."""
         until = trio.current_time() + seconds
-        if self._seconds:
-            until = math.floor(until / self._seconds + self._chance()) * self._seconds
+        if self.rounding:
+            until = math.floor(until / self.rounding + self.chance()) * self.rounding
         await trio.sleep_until(until)
 
 
-class Processor:
-    """The one thread that makes all calls of a run: each takes it for a little while, one after the other."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._busy_until = 0.0  # changed by `take` only
-
-    def take(self) -> float:
-        """How long a call that begins now waits for the thread, its own share of it included."""
-        now = trio.current_time()
-        self._busy_until = max(now, self._busy_until) + self._seconds
-        return self._busy_until - now
-
-
-@attrs.define(eq=False)
-class Line:
-    """What all calls of one throttle key share. Changed by their callers."""
-
-    in_flight: int = 0
-
-
 class Caller:
-    """Makes the calls of one column to one model, as their profile says."""
+    """Simulates the calls of one column to one model, as their profile describes them."""
 
     def __init__(
         self,
         column: str,
-        alias: str,
+        model: SimulatedModel | str,
         profile: CallProfile,
+        network: Network,
         *,
-        line: Line,
-        grid: Grid,
-        processor: Processor,
+        key: str,
         seed: int,
-        timeout: float,
-        max_tokens: int | None,
-        prices: tuple[float, float],
+        uses_engine: bool = True,
+        max_tokens: int | None = None,
     ) -> None:
-        """Prices are those of one token, of the prompt and of the answer."""
-        rng = random.Random(stable_seed(seed, column, alias))
-        self.alias = alias
+        """A model that the recipe does not describe is named by its throttle key, has no price and no timeout."""
+        spec = model if isinstance(model, SimulatedModel) else None
+        self.alias = model.alias if isinstance(model, SimulatedModel) else model
         self.profile = profile
-        self._name = f"model {alias!r}"
-        self._line = line
-        self._sleep = grid.sleep
-        self._processor = processor
-        self._timeout = timeout
-        self._prices = prices
+        self._key = key
+        self._network = network
+        self._uses_engine = uses_engine
+        self._timeout = math.inf if spec is None else spec.call_timeout
+        # Of one token of the prompt and of the answer.
+        self._prices = (0.0, 0.0) if spec is None else (spec.input_price / 1e6, spec.output_price / 1e6)
+        rng = random.Random(stable_seed(seed, column, self.alias))
         self.chance = rng.random
         self._latency = drawer(profile.latency, rng)
-        self._quick = drawer(profile.refusal_latency, rng)
+        self._error_latency = drawer(profile.error_latency, rng)
         self._input = None if profile.input_tokens is None else drawer(profile.input_tokens, rng)
         self._output = drawer(profile.output_tokens, rng)
-        self._most = max_tokens or sys.maxsize
-        self._refused = profile.refused or 0.0
-        self._fails = self._refused + (profile.failed or 0.0)
-        calls = profile.calls or 1.0
-        self._whole_calls, self._more = int(calls), calls - int(calls)
-        self._rendered: list[int] = []  # tokens of prompts that were rendered, for calls whose prompt is not
+        self._max_tokens = max_tokens or sys.maxsize
+        self._rate_limited = profile.rate_limited or 0.0
+        self._no_answer = self._rate_limited + (profile.failed or 0.0)
+        self._more_calls, self._calls = math.modf(profile.calls or 1.0)
+        self._rendered: list[int] = []  # tokens of rendered prompts, to draw from for calls without one
 
     def tokens(self, rendered: int | None = None) -> tuple[int, int]:
-        """The usage of a call; the tokens of its prompt count unless the profile has others."""
+        """The usage of a call. `rendered` tokens of its prompt count unless the profile has others."""
         if self._input is not None:
-            asked = self._input()
+            prompt = self._input()
         elif rendered is not None:
             self._rendered.append(rendered)
-            asked = rendered
+            prompt = rendered
         else:
-            asked = self._rendered[int(self.chance() * len(self._rendered))] if self._rendered else 0
-        return max(0, round(asked)), min(self._most, max(0, round(self._output())))
+            prompt = self._rendered[int(self.chance() * len(self._rendered))] if self._rendered else 0
+        return max(0, round(prompt)), min(self._max_tokens, max(0, round(self._output())))
 
     async def call(self) -> None:
-        """Take as long as a call takes; raises its error, if it has no answer."""
-        line, profile = self._line, self.profile
-        if profile.capacity is not None and line.in_flight >= profile.capacity:
-            await self._refuse()
-        if self._fails:
-            chance = self.chance()
-            if chance < self._refused:
-                await self._refuse()
-            if chance < self._fails:
-                await self._sleep(max(0.0, self._quick()))
-                raise Retryable(f"{self._name}: answered 503 (simulated)")
+        """Take as long as a call; raises the error of one that gets no answer."""
+        network, capacity = self._network, self.profile.capacity
+        chance = self.chance() if self._no_answer else 1.0
+        if chance < self._rate_limited or (capacity is not None and network.in_flight[self._key] >= capacity):
+            await network.sleep(max(0.0, self._error_latency()))
+            raise RateLimited(f"model {self.alias!r}: status 429 (simulated)", retry_after=self.profile.retry_after)
+        if chance < self._no_answer:
+            await network.sleep(max(0.0, self._error_latency()))
+            raise Retryable(f"model {self.alias!r}: status 503 (simulated)")
         seconds = max(0.0, self._latency())
-        line.in_flight += 1
+        network.in_flight[self._key] += 1
         try:
-            await self._sleep(min(seconds, self._timeout) + self._processor.take())
+            await network.sleep(min(seconds, self._timeout) + (network.occupy() if self._uses_engine else 0.0))
         finally:
-            line.in_flight -= 1
+            network.in_flight[self._key] -= 1
         if seconds > self._timeout:
-            raise Retryable(f"{self._name}: no answer within {self._timeout:g} s (simulated)")
+            raise Retryable(f"model {self.alias!r}: no answer within {self._timeout:g} s (simulated)")
 
     async def make_calls(self, context: CellContext, *, key: str | None = None) -> None:
-        """Make the calls of one cell that its generator is not run for, under permits of `key` (None: the column's)."""
-        count = self._whole_calls + (self._more > 0 and self.chance() < self._more)
+        """Make the calls of a cell whose function is not run, under permits of `key` (None: that of the column)."""
+        count = int(self._calls) + (self._more_calls > 0 and self.chance() < self._more_calls)
         if count == 1 and key is None:
-            # Most cells: under the permit that the task was started with, as it settles it (benchmarks/simulation.py).
+            # Most cells: under the permit that the task was started with, as it ends it (benchmarks/simulation.py).
             await self._send(context)
             return
         for _ in range(count):
@@ -143,10 +150,256 @@ class Caller:
 
     async def _send(self, context: CellContext) -> None:
         await self.call()
-        asked, answered = self.tokens()
-        cost = asked * self._prices[0] + answered * self._prices[1]
-        context.report_usage(model=self.alias, input_tokens=asked, output_tokens=answered, cost=cost)
+        prompt, answer = self.tokens()
+        cost = prompt * self._prices[0] + answer * self._prices[1]
+        context.report_usage(model=self.alias, input_tokens=prompt, output_tokens=answer, cost=cost)
 
-    async def _refuse(self) -> None:
-        await self._sleep(max(0.0, self._quick()))
-        raise RateLimited(f"{self._name}: answered 429 (simulated)", retry_after=self.profile.retry_after)
+
+# The callers of the column that runs, by alias: a client does not know which column calls it.
+current_callers: ContextVar[Mapping[str, Caller] | None] = ContextVar("seedbed.simulated_callers", default=None)
+
+_CODE = re.compile(r"one fenced code block of (\S+?)[.,]")
+_SMALLEST = {"json": "{}", "python": "pass", "python3": "pass", "py": "pass"}
+
+
+@attrs.frozen(kw_only=True)
+class SimulatedModel:
+    """A `ModelSpec` with the parameters, prices, keys and limits of another, which needs no API key and sends nothing.
+
+    `caller` gives the caller of an alias and domain where the column is not known: a user's function in a thread.
+    """
+
+    type: ClassVar[str] = "simulated"
+
+    alias: str
+    spec: ModelSpec = attrs.field(metadata=NOT_IN_FINGERPRINT)
+    caller: Callable[[str, str], Caller] = attrs.field(metadata=NOT_IN_FINGERPRINT)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.spec, name)
+
+    @property
+    def call_timeout(self) -> float:
+        """The timeout of a call in seconds; that of a scripted model is for calls that hang, which have no latency."""
+        return math.inf if isinstance(self.spec, Behaviour) else float(getattr(self.spec, "timeout", math.inf))
+
+    def problems(self) -> list[str]:
+        """None: nothing is called, so nothing is missing."""
+        return []
+
+    @property
+    def provider_id(self) -> str:
+        """Another one for each alias, whose client must know it."""
+        return f"simulated {self.alias}"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[SimulatedClient]:
+        yield SimulatedClient(self)
+
+
+class SimulatedClient:
+    """A `ModelClient` with the answers of the scripted model and the latencies of a profile."""
+
+    def __init__(self, model: SimulatedModel) -> None:
+        self._model = model
+
+    async def _call(self, domain: str, texts: Sequence[str]) -> Tokens:
+        alias = self._model.alias
+        caller = (current_callers.get() or {}).get(alias) or self._model.caller(alias, domain)
+        await caller.call()
+        prompt, answer = caller.tokens(sum(map(count_tokens, texts)))
+        return Tokens(input=prompt, output=answer)
+
+    async def chat(self, request: ChatRequest) -> ChatAnswer:
+        tokens = await self._call("chat", [message.text for message in request.messages])
+        prompt = request.messages[-1].text
+        if request.schema:
+            text = fitting_json(request.schema, prompt)
+        elif found := _CODE.search(prompt):
+            text = f"```{found[1]}\n{_SMALLEST.get(found[1].lower(), 'placeholder')}\n```"
+        else:
+            text = plausible_text(prompt)
+        return ChatAnswer(text=text, finish_reason="stop", tokens=tokens)
+
+    async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
+        tokens = await self._call("embedding", texts)
+        size = int(parameters.get("dimensions") or 16)
+        return EmbeddingAnswer(vectors=tuple(hash_vector(text, size) for text in texts), tokens=tokens)
+
+    async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer:
+        tokens = await self._call("image", [prompt])
+        pictures = tuple(Image(data=small_png(f"{prompt} {n}")) for n in range(int(parameters.get("n") or 1)))
+        return ImageAnswer(images=pictures, tokens=tokens)
+
+
+# What a reader of the result should know: a set in order of insertion. Notes are added by `setdefault`.
+Notes = dict[str, None]
+_TEXT = "placeholder"
+_INSTANT = datetime.datetime(2024, 1, 1)  # noqa: DTZ001  columns of instants have no zone unless they declare one
+_BY_TYPE: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
+    (arrow_types.is_string, _TEXT),
+    (arrow_types.is_large_string, _TEXT),
+    (arrow_types.is_boolean, True),
+    (arrow_types.is_integer, 1),
+    (arrow_types.is_floating, 1.0),
+    (arrow_types.is_decimal, decimal.Decimal(1)),
+    (arrow_types.is_binary, b"placeholder"),
+    (arrow_types.is_large_binary, b"placeholder"),
+    (arrow_types.is_date, _INSTANT.date()),
+    (arrow_types.is_duration, datetime.timedelta(seconds=1)),
+)
+
+
+def of_type(arrow: pa.DataType) -> Any:
+    """A value of a declared type; null for a type that has no plain value."""
+    if arrow_types.is_list(arrow) or arrow_types.is_large_list(arrow):
+        return [of_type(arrow.value_type)]
+    if arrow_types.is_struct(arrow):
+        return {field.name: of_type(field.type) for field in arrow}
+    if arrow_types.is_timestamp(arrow):
+        return _INSTANT if arrow.tz is None else _INSTANT.replace(tzinfo=datetime.UTC)
+    return next((value for is_type, value in _BY_TYPE if is_type(arrow)), None)
+
+
+def of_function(function: Callable[..., Any]) -> Any:
+    """A value of the return type of a function; text if it has none that can be stored."""
+    try:
+        annotation: Any = typing.get_type_hints(function).get("return")
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            annotation = next(each for each in typing.get_args(annotation) if each is not type(None))
+        bare = typing.get_origin(annotation) or annotation
+        return bare() if annotation is list or bare is dict else of_type(declared_type(annotation))
+    except Exception:  # noqa: BLE001  annotations can raise anything
+        return _TEXT
+
+
+def of_outputs(outputs: tuple[str, ...], declared: Mapping[str, pa.DataType], function: Callable[..., Any]) -> Any:
+    """What a cell function would return: one value or, for several outputs, a mapping of them."""
+    if len(outputs) == 1:
+        (name,) = outputs
+        return of_type(declared[name]) if name in declared else of_function(function)
+    return {name: of_type(declared[name]) if name in declared else _TEXT for name in outputs}
+
+
+# So many cells of a column are filled as in a build, with answers that fit; the others repeat their values.
+LEARNED = 48
+
+
+def with_callers(function: Callable[..., Any], callers: Mapping[str, Caller]) -> Callable[..., Any]:
+    """An async generator function whose model calls follow the profiles of its own column."""
+
+    @functools.wraps(function)
+    async def run(*args: Any, **keywords: Any) -> Any:
+        token = current_callers.set(callers)
+        try:
+            return await function(*args, **keywords)
+        finally:
+            current_callers.reset(token)
+
+    return run
+
+
+def model_filler(
+    column: str,
+    function: Callable[..., Any],
+    caller: Caller,
+    fallback: Any,
+    notes: Notes,
+    *,
+    always: bool,
+    never_more: bool,
+) -> Callable[..., Any]:
+    """A column of model calls: its own generator fills the first cells, the others make a call and repeat their values.
+
+    Rendering every prompt and parsing every answer takes twice as long (benchmarks/simulation.py). With `always` every
+    cell is filled by the generator, because its prompt decides whether there is a call; with `never_more` no more than
+    the first are, even if none of them has an answer yet.
+    """
+    generate = with_callers(function, {caller.alias: caller})
+    started, pool = 0, list[Any]()
+
+    async def fill(context_: CellContext, /, **values: Any) -> Any:
+        nonlocal started
+        if always or started < LEARNED or not (pool or never_more):
+            started += 1
+            try:
+                value = await generate(context_, **values)
+            except (RateLimited, Retryable):
+                raise
+            except Exception as error:  # noqa: BLE001  a made-up answer may not fit what a real one would
+                notes.setdefault(f"column {column!r}: no simulated answer fits it ({_short(error)})")
+                value = fallback
+            if len(pool) < LEARNED:
+                pool.append(value)
+            return value
+        await caller.make_calls(context_)
+        return pool[int(caller.chance() * len(pool))] if pool else fallback
+
+    return fill
+
+
+def code_filler(
+    kind: Kind, outputs: Sequence[str], value: Any, own: Caller, callers: Sequence[tuple[Caller, str | None]]
+) -> Callable[..., Any]:
+    """A column of a user's function, which is not run: it takes its time, makes its calls, returns a placeholder.
+
+    Callers have their throttle keys, None for that of the column; without any caller the function takes as long as a
+    call of `own`.
+    """
+
+    async def work(context: CellContext) -> None:
+        if not callers:
+            await own.call()
+        for caller, key in callers:
+            await caller.make_calls(context, key=key)
+
+    async def fill(context_: CellContext, /, **_values: Any) -> Any:
+        await work(context_)
+        return value
+
+    async def fill_group(given: Any, context: CellContext) -> Any:
+        await work(context)
+        count = len(given) if kind is Kind.FROM_SCRATCH else len(context.rows)
+        if len(outputs) == 1:
+            return [value] * count
+        return {name: [value[name]] * count for name in outputs}
+
+    return fill if kind is Kind.CELL else fill_group
+
+
+def guarded(column: str, function: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """An expression over placeholders: where it fails, the cell is null and no row is dropped."""
+
+    @functools.wraps(function)
+    def fill(frame: pl.DataFrame, **keywords: Any) -> list[Any]:
+        try:
+            values = list(function(frame, **keywords))
+        except Exception as error:  # noqa: BLE001  placeholders may be wrong in any way
+            values = [CellError(_short(error))] * frame.height
+        failed = next((value for value in values if isinstance(value, CellError)), None)
+        if failed is None:
+            return values
+        notes.setdefault(f"column {column!r} is null where placeholders do not fit it ({_short(failed)})")
+        return [None if isinstance(value, CellError) else value for value in values]
+
+    return fill
+
+
+def sampled_checks(function: Callable[..., Any], value: Any) -> Callable[..., Any]:
+    """A local check (a parser, a linter): run on the first rows, whose verdicts the others repeat."""
+    pool: list[Any] = []
+
+    def fill(frame: pl.DataFrame) -> list[Any]:
+        if not pool:
+            try:
+                pool.extend(function(frame.head(LEARNED)))
+            except Exception:  # noqa: BLE001  placeholders may be wrong in any way
+                pool.append(value)
+        return [pool[row % len(pool)] for row in range(frame.height)]
+
+    return fill
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 160 else f"{text[:160]}…"

@@ -1,139 +1,122 @@
-"""How calls go in a simulation: how long they take, what they use, how often they are refused or fail."""
+"""The profile of simulated calls: given by the user, measured in an earlier run, or assumed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import polars as pl
 import yaml
 
+from .. import checks
 from ..errors import ConfigError
 from ..graph import nearest
-from ..models.behaviour import Behaviour
 from ..models.distributions import check_latency, is_distribution, parse_distribution
+from ..models.scripted import Behaviour
+from ..observe.report import Usage, traces_frame
+from ..store.dataset import load_traces
+from ..store.manifest import is_dataset
+from ..store.manifest import read as read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_UNKNOWN = ("latency", "input_tokens", "output_tokens")
+    from ..observe.report import BuildReport
 
 
 def _read(value: Any) -> Any:
-    """Numbers and distributions, as mappings or as one writes them."""
+    """A number or a distribution, which may be a mapping or a text."""
     if isinstance(value, str):
         return parse_distribution(value)
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _amount(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, Mapping) and not is_distribution(value):
+        raise ConfigError(f"{attribute.name}: {value!r} is not a distribution")
     if value is not None:
-        if isinstance(value, Mapping) and not is_distribution(value):
-            raise ConfigError(f"{attribute.name}: {value!r} is no distribution")
         check_latency(attribute.name, value)
-
-
-def _share(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-        raise ConfigError(f"{attribute.name} must be a share between 0 and 1, not {value!r}")
-
-
-def _positive(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 1):
-        raise ConfigError(f"{attribute.name} must be 1 or more, not {value!r}")
 
 
 @attrs.frozen(kw_only=True)
 class CallProfile:
-    """How the calls of a model, or of one column, go; None where nothing is said, and something else decides.
+    """How the calls of a model, or of one column, behave; a field that is None is measured or assumed.
 
-    Amounts are constants or distributions: `{"lognormal": [0.8, 0.5]}` or `"lognormal(0.8, 0.5)"`, with the names that
-    recipe files have for them.
+    Amounts are constants or distributions: `{"lognormal": [0.8, 0.5]}` or `"lognormal(0.8, 0.5)"`, named as in recipe
+    files.
     """
 
     # Seconds for an answer. Of a column without a model: seconds that its function takes.
-    latency: Any = attrs.field(default=None, converter=_read, validator=_amount)
-    # Tokens of one call; those of the prompt are counted in rendered prompts if they are not said.
-    input_tokens: Any = attrs.field(default=None, converter=_read, validator=_amount)
-    output_tokens: Any = attrs.field(default=None, converter=_read, validator=_amount)
-    # Calls that one cell makes on average: more than 1 where answers are repaired or functions ask several times.
-    calls: float | None = attrs.field(default=None, validator=_positive)
-    # The share of calls that are refused (429), and that fail in a way that may pass (5xx).
-    refused: float | None = attrs.field(default=None, validator=_share)
-    failed: float | None = attrs.field(default=None, validator=_share)
-    # Seconds for a refusal or a failure, and what a refusal says in Retry-After.
-    refusal_latency: Any = attrs.field(default=None, converter=_read, validator=_amount)
+    latency: Any = attrs.field(default=None, converter=_read, validator=_check)
+    # Tokens of one call; if None, those of the prompt are counted in rendered prompts.
+    input_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
+    output_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
+    # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
+    calls: float | None = attrs.field(default=None, validator=checks.optional(checks.at_least(1)))
+    # The share of calls that are rate-limited (429), and that fail in a way that a retry may mend (5xx).
+    rate_limited: float | None = attrs.field(default=None, validator=checks.optional(checks.share))
+    failed: float | None = attrs.field(default=None, validator=checks.optional(checks.share))
+    # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
+    error_latency: Any = attrs.field(default=None, converter=_read, validator=_check)
     retry_after: float | None = None
-    # Calls that the server works on at once; what comes above is refused.
-    capacity: int | None = attrs.field(default=None, validator=_positive)
+    # Calls that the server processes concurrently; further ones are rate-limited.
+    capacity: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(0)))
     # Of a column: the share of its cells that skip_when skips.
-    skipped: float | None = attrs.field(default=None, validator=_share)
+    skipped: float | None = attrs.field(default=None, validator=checks.optional(checks.share))
 
     def __attrs_post_init__(self) -> None:
-        """Shares are of the same whole."""
-        if (self.refused or 0.0) + (self.failed or 0.0) > 1:
-            raise ConfigError(f"refused and failed are more than 1 together: {self.refused} and {self.failed}")
+        """Check that the shares of calls add up to at most 1."""
+        if (self.rate_limited or 0.0) + (self.failed or 0.0) > 1:
+            raise ConfigError(f"rate_limited and failed add up to more than 1: {self.rate_limited} and {self.failed}")
 
-    def said(self) -> dict[str, Any]:
-        """What is said, by name."""
+    def known(self) -> dict[str, Any]:
+        """The fields that are not None."""
         return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
 
     def over(self, other: CallProfile) -> CallProfile:
-        """This, and what the other says where this says nothing."""
-        return attrs.evolve(other, **self.said())
+        """This profile, with the fields of `other` where it has none."""
+        return attrs.evolve(other, **self.known())
 
 
 FIELDS = tuple(field.name for field in attrs.fields(CallProfile))
 
-# What is assumed where nothing is known, by what is asked for. Somebody who reads the result must be told.
+# By domain, for what is neither given nor measured; the result lists it.
+_CHAT = CallProfile(latency={"lognormal": [1.5, 0.5]}, output_tokens={"lognormal": [150, 0.5]})
 ASSUMED = {
-    "chat": CallProfile(latency={"lognormal": [1.5, 0.5]}, output_tokens={"lognormal": [150, 0.5]}),
-    # A function of the user's that asks a model: nobody knows its prompts.
-    "function": CallProfile(
-        latency={"lognormal": [1.5, 0.5]}, input_tokens=200, output_tokens={"lognormal": [150, 0.5]}
-    ),
+    "chat": _CHAT,
+    # A user's function that calls a model: its prompts are not known.
+    "function": attrs.evolve(_CHAT, input_tokens=200),
     "embedding": CallProfile(latency={"lognormal": [0.15, 0.3]}),
     "image": CallProfile(latency={"lognormal": [8.0, 0.3]}),
     "validation": CallProfile(latency={"lognormal": [0.1, 0.3]}),
     "code": CallProfile(latency=0.0),
 }
-_ALWAYS = CallProfile(output_tokens=0, calls=1.0, refused=0.0, failed=0.0, refusal_latency=0.05)
+_DEFAULTS = CallProfile(output_tokens=0, calls=1.0, rate_limited=0.0, failed=0.0, error_latency=0.05)
 
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """How calls went in a real run, by column; `models` are the aliases that each column called then, where known."""
+    """The calls of a real run, by column; `models` are the aliases that each column called then, where known."""
 
     profiles: Mapping[str, CallProfile] = attrs.field(factory=dict)
     models: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
 
     def of(self, column: str, alias: str | None) -> CallProfile | None:
-        """What is known of a column's calls; where it has another model now, what that one did for other columns."""
-        known = self.models.get(column)
-        if alias is None or known is None or alias in known:
+        """The profile of a column; if it has another model now, that of another column that called this model."""
+        aliases = self.models.get(column)
+        if alias is None or aliases is None or alias in aliases:
             return self.profiles.get(column)
         others = (name for name, aliases in self.models.items() if alias in aliases)
         return next((self.profiles[name] for name in others if name in self.profiles), None)
 
     def over(self, other: Measured) -> Measured:
-        """This, and what the other knows where this knows nothing."""
+        """This, with what only `other` has measured."""
         both = {**other.profiles, **self.profiles}
         for name in other.profiles.keys() & self.profiles.keys():
             both[name] = self.profiles[name].over(other.profiles[name])
         return Measured(profiles=both, models={**other.models, **self.models})
-
-
-@attrs.frozen(kw_only=True)
-class Resolved:
-    """The profile of one column's calls of one model, and where each part of it comes from."""
-
-    profile: CallProfile
-    origins: Mapping[str, str]
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What nobody said and nobody measured."""
-        return tuple(name for name in _UNKNOWN if self.origins.get(name) == "assumed")
 
 
 def resolve_profile(
@@ -143,52 +126,50 @@ def resolve_profile(
     *,
     given: Mapping[str, CallProfile],
     measured: Measured,
-    script: CallProfile | None = None,
-) -> Resolved:
-    """What is said of a column goes before what is said of its model, what is given before what was measured.
+    spec: object = None,
+) -> tuple[CallProfile, dict[str, str]]:
+    """The profile of a column's calls to the model `spec`, and the origin of each of its fields.
 
-    `script` is what the recipe itself says of a scripted model.
+    A profile of the column precedes one of its model, a given one precedes a measured one.
     """
     layers = [
         ("given", given.get(f"columns.{column}") or given.get(column)),
         ("given", given.get(alias) if alias is not None and alias != column else None),
         ("measured", measured.of(column, alias)),
-        ("recipe", script),
+        ("recipe", _of_behaviour(spec) if isinstance(spec, Behaviour) else None),
         ("assumed", ASSUMED[domain]),
-        ("", _ALWAYS),
+        ("", _DEFAULTS),
     ]
     whole, origins = CallProfile(), dict[str, str]()
     for origin, layer in layers:
         if layer is not None:
-            origins |= {name: origin for name in layer.said() if name not in origins}
+            origins |= {name: origin for name in layer.known() if name not in origins}
             whole = whole.over(layer)
-    return Resolved(profile=whole, origins=origins)
+    return whole, origins
 
 
-def of_script(spec: object) -> CallProfile | None:
-    """What a scripted model says of itself; None of any other."""
-    if not isinstance(spec, Behaviour):
-        return None
+def _of_behaviour(spec: Behaviour) -> CallProfile:
+    """The profile that a scripted model declares."""
     return CallProfile(
         latency=spec.latency,
-        refused=spec.rate_limit_share,
+        rate_limited=spec.rate_limit_share,
         failed=spec.error_share + spec.reset_share + spec.malformed_share + spec.truncated_share,
-        refusal_latency=spec.refusal_latency,
+        error_latency=spec.error_latency,
         retry_after=spec.retry_after if isinstance(spec.retry_after, int | float) else None,
         capacity=spec.capacity,
     )
 
 
 def check_names(given: Mapping[str, CallProfile], models: Mapping[str, object], columns: tuple[str, ...]) -> None:
-    """Refuse profiles of models and columns that there are not."""
+    """Raise `ConfigError` for profiles of unknown models and columns."""
     known = (*models, *columns, *(f"columns.{name}" for name in columns))
     problems = [
-        f"a profile is given for {name!r}, which is neither a model nor a column{nearest(name, known)}"
+        f"the profile of {name!r} belongs to neither a model nor a column{nearest(name, known)}"
         for name in given
         if name not in known
     ]
     problems += [
-        f"a profile of model {name!r} has skipped, which is said of columns"
+        f"the profile of model {name!r} has skipped, which only columns have"
         for name in given
         if name in models and name not in columns and given[name].skipped is not None
     ]
@@ -197,7 +178,7 @@ def check_names(given: Mapping[str, CallProfile], models: Mapping[str, object], 
 
 
 def as_profile(name: str, value: CallProfile | Mapping[str, Any]) -> CallProfile:
-    """A profile as users write it: `tokens: 300/120` stands for both kinds of tokens."""
+    """Read a profile as users write it; `tokens: 300/120` are those of prompt and answer, 120 those of the answer."""
     if isinstance(value, CallProfile):
         return value
     if not isinstance(value, Mapping):
@@ -207,18 +188,13 @@ def as_profile(name: str, value: CallProfile | Mapping[str, Any]) -> CallProfile
     unknown = [f"{each!r}{nearest(str(each), (*FIELDS, 'tokens'))}" for each in fields if each not in FIELDS]
     if unknown:
         raise ConfigError(f"the profile of {name!r} has unknown {', '.join(unknown)}")
+    if tokens is not None:
+        prompt, slash, answer = str(tokens).rpartition("/")
+        fields |= {"input_tokens": prompt, "output_tokens": answer} if slash else {"output_tokens": answer}
     try:
-        if tokens is not None:
-            fields |= parse_tokens(str(tokens))
         return CallProfile(**fields)
     except ConfigError as error:
         raise ConfigError(f"the profile of {name!r}: {error}") from None
-
-
-def parse_tokens(text: str) -> dict[str, Any]:
-    """`300/120`: tokens of the prompt and of the answer; `120`: of the answer alone."""
-    asked, slash, answered = text.rpartition("/")
-    return {"input_tokens": asked, "output_tokens": answered} if slash else {"output_tokens": answered}
 
 
 def load_profiles(path: Path) -> dict[str, CallProfile]:
@@ -232,3 +208,91 @@ def load_profiles(path: Path) -> dict[str, CallProfile]:
     if not isinstance(found, Mapping):
         raise ConfigError(f"{str(path)!r} must map models and columns to profiles")
     return {str(name): as_profile(str(name), value) for name, value in found.items()}
+
+
+# At most about so many latencies of a column are drawn from; more would make no difference.
+_SAMPLE = 2_000
+
+
+def measure_report(report: BuildReport) -> dict[str, CallProfile]:
+    """The profiles of a run in this process with `trace=True`."""
+    return measure(traces_frame(report.traces), report.usage)
+
+
+def measure_path(path: Path) -> Measured:
+    """The profiles of an earlier run: a dataset's directory, or a file that `--trace` wrote."""
+    if path.is_dir():
+        if not is_dataset(path):
+            raise ConfigError(f"{str(path)!r} is not a dataset whose run could be measured")
+        usage, models = _stored_usage(path)
+        return Measured(profiles=measure(load_traces(path), usage), models=models)
+    try:
+        frame = _chrome_frame(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{str(path)!r} is neither a dataset nor a timeline that --trace wrote") from None
+    return Measured(profiles=measure(frame, {}))
+
+
+def _stored_usage(path: Path) -> tuple[dict[str, Usage], dict[str, tuple[str, ...]]]:
+    """The usage of each column, and its models."""
+    usage: dict[str, Usage] = {}
+    models: dict[str, tuple[str, ...]] = {}
+    spending = read_manifest(path).manifest.spending
+    for column, model, calls, prompt, answer, cost in spending.entries if spending is not None else ():
+        spent = Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
+        usage[column] = usage.get(column, Usage()) + spent
+        models[column] = (*models.get(column, ()), model)
+    return usage, models
+
+
+def _chrome_frame(document: Any) -> pl.DataFrame:
+    """The tasks of a timeline. It has no times of calls within a task, so all of a task counts."""
+    rows = [
+        {name: bar["args"][name] for name in ("column", "status", "row_group", "row")}
+        | {"started": bar["ts"] / 1e6, "finished": (bar["ts"] + bar["dur"]) / 1e6, "called": 0.0}
+        for bar in document["traceEvents"]
+        if bar["ph"] == "X" and bar["cat"] != "waiting"
+    ]
+    if not rows:
+        raise ValueError("no tasks")
+    return pl.DataFrame(rows)
+
+
+def measure(frame: pl.DataFrame | None, usage: Mapping[str, Usage]) -> dict[str, CallProfile]:
+    """Profiles by column: latencies and shares from traces, tokens and calls from the usage."""
+    found: dict[str, CallProfile] = {}
+    if frame is not None:
+        rows = frame.filter(pl.col("row").is_not_null()).select("row_group", "row").n_unique()
+        for (column,), tasks in frame.group_by("column", maintain_order=True):
+            found[str(column)] = _of_tasks(tasks, usage.get(str(column), Usage()).calls, rows)
+    for column, spent in usage.items():
+        if spent.calls:
+            means = (spent.input_tokens / spent.calls, spent.output_tokens / spent.calls)
+            tokens = CallProfile(input_tokens=means[0], output_tokens=means[1])
+            found[column] = tokens.over(found.get(column, CallProfile()))
+    return found
+
+
+def _of_tasks(tasks: pl.DataFrame, calls: int, rows: int) -> CallProfile:
+    running = pl.col("finished") - pl.col("started")
+    done = tasks.filter(pl.col("status") == "success")
+    if not done.height:
+        return CallProfile()
+    # A cell may have made several calls, of which only the sum is known.
+    each = max(1.0, calls / done.height)
+    seconds = done.select(pl.when(pl.col("called") > 0).then("called").otherwise(running) / each).to_series()
+    if seconds.len() > _SAMPLE:
+        seconds = seconds.sort().gather_every(seconds.len() // _SAMPLE)
+    rate_limited = tasks.filter(pl.col("status") == "rate_limited")
+    is_cell = tasks["row"].is_not_null().all()
+    return CallProfile(
+        latency={"choice": [round(value, 6) for value in seconds]},
+        calls=each if calls else None,
+        rate_limited=rate_limited.height / tasks.height,
+        failed=tasks.filter(pl.col("status") == "retryable").height / tasks.height,
+        error_latency=rate_limited.select(running.median()).item() if rate_limited.height else None,
+        # Read only for columns with skip_when.
+        skipped=max(0.0, 1.0 - done.height / rows) if is_cell and rows else None,
+    )

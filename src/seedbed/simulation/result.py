@@ -1,22 +1,93 @@
-"""What a simulation says: figures with their spread over seeds, and what holds the run up."""
+"""The result of a simulation: figures with their spread over seeds, the bottleneck, and their text, JSON and HTML."""
 
 from __future__ import annotations
 
+import io
+from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from .text import summary_lines
-from .watch import ADMISSION, BUDGET, SLOTS, KeyLoad, LimitLoad, Track
+from ..models.distributions import distribution_text
+from ..observe.progress import duration, money
+from ..observe.report import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from .once import Outcome
-    from .profiles import Resolved
+    from .profiles import CallProfile
 
-# Below this share of its time, no limit is what a run waits for.
+# Parts of the run in a timeline.
+BUCKETS = 120
+# A limit that holds work up for a smaller share of the time is no bottleneck.
 _MATTERS = 0.25
+
+
+@attrs.frozen(kw_only=True)
+class KeyLoad:
+    """The use of a throttle key, in shares of the run's time; `models` are the aliases that share it.
+
+    `limit`: what the throttle allowed, on average. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
+    many calls in flight as allowed at the time. `held_up`: that, and work waited. `paced`: work waited although fewer
+    were in flight, for rates per minute or a pause after rate limits. `rate_limited` counts calls.
+    """
+
+    key: str
+    models: tuple[str, ...]
+    ceiling: int
+    limit: float
+    busy: float
+    at_limit: float
+    held_up: float
+    paced: float
+    rate_limited: float
+
+    @property
+    def name(self) -> str:
+        """The aliases, or the key if it has none."""
+        return ", ".join(self.models) or self.key
+
+
+@attrs.frozen(kw_only=True)
+class LimitLoad:
+    """The use of a limit of the run: on average, and the share of time in which it was reached and held work up."""
+
+    name: str
+    option: str
+    allowed: int
+    used: float
+    held_up: float
+
+
+@attrs.frozen(kw_only=True)
+class Track:
+    """Calls in flight of one key beside what was allowed, in equal parts of the run."""
+
+    key: str
+    ceiling: int
+    in_flight: tuple[float, ...]
+    limit: tuple[float, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """The result of one seed."""
+
+    seconds: float
+    written: int
+    dropped: int
+    # By column and model.
+    usage: Mapping[tuple[str, str], Usage]
+    keys: tuple[KeyLoad, ...]
+    limits: tuple[LimitLoad, ...]
+    tracks: tuple[Track, ...]
+    stopped: str | None  # why it ended early
+    notes: tuple[str, ...]
+    profiles: Mapping[tuple[str, str], tuple[CallProfile, dict[str, str]]]
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +106,7 @@ class Spread:
 
 @attrs.frozen(kw_only=True)
 class Used:
-    """What a column, a model, or the whole run uses."""
+    """The usage of a model or of the whole run."""
 
     calls: Spread
     input_tokens: Spread
@@ -44,32 +115,28 @@ class Used:
 
 
 @attrs.frozen(kw_only=True)
-class CallsOf:
-    """The calls of one column to one model, and what was taken for granted of them."""
+class ColumnUsed(Used):
+    """The usage of one column of one model, the profile of its calls, and the origin of each field of it."""
 
     column: str
     model: str
-    used: Used
-    profile: Resolved
-
-
-@attrs.frozen(kw_only=True)
-class KeyUse:
-    """How a throttle key is used, on average over all seeds; `models` are the aliases that share it."""
-
-    models: tuple[str, ...]
-    load: KeyLoad
-    refused: float
+    profile: CallProfile
+    origins: Mapping[str, str]
 
     @property
-    def name(self) -> str:
-        """The aliases, or the key itself where it has none."""
-        return ", ".join(self.models) or self.load.key
+    def assumed(self) -> dict[str, str]:
+        """The fields that were neither given nor measured."""
+        names = ("latency", "input_tokens", "output_tokens")
+        return {
+            name.replace("_", " "): distribution_text(getattr(self.profile, name))
+            for name in names
+            if self.origins.get(name) == "assumed"
+        }
 
 
 @attrs.frozen(kw_only=True)
 class Estimate:
-    """What one setting gives, over all seeds."""
+    """The result of one setting, over all seeds."""
 
     rows: int
     seeds: int
@@ -77,24 +144,20 @@ class Estimate:
     written: Spread
     dropped: Spread
     total: Used
-    calls: tuple[CallsOf, ...]
+    columns: tuple[ColumnUsed, ...]
     models: Mapping[str, Used]
-    keys: tuple[KeyUse, ...]
+    keys: tuple[KeyLoad, ...]
     limits: tuple[LimitLoad, ...]
     bottleneck: str
-    # Of the first seed.
-    timeline: tuple[Track, ...]
-    # Why the run would end early, if it would.
-    stopped: str | None
+    timeline: tuple[Track, ...]  # of the first seed
+    stopped: str | None  # why the run would end early
     notes: tuple[str, ...]
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What nobody gave and nobody measured."""
+        """What was neither given nor measured, by column and model."""
         return tuple(
-            f"{each.column} ({each.model}): {', '.join(each.profile.assumed).replace('_', ' ')}"
-            for each in self.calls
-            if each.profile.assumed
+            f"{each.column} ({each.model}): {', '.join(each.assumed)}" for each in self.columns if each.assumed
         )
 
 
@@ -108,7 +171,7 @@ class Variant:
 
 @attrs.frozen(kw_only=True)
 class Probed:
-    """What measuring beforehand took: real rows, real calls."""
+    """The usage of the real rows that were generated to measure their calls."""
 
     rows: int
     calls: int
@@ -119,7 +182,7 @@ class Probed:
 
 @attrs.frozen(kw_only=True)
 class Simulation:
-    """A run that was not run. `base` is the recipe as it is, `variants` what changes if something changes."""
+    """A predicted run: `base` is the recipe as it is, each of `variants` the same with changes."""
 
     base: Estimate
     variants: tuple[Variant, ...] = ()
@@ -127,120 +190,250 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """How long the run will take, on average over the seeds."""
+        """The predicted duration, the mean of all seeds."""
         return self.base.seconds.mean
 
     @property
     def cost(self) -> float:
-        """What it will cost."""
+        """The predicted cost, the mean of all seeds."""
         return self.base.total.cost.mean
 
     @property
     def bottleneck(self) -> str:
-        """Which limit it waits for."""
+        """The limit that the run waits for."""
         return self.base.bottleneck
 
     def __str__(self) -> str:
-        return "\n".join(summary_lines(self))
+        console = Console(file=io.StringIO(), width=120, highlight=False, color_system=None)
+        console.print(*render(self), sep="\n")
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def make_estimate(rows: int, outcomes: Sequence[Outcome]) -> Estimate:
-    """Put what the seeds gave together."""
+    """Combine the outcomes of all seeds."""
     first = outcomes[0]
-    pairs = list(dict.fromkeys(pair for outcome in outcomes for pair in outcome.spent))
-    models = list(dict.fromkeys(model for _, model in pairs))
-    keys = _keys(outcomes)
-    limits = tuple(
-        attrs.evolve(
-            each,
-            used=_mean([outcome.limits[at].used for outcome in outcomes]),
-            held_up=_mean([outcome.limits[at].held_up for outcome in outcomes]),
-        )
-        for at, each in enumerate(first.limits)
-    )
+    pairs = list(dict.fromkeys(pair for outcome in outcomes for pair in outcome.usage))
+
+    def used(*wanted: tuple[str, str]) -> dict[str, Spread]:
+        sums = [sum((outcome.usage.get(pair, Usage()) for pair in wanted), Usage()) for outcome in outcomes]
+        return {field.name: Spread.of([getattr(each, field.name) for each in sums]) for field in attrs.fields(Used)}
+
+    columns = []
+    for pair in pairs:
+        # A user's function in a thread calls its models without the profile of its column.
+        profile, origins = first.profiles.get(pair) or first.profiles["", pair[1]]
+        columns.append(ColumnUsed(column=pair[0], model=pair[1], profile=profile, origins=origins, **used(pair)))
+    keys: dict[str, list[KeyLoad]] = {}
+    for load in (load for outcome in outcomes for load in outcome.keys):
+        keys.setdefault(load.key, []).append(load)
+    key_loads = tuple(map(_average, keys.values()))
+    limits = tuple(map(_average, zip(*(outcome.limits for outcome in outcomes), strict=True)))
     return Estimate(
         rows=rows,
         seeds=len(outcomes),
         seconds=Spread.of([outcome.seconds for outcome in outcomes]),
         written=Spread.of([outcome.written for outcome in outcomes]),
         dropped=Spread.of([outcome.dropped for outcome in outcomes]),
-        total=_used(outcomes, lambda _: True),
-        calls=tuple(
-            CallsOf(
-                column=pair[0],
-                model=pair[1],
-                used=_used(outcomes, lambda each, pair=pair: each == pair),  # type: ignore[misc]
-                profile=first.profiles[pair] if pair in first.profiles else first.profiles["", pair[1]],
-            )
-            for pair in pairs
-        ),
-        models={model: _used(outcomes, lambda pair, model=model: pair[1] == model) for model in models},  # type: ignore[misc]
-        keys=keys,
+        total=Used(**used(*pairs)),
+        columns=tuple(columns),
+        models={
+            model: Used(**used(*(pair for pair in pairs if pair[1] == model)))
+            for model in dict.fromkeys(model for _, model in pairs)
+        },
+        keys=key_loads,
         limits=limits,
-        bottleneck=find_bottleneck(keys, limits),
+        bottleneck=_find_bottleneck(key_loads, limits),
         timeline=first.tracks,
         stopped=next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None),
         notes=tuple(dict.fromkeys(note for outcome in outcomes for note in outcome.notes)),
     )
 
 
-def _used(outcomes: Sequence[Outcome], wanted: Callable[[tuple[str, str]], bool]) -> Used:
-    sums = [
-        [sum(entry[part] for pair, entry in outcome.spent.items() if wanted(pair)) for part in range(4)]
-        for outcome in outcomes
-    ]
-    calls, asked, answered, cost = (Spread.of([each[part] for each in sums]) for part in range(4))
-    return Used(calls=calls, input_tokens=asked, output_tokens=answered, cost=cost)
+def _average(loads: Sequence[Any]) -> Any:
+    """The same load with the mean of each number."""
+    fields = [field.name for field in attrs.fields(type(loads[0])) if field.type == "float"]
+    return attrs.evolve(loads[0], **{name: sum(getattr(load, name) for load in loads) / len(loads) for name in fields})
 
 
-def _keys(outcomes: Sequence[Outcome]) -> tuple[KeyUse, ...]:
-    found: dict[str, list[KeyLoad]] = {}
-    for outcome in outcomes:
-        for load in outcome.keys:
-            found.setdefault(load.key, []).append(load)
-    return tuple(
-        KeyUse(
-            models=outcomes[0].aliases.get(key, ()),
-            load=attrs.evolve(
-                loads[0],
-                limit=_mean([each.limit for each in loads]),
-                busy=_mean([each.busy for each in loads]),
-                at_limit=_mean([each.at_limit for each in loads]),
-                held_up=_mean([each.held_up for each in loads]),
-                paced=_mean([each.paced for each in loads]),
-            ),
-            refused=_mean([outcome.refused.get(key, 0) for outcome in outcomes]),
-        )
-        for key, loads in found.items()
-    )
-
-
-def find_bottleneck(keys: Sequence[KeyUse], limits: Sequence[LimitLoad]) -> str:
+def _find_bottleneck(keys: Sequence[KeyLoad], limits: Sequence[LimitLoad]) -> str:
     """The limit that held work up for most of the time, in a sentence."""
-    told: list[tuple[float, str]] = []
-    for use in keys:
-        load = use.load
-        share = f"for {load.held_up:.0%} of the time"
-        if load.limit < 0.9 * load.ceiling and use.refused:
-            found = f"{use.name}: its server refuses; about {load.limit:.0f} of {load.ceiling} calls at once {share}"
+    found: list[tuple[float, str]] = []
+    for load in keys:
+        if load.limit < 0.9 * load.ceiling and load.rate_limited:
+            text = f"{load.name}: its server rate-limits above about {load.limit:.0f} of {load.ceiling} parallel calls"
         else:
-            found = f"{use.name}: max_parallel_requests={load.ceiling} is used up {share}"
-        told.append((load.held_up, found))
-        why = "it pauses after refusals" if use.refused else "its requests or tokens per minute are used up"
-        told.append((load.paced, f"{use.name}: {why} for {load.paced:.0%} of the time"))
-    knobs = {
-        SLOTS: "max_active_tasks",
-        BUDGET: "max_submitted_tasks",
-        ADMISSION: "max_concurrent_row_groups",
+            text = f"{load.name}: max_parallel_requests={load.ceiling} is used up"
+        why = "it pauses after rate limits" if load.rate_limited else "its requests or tokens per minute are used up"
+        found += [(load.held_up, text), (load.paced, f"{load.name}: {why}")]
+    found += [(each.held_up, f"{each.name}: {each.option}={each.allowed} is used up") for each in limits]
+    share, sentence = max(found, default=(0.0, ""))
+    if share < _MATTERS:
+        return "none: calls wait for each other's answers and not for a limit"
+    return f"{sentence} for {share:.0%} of the time"
+
+
+def simulation_data(simulation: Simulation) -> dict[str, Any]:
+    """The whole result as JSON values."""
+
+    def data(estimate: Estimate) -> dict[str, Any]:
+        return {**attrs.asdict(estimate), "assumptions": list(estimate.assumptions)}
+
+    return {
+        **data(simulation.base),
+        "variants": [{"changes": dict(each.changes), **data(each.estimate)} for each in simulation.variants],
+        "probed": None if simulation.probed is None else attrs.asdict(simulation.probed),
     }
-    for each in limits:
-        held = f"{each.name}: {knobs[each.name]}={each.allowed} is used up for {each.held_up:.0%} of the time"
-        told.append((each.held_up, held))
-    most, sentence = max(told, default=(0.0, ""))
-    if most >= _MATTERS:
-        return sentence
-    return "none: calls wait for each other's answers and not for a limit"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{{stylesheet}}
+body {{{{ color: {{foreground}}; background: {{background}}; margin: 2rem }}}}</style></head>
+<body><pre style="font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"><code>{{code}}</code></pre></body></html>
+"""
+
+
+def page(simulation: Simulation, title: str) -> str:
+    """The result as a web page, as a terminal shows it."""
+    console = Console(record=True, file=io.StringIO(), width=140, highlight=False)
+    console.print(Text(f"{title}: a simulated run\n", style="bold"), *render(simulation), sep="\n")
+    return console.export_html(code_format=_PAGE.format(title=escape(title).replace("{", "{{").replace("}", "}}")))
+
+
+def spread_text(spread: Spread, show: Callable[[float], str]) -> str:
+    """A figure and, where seeds differ, its lowest and highest value."""
+    mean, low, high = show(spread.mean), show(spread.low), show(spread.high)
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def brief_text(spread: Spread, show: Callable[[float], str]) -> str:
+    """A figure for a table and, where seeds differ by a percent or more, by how much."""
+    off = max(spread.high - spread.mean, spread.mean - spread.low) / spread.mean if spread.mean else 0.0
+    return show(spread.mean) if off < 0.01 else f"{show(spread.mean)} ±{off:.0%}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration; with a decimal below a minute."""
+    return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
+
+
+def count_text(count: float) -> str:
+    """A whole number."""
+    return f"{count:,.0f}"
+
+
+def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table]:
+    """The result for a terminal, a string or a page; the timelines are `width` characters wide."""
+    base, probed = simulation.base, simulation.probed
+    if probed is not None:
+        yield Text(
+            f"measured with {probed.rows:,} real rows: {probed.calls:,} calls, {probed.tokens:,} tokens, "
+            f"cost {probed.cost:.4f}, {probed.seconds:.1f} s"
+        )
+    dropped = f", {spread_text(base.dropped, count_text)} dropped" if base.dropped.high else ""
+    seeds = f"{base.seeds} seed{'' if base.seeds == 1 else 's'}"
+    time = spread_text(base.seconds, seconds_text)
+    written = count_text(base.written.mean)
+    yield Text(f"{written} of {base.rows:,} rows in {time}{dropped} (simulated, {seeds})", style="bold")
+    yield Text(f"bottleneck: {base.bottleneck}", style="bold")
+    if base.stopped is not None:
+        yield Text(f"the run would end early: {base.stopped}", style="red")
+    yield _usage_table(base)
+    yield _limit_table(base)
+    names = {load.key: load.name for load in base.keys}
+    for track in base.timeline:
+        yield Text(f"\n{names.get(track.key, track.key)}: calls in flight", style="bold")
+        yield Text("\n".join(timeline_lines(track, base.seconds.mean, width=width)), no_wrap=True)
+    if simulation.variants:
+        yield _variant_table(simulation)
+    if base.assumptions:
+        yield Text("\nassumed, because neither given nor measured (latency, tokens, an earlier run or a probe):")
+        for each in base.columns:
+            if each.assumed:
+                values = ", ".join(f"{name} {value}" for name, value in each.assumed.items())
+                yield Text(f"  {each.column} ({each.model}): {values}")
+    if base.notes:
+        yield Text("\n".join(["\nnotes:", *(f"  {note}" for note in base.notes)]))
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold", header_style="dim")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _usage_table(estimate: Estimate) -> Table:
+    """The usage of each column, of each model if there are several, and in total."""
+    lines: list[tuple[str, str, Used]] = [(each.column, each.model, each) for each in estimate.columns]
+    lines += [("all", model, used) for model, used in estimate.models.items()] if len(estimate.models) > 1 else []
+    lines.append(("all", "all", estimate.total))
+    rows = [
+        (
+            column,
+            model,
+            *(brief_text(spread, count_text) for spread in (used.calls, used.input_tokens, used.output_tokens)),
+            brief_text(used.cost, money),
+        )
+        for column, model, used in lines
+    ]
+    return _table("usage", ("column", "model", "calls", "input tokens", "output tokens", "cost"), rows)
+
+
+def _limit_table(estimate: Estimate) -> Table:
+    rows = []
+    for load in estimate.keys:
+        allowed = "" if load.limit > load.ceiling - 0.5 else f", {load.limit:.1f} on average"
+        shares = (load.busy, load.at_limit, load.held_up + load.paced)
+        rows.append(
+            (load.name, f"{load.ceiling:,}{allowed}", *(f"{each:.0%}" for each in shares), f"{load.rate_limited:,.0f}")
+        )
+    rows += [
+        (each.name, f"{each.allowed:,}", f"{each.used / each.allowed:.0%}", "", f"{each.held_up:.0%}", "–")
+        for each in estimate.limits
+    ]
+    heads = ("limit", "allows", "busy", "at limit", "held work up", "429")
+    return _table("limits, in shares of the run's time", heads, rows)
+
+
+def _variant_table(simulation: Simulation) -> Table:
+    base = simulation.base
+    changed = [(", ".join(f"{k}={v}" for k, v in each.changes.items()), each.estimate) for each in simulation.variants]
+    rows = [
+        (
+            what,
+            spread_text(estimate.seconds, seconds_text),
+            f"× {estimate.seconds.mean / (base.seconds.mean or 1.0):.2f}",
+            brief_text(estimate.total.cost, money),
+            estimate.bottleneck + ("" if estimate.stopped is None else "; ends early"),
+        )
+        for what, estimate in [("unchanged", base), *changed]
+    ]
+    return _table("variants", ("variant", "time", "", "cost", "bottleneck"), rows)
+
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def timeline_lines(track: Track, seconds: float, *, width: int = 72, height: int = 4) -> list[str]:
+    """Calls in flight of a key over time, as high as its ceiling; a dashed line is the limit of its throttle."""
+    width = min(width, len(track.in_flight))
+    bounds = list(pairwise(at * len(track.in_flight) // width for at in range(width + 1)))
+    means = [(sum(track.in_flight[a:b]) / (b - a), sum(track.limit[a:b]) / (b - a)) for a, b in bounds]
+    margin = len(f"{track.ceiling:,}")
+    lines = []
+    for line in range(height, 0, -1):
+        label = f"{track.ceiling:,}" if line == height else "0" if line == 1 else ""
+        cells = (_cell(used, limit, track.ceiling, line, height) for used, limit in means)
+        lines.append(f"{label:>{margin}} ┤{''.join(cells)}")
+    lines.append(f"{'':>{margin}} └{'─' * width}")
+    lines.append(f"{'':>{margin}}  0s{seconds_text(seconds):>{width - 2}}")
+    return lines
+
+
+def _cell(used: float, limit: float, ceiling: int, line: int, height: int) -> str:
+    filled = used / ceiling * height - (line - 1)
+    if filled > 1 / 16:
+        return _BLOCKS[min(8, max(1, round(filled * 8)))]
+    return "╌" if limit < ceiling - 0.5 and line - 1 < limit / ceiling * height <= line else " "

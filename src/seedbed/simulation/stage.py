@@ -1,174 +1,154 @@
 """From a recipe to the plan of its simulation: the same graph, keys and limits, with simulated model clients.
 
-Samplers, seed files, expressions and recipe processors before a batch run as in a build. Not run: user code that
-`run_code` does not name, and what comes after a batch, which would judge rows by placeholders.
+Samplers, seed files, expressions and pre-batch processors of the recipe run as in a build. User code runs only if
+`run_code` names it; post-batch and after-generation processors, which would judge placeholders, never run.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import yaml
 
+from ..columns.custom import Custom
+from ..columns.expression import Expression
+from ..columns.templates import SkipRule
+from ..columns.validation import Validation
 from ..engine.plan import BuildPlan, plan_build
-from ..engine.processor import Stage
 from ..engine.source import DOMAINS, make_source
+from ..engine.tasks import Stage
 from ..errors import ConfigError
 from ..graph import Kind, nearest
 from ..models.distributions import mean, stable_seed
-from ..recipe.custom import Custom
-from ..recipe.expression import Expression
 from ..recipe.recipe import Recipe
-from ..recipe.validation import Validation
-from . import placeholders
-from .calls import Caller, Grid, Line, Processor
-from .fillers import GuardedSkip, Notes, code_filler, guarded, model_filler, sampled_checks, with_callers
-from .models import SimulatedModel
-from .profiles import CallProfile, Measured, Resolved, check_names, of_script, resolve_profile
+from .calls import (
+    Caller,
+    Network,
+    Notes,
+    SimulatedModel,
+    code_filler,
+    guarded,
+    model_filler,
+    of_outputs,
+    sampled_checks,
+    with_callers,
+)
+from .profiles import CallProfile, Measured, check_names, resolve_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ..columns.base import Column
+    from ..columns.spec import ColumnSpec
     from ..engine.config import RunConfig
-    from ..engine.processor import Processor as RowProcessor
     from ..engine.source import Source
-    from ..engine.tasks import Step
-    from ..generators import Column, SkipRule
-    from ..recipe.spec import ColumnSpec
+    from ..engine.tasks import Processor, Step
     from ..runtime.throttle import KeyLimits
 
 
-# In a simulation of many calls instants are rounded to this share of the shortest mean latency.
+# With at least so many calls, instants are rounded to this share of the shortest mean latency.
 _MANY = 100_000
-_COARSE = 0.08
+_ROUNDING = 0.08
 
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """Everything that a simulation is about, but for its seed; can be sent to another process if the recipe can."""
+    """A simulation without its seed; it can be sent to another process if the recipe can."""
 
     recipe: Recipe | tuple[Column, ...]
     rows: int
     config: RunConfig
     limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
-    processors: tuple[RowProcessor, ...] = ()
+    processors: tuple[Processor, ...] = ()
     given: Mapping[str, CallProfile] = attrs.field(factory=dict)
     measured: Measured = attrs.field(factory=Measured)
-    # Columns whose code is run for real.
-    run_code: frozenset[str] = frozenset()
-    # Seconds of the processor that a call takes.
+    run_code: frozenset[str] = frozenset()  # columns whose code is run
     overhead: float = 0.0
-    allow_code: bool = True
+
+    @property
+    def specs(self) -> tuple[ColumnSpec | None, ...]:
+        """The spec of each column, None for columns without a recipe."""
+        return self.recipe.columns if isinstance(self.recipe, Recipe) else (None,) * len(self.recipe)
 
 
-@attrs.frozen(kw_only=True, eq=False)
 class Staged:
-    """A simulation that is ready to run."""
-
-    plan: BuildPlan
-    source: Source
-    notes: Notes
-    # By column and model: how its calls go, and where that is known from.
-    profiles: Mapping[tuple[str, str], Resolved]
-    # The aliases of each throttle key.
-    aliases: Mapping[str, tuple[str, ...]]
-
-
-def stage(setting: Setting, seed: int) -> Staged:
-    """Plan a simulation; raises what planning the build itself would raise, but for keys that are missing."""
-    return _Staging(setting, seed).stage()
-
-
-class _Staging:
-    """One planning; nothing of it is kept but what `stage` returns."""
+    """A simulation that is ready to run. Raises what planning the build would raise, except for missing API keys."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
+        recipe = setting.recipe
+        specs: Mapping[str, Any] = recipe.models if isinstance(recipe, Recipe) else {}
+        self.notes: Notes = {}
+        # By column and alias: the profile of the calls, and the origin of each of its fields.
+        self.profiles: dict[tuple[str, str], tuple[CallProfile, dict[str, str]]] = {}
         self._setting = setting
         self._seed = seed
-        self._notes = Notes()
-        self._lines: dict[str, Line] = {}
         self._callers: dict[tuple[str, str], Caller] = {}
-        self._profiles: dict[tuple[str, str], Resolved] = {}
-        recipe = setting.recipe
-        specs: Any = recipe.models if isinstance(recipe, Recipe) else {}  # the recipe checked that they are specs
-        self._models: dict[str, SimulatedModel] = {
-            alias: SimulatedModel(alias=alias, spec=spec, caller=self._model_caller) for alias, spec in specs.items()
-        }
-        self._grid = Grid(0.0, random.Random(seed))
-        self._processor = Processor(setting.overhead)
-
-    def stage(self) -> Staged:
-        setting = self._setting
-        source, specs = self._source()
-        names = tuple(column.name for column in source.columns)
-        check_names(
-            setting.given, {**self._models, **{column.key: 0 for column in source.columns if column.key}}, names
-        )
-        unknown = sorted(setting.run_code.difference(names, (each.label for each in source.processors)))
-        if unknown:
-            raise ConfigError(f"run_code names {unknown[0]!r}, which is no column{nearest(unknown[0], names)}")
-        source = attrs.evolve(source, processors=self._safe_processors(source.processors))
-        plan = plan_build(source, rows=setting.rows)
-        self._grid = Grid(self._rounding(plan, specs), random.Random(stable_seed(self._seed, "grid")))
-        real: set[str] = set()  # columns that hold what a real run would put there
+        self._models = {alias: SimulatedModel(alias=alias, spec=specs[alias], caller=self._of_alias) for alias in specs}
+        self._network = Network(overhead=setting.overhead, chance=random.Random(stable_seed(seed, "network")).random)
+        self.source = self._make_source()
+        plan = plan_build(self.source, rows=setting.rows)
+        self._network.rounding = self._rounding(plan)
+        real: set[str] = set()  # columns with the values of a real run
         steps = list(plan.steps)
         for node in plan.graph.order:
-            steps[node] = self._step(plan, steps[node], specs[node], real)
-        return Staged(
-            plan=attrs.evolve(plan, steps=tuple(steps)),
-            source=source,
-            notes=self._notes,
-            profiles=self._profiles,
-            aliases=self._aliases(plan),
-        )
+            steps[node] = self._fill_step(plan, steps[node], setting.specs[node], real)
+        self.plan = attrs.evolve(plan, steps=tuple(steps))
 
-    def _source(self) -> tuple[Source, list[ColumnSpec | None]]:
+    def aliases(self, key: str) -> tuple[str, ...]:
+        """The aliases of the models that share a throttle key."""
+        return tuple(alias for alias, model in self._models.items() if any(model.key(each) == key for each in DOMAINS))
+
+    def _make_source(self) -> Source:
         setting = self._setting
         config = attrs.evolve(setting.config, jitter_seed=self._seed, trace=False)
-        recipe = setting.recipe
-        if not isinstance(recipe, Recipe):
-            source = make_source(recipe, config=config, limits=setting.limits, processors=setting.processors)
-            return source, [None] * len(source.columns)
+        recipe: Any = setting.recipe
+        if isinstance(recipe, Recipe):
+            recipe = attrs.evolve(recipe, models=self._models)
         source = make_source(
-            attrs.evolve(recipe, models=self._models),
+            recipe,
             config=config,
             limits=setting.limits,
             processors=setting.processors,
-            allow_code=setting.allow_code,
         )
-        return source, list(recipe.columns)
+        names = tuple(column.name for column in source.columns)
+        keys = {column.key: None for column in source.columns if column.key}
+        check_names(setting.given, {**self._models, **keys}, names)
+        unknown = sorted(setting.run_code.difference(names, (each.label for each in source.processors)))
+        if unknown:
+            raise ConfigError(f"unknown column {unknown[0]!r} in run_code{nearest(unknown[0], names)}")
+        return attrs.evolve(source, processors=self._choose_processors(source.processors))
 
-    def _safe_processors(self, processors: Iterable[RowProcessor]) -> tuple[RowProcessor, ...]:
-        """Those before a batch whose code is ours; the rows that they leave are what the calls are made for."""
-        recipe, kept = self._setting.recipe, []
-        ours = {
-            spec.label for spec in (recipe.processors if isinstance(recipe, Recipe) else ()) if _is_ours(type(spec))
-        }
+    def _choose_processors(self, processors: Iterable[Processor]) -> tuple[Processor, ...]:
+        """The pre-batch processors that run: they decide for which rows calls are made."""
+        recipe, chosen = self._setting.recipe, []
+        specs = recipe.processors if isinstance(recipe, Recipe) else ()
+        safe = {spec.label for spec in specs if _is_ours(type(spec))} | self._setting.run_code
         for processor in processors:
             if processor.stage is not Stage.PRE_BATCH:
-                self._notes.say(f"{processor.label!r} comes after the calls and is not run")
-            elif processor.label in ours or processor.label in self._setting.run_code:
-                kept.append(processor)
+                self.notes.setdefault(f"processor {processor.label!r} is not run: it follows the calls")
+            elif processor.label in safe:
+                chosen.append(processor)
             else:
-                self._notes.say(f"{processor.label!r} is code of your own and is not run; it leaves all rows")
-        return tuple(kept)
+                self.notes.setdefault(f"processor {processor.label!r} is user-defined and not run; it removes no rows")
+        return tuple(chosen)
 
-    def _rounding(self, plan: BuildPlan, specs: list[ColumnSpec | None]) -> float:
+    def _rounding(self, plan: BuildPlan) -> float:
         latencies = [
-            mean(self._resolve(step.name, alias, domain).profile.latency)
-            for step, spec in zip(plan.steps, specs, strict=True)
+            mean(self._resolve(step.name, alias, domain)[0].latency)
+            for step, spec in zip(plan.steps, self._setting.specs, strict=True)
             if step.key is not None
-            for alias, domain, _ in self._asked(step, spec)
+            for alias, domain, _ in self._called_by(step, spec)
         ]
         if plan.rows * len(latencies) < _MANY:
             return 0.0
-        return _COARSE * min((each for each in latencies if each > 0), default=0.0)
+        return _ROUNDING * min((each for each in latencies if each > 0), default=0.0)
 
-    # Who is called.
-
-    def _asked(self, step: Step, spec: ColumnSpec | None) -> list[tuple[str, str, str]]:
+    def _called_by(self, step: Step, spec: ColumnSpec | None) -> list[tuple[str, str, str]]:
         """The models that a column calls: alias, domain and throttle key."""
         assert step.key is not None
         if isinstance(spec, Validation):
@@ -181,105 +161,99 @@ class _Staging:
             if self._models[alias].key(domain) == step.key
         ][:1]
         if isinstance(spec, Custom):
-            # A function that asks several models asks each of them.
+            # A function with several models calls each of them.
             others = [alias for alias in spec.aliases() if not found or alias != found[0][0]]
             found += [(alias, chat, self._models[alias].key("chat")) for alias in dict.fromkeys(others)]
         named = [alias for alias, model in self._models.items() if model.key("chat") == step.key]
         return found or [(named[0] if named else step.key, chat, step.key)]
 
-    def _aliases(self, plan: BuildPlan) -> dict[str, tuple[str, ...]]:
-        keys = dict.fromkeys(step.key for step in plan.steps if step.key is not None)
-        keys |= dict.fromkeys(plan.limits)
-        return {
-            key: tuple(alias for alias, model in self._models.items() if any(model.key(d) == key for d in DOMAINS))
-            for key in keys
-        }
-
-    def _resolve(self, column: str, alias: str | None, domain: str) -> Resolved:
-        setting = self._setting
-        model = self._models.get(alias) if alias is not None else None
-        script = None if model is None else of_script(model.spec)
-        return resolve_profile(column, alias, domain, given=setting.given, measured=setting.measured, script=script)
+    def _resolve(self, column: str, alias: str | None, domain: str) -> tuple[CallProfile, dict[str, str]]:
+        given, measured = self._setting.given, self._setting.measured
+        spec = self._models[alias].spec if alias in self._models else None
+        return resolve_profile(column, alias, domain, given=given, measured=measured, spec=spec)
 
     def _caller(self, column: str, alias: str, domain: str, key: str, max_tokens: int | None = None) -> Caller:
         if (column, alias) not in self._callers:
-            found = self._profiles[column, alias] = self._resolve(column, alias, domain)
-            model = self._models.get(alias)
+            self.profiles[column, alias] = profile, _ = self._resolve(column, alias, domain)
             self._callers[column, alias] = Caller(
                 column,
-                alias,
-                found.profile,
-                line=self._lines.setdefault(key, Line()),
-                grid=self._grid,
-                # What a function of the user's does itself is not the engine's work.
-                processor=self._processor if domain != "code" else Processor(0.0),
+                self._models.get(alias, alias),
+                profile,
+                self._network,
+                key=key,
                 seed=self._seed,
-                timeout=math.inf if model is None else model.timeout,
+                uses_engine=domain != "code",  # a user's function without a model takes no time of the engine
                 max_tokens=max_tokens,
-                prices=(0.0, 0.0) if model is None else (model.input_price / 1e6, model.output_price / 1e6),
             )
         return self._callers[column, alias]
 
-    def _model_caller(self, alias: str, domain: str) -> Caller:
+    def _of_alias(self, alias: str, domain: str) -> Caller:
         return self._caller("", alias, domain, self._models[alias].key(domain))
 
-    # What fills a column.
-
-    def _step(self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str]) -> Step:
-        """The step with what fills it in a simulation; where it stands, waits and holds slots is as in the build."""
+    def _fill_step(self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str]) -> Step:
+        """The step with its generator for the simulation; its lane, limits and slots are those of the build."""
         column = step.column
-        assert column is not None  # a processor is no column
+        assert column is not None  # not a processor
         rule = column.skip
         is_real = real.issuperset(step.inputs) and (rule is None or real.issuperset(rule.requires))
         fill = self._filler(plan, step, spec, real, is_real=is_real)
         if rule is not None:
-            rule = self._skip_rule(step.name, rule, made_up=not real.issuperset(rule.requires))
+            rule = self._skip_rule(step.name, rule, is_real=real.issuperset(rule.requires))
         if fill is None and rule is None:
             return step
         generator = column.generator if fill is None else fill
         runtime = column.runtime if fill is None else None
         column = attrs.evolve(column, generator=generator, runtime=runtime, requires=column.inputs, skip=rule)
-        assert column.call is not None
         return attrs.evolve(step, column=column)
 
-    def _skip_rule(self, name: str, rule: SkipRule, *, made_up: bool) -> GuardedSkip:
-        said = self._resolve(name, None, "code")
-        # Over real values the rule itself knows better than an earlier run.
-        share = said.profile.skipped if made_up or said.origins.get("skipped") == "given" else None
-        if share is None and made_up:
-            self._notes.say(f"skip_when of column {name!r} reads made-up values: say the share that it skips")
-        return GuardedSkip(name, rule, share, seed=stable_seed(self._seed, name, "skip"), notes=self._notes)
+    def _skip_rule(self, name: str, rule: SkipRule, *, is_real: bool) -> SkipRule:
+        """The rule itself over real values; over placeholders, or if the user gave it, the share that it skips."""
+        profile, origins = self._resolve(name, None, "code")
+        share = None if is_real and origins.get("skipped") != "given" else profile.skipped
+        if share is None and not is_real:
+            self.notes.setdefault(f"skip_when of column {name!r} reads placeholders; set the share that it skips")
+        chance = random.Random(stable_seed(self._seed, name, "skip")).random
+
+        def decide(values: Mapping[str, Any]) -> bool:
+            if share is not None:
+                return chance() < share
+            try:
+                return rule.decide(values)
+            except Exception as error:  # noqa: BLE001  placeholders may be wrong in any way
+                self.notes.setdefault(f"skip_when of column {name!r} fails on placeholders and skips nothing ({error})")
+                return False
+
+        return SkipRule(requires=rule.requires, decide=decide)
 
     def _filler(
         self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str], *, is_real: bool
     ) -> Callable[..., Any] | None:
-        """What fills the column; None if that is its own generator as it is. Its outputs are added to `real`."""
+        """The function that fills the column; None for its own generator. Adds its outputs to `real` if they are."""
         own = step.call.function
-        otherwise = placeholders.of_outputs(step.outputs, plan.declared, _own_function(spec, step))
+        written = getattr(spec, "function", None)  # what the engine calls may be a wrapper without annotations
+        fallback = of_outputs(step.outputs, plan.declared, written if callable(written) else own)
         if isinstance(spec, Expression):
             real.update(step.outputs if is_real else ())
-            return guarded(step.name, own, self._notes)
+            return guarded(step.name, own, self.notes)
         if isinstance(spec, Validation) and spec.kind not in ("remote", "callable"):
-            return sampled_checks(own, otherwise)
+            return sampled_checks(own, fallback)
         if spec is None or not _is_ours(type(spec)) or isinstance(spec, Custom | Validation):
-            return self._code(step, spec, otherwise, real if is_real else set())
+            return self._code(step, spec, fallback, real if is_real else set())
         if step.key is None:
             real.update(step.outputs)
             return None
         dedupe = bool(getattr(spec, "dedupe", False))
         if dedupe and not is_real:
-            self._notes.say(f"column {step.name!r}: dedupe is not simulated where prompts are made up")
-        ((alias, domain, key),) = self._asked(step, spec)
+            self.notes.setdefault(f"column {step.name!r}: dedupe is not simulated where prompts contain placeholders")
+        ((alias, domain, key),) = self._called_by(step, spec)
         caller = self._caller(step.name, alias, domain, key, step.tokens)
-        return model_filler(
-            step.name, own, caller, otherwise, self._notes, always=dedupe and is_real, never_more=dedupe
-        )
+        return model_filler(step.name, own, caller, fallback, self.notes, always=dedupe and is_real, never_more=dedupe)
 
-    def _code(self, step: Step, spec: ColumnSpec | None, otherwise: Any, real: set[str]) -> Callable[..., Any] | None:
+    def _code(self, step: Step, spec: ColumnSpec | None, fallback: Any, real: set[str]) -> Callable[..., Any] | None:
         name = step.name
-        asked = self._asked(step, spec) if step.key is not None else []
-        # The calls of the column's own key go under the permit that the task is started with.
-        callers = [(self._caller(name, *each), None if each[2] == step.key else each[2]) for each in asked]
+        called = self._called_by(step, spec) if step.key is not None else []
+        # Calls under the key of the column use the permit that the task was started with.
+        callers = [(self._caller(name, *each), None if each[2] == step.key else each[2]) for each in called]
         if name in self._setting.run_code:
             real.update(step.outputs)
             if not step.call.is_async:
@@ -288,16 +262,83 @@ class _Staging:
         own = callers[0][0] if callers else self._caller(name, name, "code", name)
         if not (isinstance(spec, Validation) and spec.kind == "remote"):
             takes = "" if callers or own.profile.latency else ", takes no time"
-            self._notes.say(f"column {name!r} is code of your own: it is not run{takes} and gives {otherwise!r}")
+            self.notes.setdefault(f"column {name!r} is user-defined: it is not run{takes} and returns {fallback!r}")
         assert isinstance(step.kind, Kind)
-        return code_filler(step.kind, step.outputs, otherwise, own, callers)
-
-
-def _own_function(spec: ColumnSpec | None, step: Step) -> Callable[..., Any]:
-    """The function that a user wrote; what the engine calls may be a wrapper that says nothing of types."""
-    function = getattr(spec, "function", None)
-    return function if callable(function) else step.call.function
+        return code_filler(step.kind, step.outputs, fallback, own, callers)
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("seedbed.recipe.")
+    """True for a spec of seedbed itself; others, of plug-ins too, are user code."""
+    return kind.__module__.startswith("seedbed.columns.")
+
+
+_MAX_VARIANTS = 64
+# A comma that is not inside of brackets.
+_COMMA = re.compile(r",(?![^(\[]*[)\]])")
+_PATHS = "models.ALIAS.FIELD, columns.NAME.FIELD, run.OPTION or profile.NAME.FIELD"
+
+
+def parse_vary(text: str) -> tuple[str, list[Any]]:
+    """Read `models.writer.max_parallel_requests=32,64`: the path, and the values, which are YAML."""
+    path, equals, values = text.partition("=")
+    if not equals or not values.strip():
+        raise ConfigError(f"a change is written PATH=VALUE,VALUE, not {text!r}; a path is {_PATHS}")
+    try:
+        return path.strip(), [yaml.safe_load(each) for each in _COMMA.split(values)]
+    except yaml.YAMLError:
+        raise ConfigError(f"{path.strip()}: {values!r} is not a list of YAML values") from None
+
+
+def variants(setting: Setting, varied: Mapping[str, Sequence[Any]]) -> Iterator[tuple[dict[str, Any], Setting]]:
+    """Every combination of changes, with its setting."""
+    for path, values in varied.items():
+        if isinstance(values, str) or not values:
+            raise ConfigError(f"{path} must be varied over a list of values, not {values!r}")
+    count = math.prod(map(len, varied.values()))
+    if count > _MAX_VARIANTS:
+        raise ConfigError(f"{count} variants were requested; at most {_MAX_VARIANTS} are simulated together")
+    for chosen in itertools.product(*varied.values()):
+        changes = dict(zip(varied, chosen, strict=True))
+        changed = setting
+        for path, value in changes.items():
+            changed = _change(changed, path, value)
+        yield changes, changed
+
+
+def _change(setting: Setting, path: str, value: Any) -> Setting:
+    """The setting with one thing changed. Raises `ConfigError` for an unknown path or an invalid value."""
+    kind, _, rest = path.partition(".")
+    if kind == "run":
+        return attrs.evolve(setting, config=_evolve(path, setting.config, rest, value))
+    name, dot, field = rest.rpartition(".")
+    if kind not in ("models", "columns", "profile") or not dot:
+        raise ConfigError(f"{path!r} cannot be varied; a path is {_PATHS}")
+    if kind == "profile":
+        profile = _evolve(path, setting.given.get(name, CallProfile()), field, value)
+        return attrs.evolve(setting, given={**setting.given, name: profile})
+    recipe = setting.recipe
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"{path}: {kind} can be varied only in a recipe")
+    known = tuple(recipe.models) if kind == "models" else tuple(spec.name for spec in recipe.columns)
+    if name not in known:
+        raise ConfigError(f"{path}: unknown {kind[:-1]} {name!r}{nearest(name, known)}")
+    if kind == "models":
+        models = {**recipe.models, name: _evolve(path, recipe.models[name], field, value)}
+        return attrs.evolve(setting, recipe=attrs.evolve(recipe, models=models))
+    columns = tuple(_evolve(path, spec, field, value) if spec.name == name else spec for spec in recipe.columns)
+    access = recipe.access
+    if access is not None:
+        # A path that comes from the user and not from the file is allowed.
+        before = {given for spec in recipe.columns for given in spec.paths()}
+        access = access.granting(
+            recipe.base / given for spec in columns for given in spec.paths() if given not in before
+        )
+    return attrs.evolve(setting, recipe=attrs.evolve(recipe, columns=columns, access=access))
+
+
+def _evolve(path: str, value: Any, field: str, changed: Any) -> Any:
+    known = [each.name for each in attrs.fields(type(value)) if each.init]
+    if field not in known:
+        what = "option" if path.startswith("run.") else "field"
+        raise ConfigError(f"{path}: unknown {what} {field!r}{nearest(field, known)}")
+    return attrs.evolve(value, **{field: changed})

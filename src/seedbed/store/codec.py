@@ -1,7 +1,7 @@
 """Entries of the journal as bytes and back, with every value and its type exactly as it was.
 
 The bytes are msgpack. Types that msgpack does not have are extensions, each with a number of the closed list below, so
-that bytes from a stranger can name no code: they give plain values or nothing. Values of user-defined types are
+that untrusted bytes can name no code: they give plain values or nothing. Values of user-defined types are
 pickles, kept apart from all others and read only for a caller that trusts the directory as much as its own code.
 
 A batch of entries is the array `[entries, pickled]`: the entries in order without those that hold user-defined types,

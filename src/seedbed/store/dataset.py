@@ -1,7 +1,9 @@
-"""A dataset directory, read back as one table."""
+"""Read a dataset directory back as one table; store and read the task traces beside it."""
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,28 +11,27 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from ..errors import PartError
-from .dtypes import stored
-from .files import open_file
+from ..errors import PartError, StoreError
+from ..observe.report import TRACE_SCHEMA, ColumnProfile, profile_frame, traces_frame
+from .files import PRIVATE, open_file, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, ManifestFile, read
-from .parts import damage, locate, read_table
-from .schema import Conflict, conflict_error, conform, distinct_conflicts, unify
+from .parts import DROPPED, damage, locate, published_parts, read_table
+from .schema import Conflict, arrow_table, conflict_error, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-    from ..observe.report import BuildReport
-    from .records import Drop, PartRecord
+    from ..observe.report import BuildReport, Drop, TaskTrace
+    from .records import PartRecord
 
 
 class Dataset:
     """The finished rows of a directory, in declared row order and in one schema, as they were when it was opened.
 
     A directory whose build is still running, was stopped or was killed opens too and holds every finished row group.
-    Where a processor after generation made something of the whole, that is what is read, and `raw()` has the rows
-    before it.
+    A complete dataset with after-generation processors has the rows that they returned, and `raw()` those before.
     """
 
     # What the build did that has just made this; there is none in a directory that is only opened.
@@ -39,10 +40,12 @@ class Dataset:
     def __init__(self, path: Path, content: ManifestFile, *, raw: bool = False) -> None:
         self.path = path
         self._content = content
-        processed = None if raw else content.manifest.processed
-        self._parts = _parts(content.manifest) if processed is None else (processed.part,)
+        manifest = content.manifest
+        # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
+        published = None if raw or manifest.finished is None else manifest.published
+        self._parts = _parts(manifest) if published is None else published_parts(published)
         self._schema, self._conflicts = (
-            self._unified() if processed is None else (processed.part.schema, processed.conflicts)
+            self._unified() if published is None else (published.schema, published.conflicts)
         )
 
     @classmethod
@@ -51,7 +54,7 @@ class Dataset:
         return cls(Path(path), read(Path(path)))
 
     def raw(self) -> Dataset:
-        """Return the dataset as generated, before the processor over the whole of it."""
+        """Return the dataset as generated, before the after-generation processors."""
         return Dataset(self.path, self._content, raw=True)
 
     @property
@@ -87,6 +90,17 @@ class Dataset:
         """The rows that are not in the dataset and why, in row-group order."""
         return tuple(drop for _, group in sorted(self._content.manifest.groups.items()) for drop in group.drops)
 
+    def dropped(self) -> pl.DataFrame:
+        """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
+
+        The columns `_row`, `_copy`, `_kind`, `_column`, `_attempts` and `_error` are those of `drops`.
+        """
+        finished = self._content.manifest.finished
+        if finished is None or finished.dropped is None:
+            drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
+            return _frame(arrow_table(dropped_columns(drops), {})[0])
+        return _frame(read_table(self.path, DROPPED, rows=finished.dropped.rows))
+
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
         """The columns whose values have no one type, and where."""
@@ -109,32 +123,34 @@ class Dataset:
         return f"<Dataset {str(self.path)!r}: {self.rows} rows{drops}, {state}, columns {names}>"
 
     def scan(self, columns: Sequence[str] | None = None) -> pl.LazyFrame:
-        """Return the rows as a lazy frame; `SchemaConflict` if a column asked for has no one type."""
+        """Return the rows as a lazy frame; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
-        paths = [locate(self.path, part) for part in self._parts]
-        for path, part in zip(paths, self._parts, strict=True):
+        dtypes = _frame(schema.empty_table()).schema
+        if not self._parts or not schema.names:
+            return pl.LazyFrame(schema=dtypes)
+        for part in self._parts:
             try:
-                # Polars opens it later and would follow a link.
-                open_file(self.path, path.name).close()
+                # Opened later, while polars collects: what is missing is noticed now.
+                open_file(self.path, locate(self.path, part)).close()
             except FileNotFoundError as error:
                 raise PartError(f"part {part.name!r} is missing in {str(self.path)!r}") from error
             except OSError as error:
                 raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {error}") from error
-        dtypes = _frame(schema.empty_table()).schema
-        if not paths or not schema.names:
-            return pl.LazyFrame(schema=dtypes)
-        if all(_as_stored(part, schema) for part in self._parts):
-            return pl.scan_parquet(paths, schema=dtypes, extra_columns="ignore", glob=False)
+        # Not `scan_parquet`: on some damaged files polars allocates what a length field says, which aborts the process.
         return register_io_source(
             lambda names, predicate, limit, _: self._batches(schema, names, predicate, limit), schema=dtypes
         )
 
     def to_polars(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Return the rows as a frame; `SchemaConflict` if a column asked for has no one type."""
+        """Return the rows as a frame; `SchemaConflict` if a requested column has no one type."""
         return self.scan(columns).collect()
 
+    def head(self, count: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Return the first rows as a frame; errors are those of `to_polars`."""
+        return self.scan(columns).head(max(0, count)).collect()
+
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows as an arrow table; `SchemaConflict` if a column asked for has no one type."""
+        """Return the rows as an arrow table; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
         return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self._parts)])
 
@@ -152,12 +168,16 @@ class Dataset:
         manifest = self._content.manifest
         found = list(self._content.damage)
         for _, group in sorted(manifest.groups.items()):
-            wrong = self._wrong(group.part)
-            if wrong is not None:
+            if (wrong := self._wrong(group.part)) is not None:
                 found.append(f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are lost")
-        wrong = self._wrong(manifest.processed.part if manifest.processed else None)
-        if wrong is not None:
-            found.append(f"{wrong}; the rows as generated are still there")
+            if (wrong := self._wrong(group.generated)) is not None:
+                found.append(f"{wrong}; its row group is complete")
+        for part in published_parts(manifest.published) if manifest.published is not None else ():
+            wrong = self._wrong(part)
+            if wrong is not None:
+                found.append(f"{wrong}; the rows as generated are still there")
+        if manifest.finished is not None and (wrong := self._wrong(manifest.finished.dropped)) is not None:
+            found.append(f"{wrong}; the drop reasons are still there")
         journal = inspect_journal(self.path, commits=manifest.commits)
         if journal is not None:
             lost = None if self._content.damage else journal.missing_groups(len(manifest.groups))
@@ -193,7 +213,8 @@ class Dataset:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _read(self, part: PartRecord, schema: pa.Schema) -> pa.Table:
-        table, conflicts = conform(read_table(locate(self.path, part), schema.names), schema, part=part.name)
+        table = read_table(self.path, locate(self.path, part), schema.names, rows=part.rows)
+        table, conflicts = conform(table, schema, part=part.name)
         if conflicts:
             raise conflict_error(conflicts)
         return table
@@ -206,11 +227,22 @@ class Dataset:
         for part in self._parts:
             if limit is not None and limit <= 0:
                 return
-            frame = _frame(self._read(part, wanted))
+            try:
+                frame = _frame(self._read(part, wanted))
+            except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+                # A panic, as of text that is not UTF-8 where a value is null, is no `Exception`.
+                reason = str(error).partition("\n")[0]
+                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {reason}") from error
             if limit is not None:
                 frame = frame.head(limit)
                 limit -= frame.height
             yield frame if predicate is None else frame.filter(predicate)
+
+
+def dropped_columns(drops: Sequence[Drop]) -> dict[str, list[Any]]:
+    """Return what is known of every dropped row, as the columns of `Dataset.dropped`."""
+    names = ("row", "copy", "kind", "column", "attempts", "error")
+    return {f"_{name}": [getattr(drop, name) for drop in drops] for name in names}
 
 
 def _parts(manifest: Manifest) -> tuple[PartRecord, ...]:
@@ -218,16 +250,54 @@ def _parts(manifest: Manifest) -> tuple[PartRecord, ...]:
     return tuple(part for part in parts if part is not None)
 
 
-def _as_stored(part: PartRecord, schema: pa.Schema) -> bool:
-    """Whether the file's own columns are exactly those asked for, so that nothing need be cast."""
-    return all(
-        field.name in part.schema.names
-        and part.schema.field(field.name).type == field.type
-        and stored(field.type) == field.type
-        for field in schema
-    )
-
-
 def _frame(table: pa.Table) -> pl.DataFrame:
     frame: Any = pl.from_arrow(table)
     return frame  # type: ignore[no-any-return]
+
+
+# Not parquet, so that a pattern over the directory's parquet files does not match them.
+TRACES = f"{PRIVATE}/traces"
+_TRACE_NAME = re.compile(r"run_([0-9]{4,9})\.arrow", re.ASCII)
+
+
+def save_traces(traces: Sequence[TaskTrace], dataset: Path) -> Path:
+    """Store the traces of one run with its dataset; each run of a dataset has a file of its own."""
+    number = 1 + max(_runs(dataset), default=0)
+    name = f"{TRACES}/run_{number:04}.arrow"
+    content = io.BytesIO()
+    traces_frame(traces).write_ipc(content, compression="zstd")
+    try:
+        write_file(dataset, name, content.getvalue())
+    except OSError as error:
+        raise StoreError(f"the traces cannot be stored in {str(dataset)!r}: {error}") from error
+    return dataset / name
+
+
+def load_profile(dataset: Path) -> list[ColumnProfile]:
+    """The profile of a dataset's runs, as far as their traces were stored; empty if none were."""
+    frame = load_traces(dataset)
+    return [] if frame is None else profile_frame(frame)
+
+
+def load_traces(dataset: Path) -> pl.DataFrame | None:
+    """The traces of all runs of a dataset that were stored, a row for each task; None if none were."""
+    frames = []
+    for _, name in sorted(_runs(dataset).items()):
+        try:
+            found = pl.read_ipc(io.BytesIO(read_file(dataset, f"{TRACES}/{name}")))
+        except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            # Polars panics on some damaged files, and a panic is no `Exception`.
+            reason = str(error).partition("\n")[0]
+            raise StoreError(f"the traces {name!r} in {str(dataset)!r} cannot be read: {reason}") from error
+        # A file that was converted may lack the seconds inside and between calls.
+        if {"called": pl.Float64(), "waited": pl.Float64(), **found.schema} != TRACE_SCHEMA:
+            raise StoreError(f"the traces {name!r} in {str(dataset)!r} have other columns than a run writes")
+        frames.append(found)
+    return pl.concat(frames, how="diagonal") if frames else None
+
+
+def _runs(dataset: Path) -> dict[int, str]:
+    """The files of traces, by the number of the run."""
+    folder = dataset / TRACES
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() and not folder.is_symlink() else []
+    return {int(found[1]): name for name in names if (found := _TRACE_NAME.fullmatch(name))}

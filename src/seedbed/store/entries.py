@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from .records import Drop
+from ..observe.report import Drop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ..observe.report import Resized
 
 
 class Purpose(enum.IntEnum):
     """Why entries are stored under a key. The numbers are those on disk."""
 
     BUILD = 0  # a row group that is not finished
-    RETRY = 1  # dropped rows of a finished row group, in a revision of its part, that are tried again
+    RETRY = 1  # dropped rows of a finished row group, in a revision of its part, that are retried
     KEPT = 2  # what is finished of the dropped rows of a finished row group, in a revision of its part
     CALLS = 3  # what stateful generators were called with for a finished row group
 
@@ -81,10 +83,10 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class Rebuilt:
-    """The rows that pre-batch processors returned; `resized` is how many rows they removed and added."""
+    """The rows that pre-batch processors returned; `resized` is how many rows each removed and added."""
 
     columns: dict[str, list[Any]]
-    resized: tuple[int, int]
+    resized: Resized
     drops: Sequence[Mapping[str, Any]]
 
 
@@ -108,7 +110,7 @@ class KeptRows:
 
     order: Sequence[tuple[int, int]] | None
     identities: Sequence[tuple[int, int]]
-    resized: tuple[int, int] | None
+    resized: Resized | None
     count: int
 
 
@@ -123,7 +125,7 @@ class GeneratorCall:
 
 Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRows | GeneratorCall
 
-# The number of each kind on disk, and what its fields must be: a journal may be a stranger's.
+# The number of each kind on disk, and what its fields must be: a journal may come from someone else.
 _KINDS: dict[int, tuple[type[Any], tuple[type | tuple[type, ...], ...]]] = {
     2: (Failed, (str, int, int, int, str, str)),
     3: (Answer, (str, int, int, bytes, object)),
@@ -192,13 +194,10 @@ def _is_sound(entry: Entry) -> bool:
         case Rebuilt(columns=columns, resized=resized, drops=drops):
             count = len(next(iter(columns.values()), ()))
             return (
-                _are_columns(range(count), [*columns.values()])
-                and _are_identities([resized])
-                and all(map(_is_drop, drops))
+                _are_columns(range(count), [*columns.values()]) and _is_resized(resized) and all(map(_is_drop, drops))
             )
         case KeptRows(order=order, identities=identities, resized=resized):
-            pairs = [*(order or ()), *identities, *(() if resized is None else (resized,))]
-            return _are_identities(pairs)
+            return _are_identities([*(order or ()), *identities]) and _is_resized(resized or ())
         case GeneratorCall(identities=identities, inputs=inputs):
             return _are_identities(identities) and _are_columns(range(len(identities)), [*inputs.values()])
     return True
@@ -210,6 +209,10 @@ def _are_columns(rows: Any, columns: Any) -> bool:
 
 def _are_identities(values: Sequence[Any]) -> bool:
     return all(isinstance(each, tuple) and [*map(type, each)] == [int, int] for each in values)
+
+
+def _is_resized(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, tuple) and [*map(type, each)] == [str, int, int] for each in values)
 
 
 def _is_drop(fields: Any) -> bool:

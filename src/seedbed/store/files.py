@@ -1,9 +1,9 @@
-"""Files of a dataset directory, which a stranger may have prepared: no link in it is followed.
+"""Files of a dataset directory, which is not trusted: no link in it is followed.
 
 Everything that is written into a dataset directory is created by `create`, and what is to be whole or not there gets
 its name by `rename`. Everything that is read from one is opened by `open_file`. A name is relative to the directory and
-may have folders (`images/a/1.png`); each of them is opened relative to the one before, so that a link in place of a
-folder is an error too. The directory itself may be a link.
+may have folders (`.seedbed/images/a/1.png`); each of them is opened relative to the one before, so that a link in place
+of a folder is an error too. The directory itself may be a link.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ PRIVATE = ".seedbed"
 _SUFFIX = ".tmp"
 # A directory with more links is named by the first of them.
 _NAMED_LINKS = 5
+# A file beyond this size occupies at least its size divided by the ratio, also on file systems that compress.
+_SMALL = 16 << 20
+_MAX_RATIO = 64
 # Windows has neither; there a pipe cannot be in a directory, and a link needs a privilege.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NO_BLOCK = getattr(os, "O_NONBLOCK", 0)
@@ -76,10 +79,9 @@ def write_file(directory: Path, name: str, data: bytes) -> None:
 
 
 def rename(directory: Path, old: str, new: str) -> None:
-    """Give a file another name in the same folder, in place of what has that name."""
-    with _opened_folder(directory, old) as (folder, last):
-        target = new.rpartition("/")[2] if folder is not None else os.fspath(directory / new)
-        os.replace(last, target, src_dir_fd=folder, dst_dir_fd=folder)
+    """Give a file another name, in the same folder or another one, in place of what has that name."""
+    with _opened_folder(directory, old) as (folder, last), _opened_folder(directory, new) as (target, name):
+        os.replace(last, name, src_dir_fd=folder, dst_dir_fd=target)
 
 
 def remove(directory: Path, name: str) -> None:
@@ -89,7 +91,11 @@ def remove(directory: Path, name: str) -> None:
 
 
 def open_file(directory: Path, name: str, *, writable: bool = False) -> io.FileIO:
-    """Open a file that is there; `OSError` for a link or anything else that is not a regular file."""
+    """Open a file that is there; `OSError` for a link or anything else that is not a regular file.
+
+    A file that consists of holes is refused: a few bytes of an archive can become terabytes to read. So is writing to
+    a file with other hard links, which would change those too.
+    """
     with _opened_folder(directory, name) as (folder, last):
         # Without blocking: opening a pipe would wait for ever.
         flags = (os.O_RDWR if writable else os.O_RDONLY) | _NO_FOLLOW | _NO_BLOCK | _BINARY
@@ -99,10 +105,22 @@ def open_file(directory: Path, name: str, *, writable: bool = False) -> io.FileI
             if error.errno != errno.ELOOP:
                 raise
             raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", name) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    problem = _problem(os.fstat(descriptor), writable=writable)
+    if problem is not None:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", name)
+        raise OSError(errno.EINVAL, problem, name)
     return io.FileIO(descriptor, "r+" if writable else "r")
+
+
+def _problem(found: os.stat_result, *, writable: bool) -> str | None:
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a regular file"
+    if writable and found.st_nlink > 1:
+        return "it has other hard links, which would be changed too; replace it by a copy"
+    blocks = getattr(found, "st_blocks", None)  # Windows does not report them
+    if blocks is not None and found.st_size > _SMALL and blocks * 512 * _MAX_RATIO < found.st_size:
+        return f"it has {found.st_size:,} bytes, nearly all of them holes"
+    return None
 
 
 def read_file(directory: Path, name: str, *, limit: int = -1) -> bytes:

@@ -203,7 +203,7 @@ def has_journal(directory: Path) -> bool:
 def inspect_journal(directory: Path, *, commits: int = 0) -> Recovered | None:
     """Read the journal of a directory without changing anything; None if there is none and need not be one.
 
-    `commits` is the number of the last commit that the manifest knows of.
+    `commits` is the number of the last commit that the manifest mentions.
     """
     try:
         if not has_journal(directory) and not commits:
@@ -223,7 +223,7 @@ class Journal:
     def __init__(self, directory: Path, index: _Index, *, trusted: bool) -> None:
         self.directory = directory
         # Entries that could not be stored, by column; changed by `commit` and `keep`.
-        self.unkept: Counter[str] = Counter()
+        self.unpicklable: Counter[str] = Counter()
         self._trusted = trusted
         self._lock = threading.Lock()  # guards all that follows
         self._index = index
@@ -247,7 +247,7 @@ class Journal:
 
         All of it is read; what is left of damaged segments is copied. Values of user-defined types are read only if the
         directory is `trusted`, that is, may run code as the caller's own does; other entries are left out. `commits` is
-        the number of the last commit that the manifest knows of: a journal that ends before it has lost something.
+        the number of the last commit that the manifest mentions: a journal that ends before it has lost something.
         """
         if not has_journal(directory) and not commits:
             return cls.create(directory), Recovered()
@@ -273,21 +273,21 @@ class Journal:
 
         `StoreError` if it cannot be written or the directory is gone; then nothing of it is durable.
         """
-        stored, unkept = self._encode(batch.groups)
+        stored, unpicklable = self._encode(batch.groups)
         with self._lock:
             self._append(stored, states=dict(batch.states), usage=batch.spending, finished=batch.finished)
             faults.reach("journal committed")
-            self.unkept.update(unkept)
+            self.unpicklable.update(unpicklable)
         return sum(each.count for each in stored)
 
     def keep(self, key: Key, entries: Sequence[Entry]) -> None:
         """Store these under a long-lived key in place of what is stored there."""
-        stored, unkept = self._encode({key: entries})
+        stored, unpicklable = self._encode({key: entries})
         with self._lock:
             self._free(key)
             self._append(stored)
             faults.reach("journal kept")
-            self.unkept.update(unkept)
+            self.unpicklable.update(unpicklable)
 
     def read(self, key: Key) -> list[Entry]:
         """Return the entries of a key, in the order of their commits."""
@@ -354,13 +354,13 @@ class Journal:
         faults.reach("journal closed")
 
     def _encode(self, groups: Mapping[Key, Sequence[Entry]]) -> tuple[list[_Stored], Counter[str]]:
-        stored, unkept = [], Counter[str]()
+        stored, unpicklable = [], Counter[str]()
         for key, entries in groups.items():
             data, left_out = codec.encode([to_tuple(entry) for entry in entries])
-            unkept.update(column_of(entries[position]) for position in left_out)
+            unpicklable.update(column_of(entries[position]) for position in left_out)
             if count := len(entries) - len(left_out):
                 stored.append(_Stored(key.group, key.revision, key.purpose, 0, count, data))
-        return stored, unkept
+        return stored, unpicklable
 
     def _free(self, key: Key) -> bool:
         if key not in self._index.entries:
@@ -511,7 +511,7 @@ def _read(directory: Path, commits: int) -> tuple[_Index, dict[int, str]]:
     if index.number < commits:
         damaged[0] = f"the journal ends at commit {index.number:,} of at least {commits:,}; {_COST}"
     if damaged:
-        # A state knows of calls whose values are lost: a generator that had it would not generate them again.
+        # A state includes calls whose values are lost: a generator that had it would not generate them again.
         index.states = dict.fromkeys(index.states, (None, 0))
     return index, damaged
 

@@ -1,7 +1,7 @@
-"""An append-only log of framed records: what the manifest and the segments of the journal are made of.
+"""An append-only log of framed records: the form of the manifest and of the segments of the journal.
 
 A record is a header and a payload. The header begins with a marker and has a checksum of its own, so that its length
-can be believed before anything of that length is read. Damage costs the records that it hits: a reader goes on at the
+can be believed before anything of that length is read. Damage costs the records that it hits: a reader continues at the
 next marker. A record that is cut off at the end of the log is not damage; its writer died, or is still writing it.
 """
 

@@ -13,20 +13,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 import pyarrow as pa
 
 from ..errors import ManifestError
 from ..runtime import faults
 from . import log
 from .files import PRIVATE, exists, open_file, read_file
-from .parts import PROCESSED_NAME, is_staged_name, part_name
+from .parts import DROPPED, generated_name, internal_name, is_staged_name, part_name
 from .records import (
     FORMAT,
     Finished,
     GroupRecord,
     Header,
     PartRecord,
-    Processed,
+    Published,
     Record,
     Spending,
     States,
@@ -52,7 +53,8 @@ class Manifest:
     header: Header | None = None
     groups: dict[int, GroupRecord] = attrs.field(factory=dict)
     finished: Finished | None = None
-    processed: Processed | None = None
+    # Also of a dataset that was grown since: these files are in the root until others replace them.
+    published: Published | None = None
     spending: Spending | None = None
     states: States | None = None
 
@@ -60,17 +62,18 @@ class Manifest:
         """Take in the next record; of two that say the same thing the last one counts."""
         match record:
             case Header():
-                # Of a dataset that was grown, the unified schema and what was made of the whole know only a part.
+                # The unified schema and the published files of a dataset that was grown cover only a part of it.
                 self.header = record
-                self.finished = self.processed = None
+                self.finished = None
             case GroupRecord():
                 self.groups[record.index] = record
-                # The unified schema, what was made of the whole and the states know nothing of this group.
-                self.finished = self.processed = self.states = None
+                # The unified schema, the published files and the states do not cover this row group.
+                self.finished = self.states = None
             case Finished():
                 self.finished = record
-            case Processed():
-                self.processed = record
+            case Published():
+                self.published = record
+                self.finished = None  # until its files are in the root
             case Spending():
                 self.spending = record
             case States():
@@ -78,7 +81,7 @@ class Manifest:
 
     def records(self) -> Iterator[Record]:
         """Yield records that add up to this."""
-        found = (self.header, *self.groups.values(), self.spending, self.finished, self.processed, self.states)
+        found = (self.header, *self.groups.values(), self.spending, self.published, self.finished, self.states)
         yield from (record for record in found if record is not None)
 
     @property
@@ -131,8 +134,8 @@ def decode(payload: bytes) -> Record | None:
     """
     try:
         record = record_from_dict(json.loads(payload))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException):
-        # Whole but unknown: written by a later version of the format, which the header is asked about.
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError, OSError, pa.ArrowException):
+        # Whole but unknown: written by a later version of the format, whose header names its format.
         return None
     _check_names(record)
     return record
@@ -140,16 +143,21 @@ def decode(payload: bytes) -> Record | None:
 
 def _check_names(record: Record) -> None:
     """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
+    named: list[tuple[str | None, str]] = []  # each name that a part has until it is renamed, and the one after that
+    wrong: list[str] = []
     match record:
-        case GroupRecord(part=PartRecord() as part):
-            name = part_name(record.index)
-            is_ours = part.name == name and (part.staged is None or is_staged_name(part.staged, name))
-        case Processed(part=part):
-            is_ours = part.name == PROCESSED_NAME and part.staged is None
-        case _:
-            return
-    if not is_ours:
-        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {(part.staged, part.name)!r}")
+        case GroupRecord(index=index, part=part, generated=generated):
+            named = [(each.staged, each.name) for each in (part, generated) if each is not None]
+            wrong = [part.name] if part and part.name not in (part_name(index), internal_name(index)) else []
+            wrong += [generated.name] if generated and generated.name != generated_name(index) else []
+        case Published(entries=entries):
+            named = [(staged, part_name(at)) for at, (_, _, _, staged) in enumerate(entries)]
+        case Finished(dropped=PartRecord() as dropped):
+            named = [(dropped.staged, dropped.name)]
+            wrong = [dropped.name] if dropped.name != DROPPED else []
+    wrong += [staged for staged, name in named if staged is not None and not is_staged_name(staged, name)]
+    if wrong:
+        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {wrong[0]!r}")
 
 
 def parse(data: bytes) -> ManifestFile:

@@ -15,33 +15,52 @@ import pyarrow.parquet as pq
 
 from ..errors import PartError
 from ..runtime import faults
-from .files import create, exists, open_file, remove, rename, sync_directory, temporary_name
-from .records import PartRecord
+from .files import PRIVATE, create, exists, open_file, remove, rename, sync_directory, temporary_name
+from .records import PartRecord, Published
 from .schema import stored_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-PROCESSED_NAME = "processed.parquet"
+# The folder of rows that are not, or not yet, in the root. Loaders skip it, and the names do not end in ".parquet".
+PARTS = f"{PRIVATE}/parts"
+# The dropped rows of a finished dataset: what was generated of them, and why they were dropped.
+DROPPED = f"{PRIVATE}/dropped.part"
 
 
 def part_name(index: int) -> str:
-    """Return the file name of a row group's part."""
+    """Return the file name of a part in the root, which holds exactly the dataset."""
     return f"batch_{index:07d}.parquet"
 
 
+def internal_name(index: int) -> str:
+    """Return the file name of a row group's part where the root is published from all parts at the end."""
+    return f"{PARTS}/batch_{index:07d}.part"
+
+
+def generated_name(index: int) -> str:
+    """Return the file name of a row group's rows before its post-batch processors."""
+    return f"{PARTS}/generated_{index:07d}.part"
+
+
+def staged_name(name: str) -> str:
+    """Return a new name, never in the root, for what is to become the file `name` once it is whole."""
+    return temporary_name(f"{PARTS}/{name.rpartition('/')[2]}")
+
+
 def is_staged_name(staged: str, name: str) -> bool:
-    """Whether a name is one that `stage` gives to what is to become the file `name`."""
-    return re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{12}}\.tmp", staged, re.ASCII) is not None
+    """True if a name is one that `staged_name` returns for the file `name`."""
+    pattern = rf"{re.escape(PARTS)}/\.{re.escape(name.rpartition('/')[2])}\.[0-9a-f]{{12}}\.tmp"
+    return re.fullmatch(pattern, staged, re.ASCII) is not None
 
 
-def stage(path: Path, table: pa.Table) -> PartRecord:
+def stage(directory: Path, name: str, table: pa.Table) -> PartRecord:
     """Write a compressed parquet file under a temporary name, the record's `staged`, and wait until it is on disk.
 
     If anything raises the temporary file is removed and nothing has changed.
     """
-    directory, temporary = path.parent, temporary_name(path.name)
+    temporary = staged_name(name)
     try:
         with create(directory, temporary) as file, io.BufferedWriter(file) as buffered:
             pq.write_table(stored_table(table), buffered, compression="zstd")
@@ -49,11 +68,11 @@ def stage(path: Path, table: pa.Table) -> PartRecord:
             faults.reach("part written")
             os.fsync(file.fileno())
             # Its name too: a manifest that lists what is staged must never be ahead of it.
-            sync_directory(directory)
+            sync_directory((directory / temporary).parent)
             faults.reach("part synced")
             size = file.seek(0, os.SEEK_END)
             return PartRecord(
-                name=path.name,
+                name=name,
                 rows=table.num_rows,
                 size=size,
                 checksum=checksum(file),
@@ -71,7 +90,7 @@ def place(directory: Path, part: PartRecord) -> PartRecord:
     if part.staged is not None:
         rename(directory, part.staged, part.name)
         faults.reach("part renamed")
-        sync_directory(directory)
+        sync_directory((directory / part.name).parent)
         faults.reach("part directory synced")
     return attrs.evolve(part, staged=None)
 
@@ -82,17 +101,15 @@ def discard(directory: Path, part: PartRecord) -> None:
         remove(directory, part.staged)
 
 
-def locate(directory: Path, part: PartRecord) -> Path:
-    """Return where the content of a part is: still staged if the process died, or has not come, before the rename."""
-    if part.staged is not None and exists(directory, part.staged):
-        return directory / part.staged
-    return directory / part.name
+def locate(directory: Path, part: PartRecord) -> str:
+    """Return the name of the file with the rows of a part: still `staged` if the process died before the rename."""
+    return part.staged if part.staged is not None and exists(directory, part.staged) else part.name
 
 
 def damage(directory: Path, part: PartRecord) -> str | None:
     """Read a whole part and say what is wrong with it, if anything is; `PermissionError` if that may not be known."""
     try:
-        with open_file(directory, locate(directory, part).name) as file:
+        with open_file(directory, locate(directory, part)) as file:
             size = file.seek(0, os.SEEK_END)
             if size != part.size:
                 return f"part {part.name!r} is damaged: it has {size:,} bytes and should have {part.size:,}"
@@ -105,18 +122,37 @@ def damage(directory: Path, part: PartRecord) -> str | None:
         return f"part {part.name!r} cannot be read: {error}"
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a parquet file, or only some of its columns (those it lacks are left out); `PartError` if it cannot be."""
+def read_table(
+    directory: Path, name: str, columns: Sequence[str] | None = None, *, rows: int | None = None
+) -> pa.Table:
+    """Read a parquet file, or only some of its columns (those it lacks are left out); `PartError` if it cannot be.
+
+    The file may come from someone else: its number of rows is compared with the manifest's, where that is given, and
+    its values are validated, because offsets that lead out of a buffer can crash what uses the table.
+    """
     try:
-        with open_file(path.parent, path.name) as opened, pq.ParquetFile(opened) as file:
+        with open_file(directory, name) as opened, pq.ParquetFile(opened) as file:
             there = file.schema_arrow.names
-            names = there if columns is None else [name for name in columns if name in there]
-            # A dotted name also matches a field inside a struct, so that more may come than was asked for.
-            return file.read(columns=names).select(names)
+            names = there if columns is None else [each for each in columns if each in there]
+            if rows is not None and file.metadata.num_rows != rows:
+                raise pa.ArrowInvalid(f"it has {file.metadata.num_rows:,} rows and should have {rows:,}")
+            # A dotted name also matches a field inside a struct, so that more columns than requested may be read.
+            table = file.read(columns=names).select(names)
+            table.validate(full=True)
+            return table
     except FileNotFoundError as error:
-        raise PartError(f"part {path.name!r} is missing in {str(path.parent)!r}") from error
-    except (OSError, pa.ArrowException) as error:
-        raise PartError(f"part {path.name!r} in {str(path.parent)!r} cannot be read: {error}") from error
+        raise PartError(f"part {name!r} is missing in {str(directory)!r}") from error
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        # Names that are not UTF-8 or occur twice are no `ArrowException`.
+        raise PartError(f"part {name!r} in {str(directory)!r} cannot be read: {error}") from error
+
+
+def published_parts(published: Published) -> tuple[PartRecord, ...]:
+    """Return the parts of the root, each with the name that its file has until it is renamed."""
+    return tuple(
+        PartRecord(name=part_name(at), rows=rows, size=size, checksum=checksum, schema=published.schema, staged=staged)
+        for at, (rows, size, checksum, staged) in enumerate(published.entries)
+    )
 
 
 def checksum(file: io.FileIO) -> str:

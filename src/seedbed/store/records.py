@@ -1,75 +1,70 @@
-"""What the manifest says, one frozen class for each kind of record, and each as JSON and back."""
+"""The records of the manifest, one frozen class for each kind, their JSON form, and which rows are in which group."""
 
 from __future__ import annotations
 
 import base64
 import functools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
 import attrs
+import msgspec
 import pyarrow as pa
-from attrs.validators import and_, deep_iterable, ge, instance_of, lt, optional
 
-from .dtypes import canonical
-from .layout import Layout
-from .schema import Conflict
+from ..observe.report import Drop  # noqa: TC001 - msgspec reads the annotations
+from .schema import Conflict, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = 2
-
-# Records are read from files of strangers: a field of another type must not get further than this.
-_TEXT = instance_of(str)
-_NAME = optional(_TEXT)
-_COUNT = and_(instance_of(int), ge(0))
-# Rows are counted with `len(range(...))`.
-_ROWS = and_(_COUNT, lt(2**63))
-_NUMBER = instance_of((int, float))
-_SCHEMA = instance_of(pa.Schema)
-
-
-def _all(each: Any) -> Any:
-    return deep_iterable(each, instance_of(tuple))
-
-
-def entry_of(*fields: Any) -> Any:
-    """Return a validator of a tuple with one for each of its values."""
-
-    def check(record: Any, attribute: Any, value: Any) -> None:
-        if not isinstance(value, tuple) or len(value) != len(fields):
-            raise ValueError(f"{attribute.name} has an entry that is not {len(fields)} values")
-        for field, each in zip(fields, value, strict=True):
-            field(record, attribute, each)
-
-    return check
-
-
-_CONFLICTS = _all(instance_of(Conflict))
-# Column, model, calls, input tokens, output tokens, cost.
-SPENT = _all(entry_of(_TEXT, _TEXT, _COUNT, _COUNT, _COUNT, _NUMBER))
-
 
 @attrs.frozen(kw_only=True)
-class Drop:
-    """A row that is not in the dataset, and why.
+class Layout:
+    """`rows` rows in groups of `size`; a dataset that was grown begins anew at each row of `segments`.
 
-    `row` is its number. Behind pre-batch processors rows are numbered by their position in what these returned;
-    `copy` is 0, or 1, 2, … for rows that were added behind the last number of the row group.
+    Groups that were there before keep their rows: the last of those requested first may be short, and the rows
+    that were requested later are in new groups.
     """
 
-    row: int = attrs.field(validator=_COUNT)
-    copy: int = attrs.field(default=0, validator=_COUNT)
-    column: str = attrs.field(validator=_TEXT)
-    attempts: int = attrs.field(validator=_COUNT)
-    error: str = attrs.field(validator=_TEXT)
-    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
-    kind: str = attrs.field(validator=_TEXT)
+    rows: int
+    size: int
+    segments: tuple[int, ...] = ()
 
     @property
-    def reason(self) -> str:
-        """Column and error, as reports group them."""
-        return f"{self.column}: {self.error}"
+    def count(self) -> int:
+        """How many groups there are."""
+        return sum(self._groups(start, stop) for start, stop in self._runs())
+
+    def group_rows(self, index: int) -> range:
+        """The rows of a group."""
+        first = 0
+        for start, stop in self._runs():
+            groups = self._groups(start, stop)
+            if index < first + groups:
+                begin = start + (index - first) * self.size
+                return range(begin, min(begin + self.size, stop))
+            first += groups
+        raise IndexError(f"there is no row group {index}, only {first}")
+
+    def grown(self, rows: int) -> Self:
+        """The same groups, and others for the rows that come on top."""
+        last = self.segments[-1] if self.segments else 0
+        is_short = (self.rows - last) % self.size > 0
+        return attrs.evolve(self, rows=rows, segments=(*self.segments, self.rows) if is_short else self.segments)
+
+    def _runs(self) -> list[tuple[int, int]]:
+        return list(zip((0, *self.segments), (*self.segments, self.rows), strict=True))
+
+    def _groups(self, start: int, stop: int) -> int:
+        return -(-(stop - start) // self.size)
+
+
+FORMAT = 2
+
+# Records are read from files that may come from someone else: msgspec refuses fields of other types and ranges.
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+# Rows are counted with `len(range(...))`.
+_Rows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Resized: TypeAlias = tuple[tuple[str, _Count, _Count], ...]  # `Resized` of `observe.report`, with ranges
 
 
 @attrs.frozen(kw_only=True)
@@ -79,32 +74,34 @@ class PartRecord:
     `staged` is the name that the file has until it takes the place of one that was listed before under `name`.
     """
 
-    name: str = attrs.field(validator=_TEXT)
-    rows: int = attrs.field(validator=_ROWS)
-    size: int = attrs.field(validator=_COUNT)
-    checksum: str = attrs.field(validator=_TEXT)
-    schema: pa.Schema = attrs.field(validator=_SCHEMA)
-    staged: str | None = attrs.field(default=None, validator=_NAME)
+    name: str
+    rows: _Rows
+    size: _Count
+    checksum: str
+    schema: pa.Schema
+    staged: str | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Header:
-    """What was asked for. `declared` holds the columns whose type was declared; `created` is wall time.
+    """What was requested. `declared` holds the columns whose type was declared; `created` is wall time.
 
-    `segments` are the numbers of rows that were asked for before the dataset was grown, as `Layout` has them.
+    `segments` are the numbers of rows that were requested before the dataset was grown, as `Layout` has them.
     """
 
-    rows: int = attrs.field(validator=_ROWS)
-    buffer_size: int = attrs.field(validator=and_(_ROWS, ge(1)))
-    segments: tuple[int, ...] = attrs.field(default=(), validator=_all(_ROWS))
-    columns: tuple[str, ...] = attrs.field(validator=_all(_TEXT))
-    declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]), validator=_SCHEMA)
-    fingerprint: Mapping[str, Any] = attrs.field(factory=dict, validator=instance_of(dict))
+    rows: _Rows
+    buffer_size: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    segments: tuple[_Rows, ...] = ()
+    columns: tuple[str, ...]
+    declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]))
+    fingerprint: dict[str, Any] = attrs.field(factory=dict)
     # The recipe file that is kept beside the manifest, should that be lost.
-    recipe: str | None = attrs.field(default=None, validator=_NAME)
-    created: float = attrs.field(validator=_NUMBER)
-    version: str = attrs.field(validator=_TEXT)
-    format: int = attrs.field(default=FORMAT, validator=instance_of(int))
+    recipe: str | None = None
+    # The root is published from all row groups at the end, and these are stored in `.seedbed/parts` until then.
+    publishes_at_end: bool = False
+    created: float
+    version: str
+    format: int = FORMAT
 
     @property
     def layout(self) -> Layout:
@@ -117,75 +114,89 @@ class GroupRecord:
     """A finished row group: source rows `start` to `stop` (not included), and what became of them.
 
     `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not. `revision`
-    counts how often dropped rows of it were tried again.
+    counts how often its dropped rows were retried. `generated` holds the rows before post-batch processors, if there
+    are such processors.
     """
 
-    index: int = attrs.field(validator=_COUNT)
-    start: int = attrs.field(validator=_COUNT)
-    stop: int = attrs.field(validator=_COUNT)
-    part: PartRecord | None = attrs.field(default=None, validator=optional(instance_of(PartRecord)))
-    drops: tuple[Drop, ...] = attrs.field(default=(), validator=_all(instance_of(Drop)))
-    removed: int = attrs.field(default=0, validator=_COUNT)
-    added: int = attrs.field(default=0, validator=_COUNT)
-    conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
-    skipped: str | None = attrs.field(default=None, validator=_NAME)
-    revision: int = attrs.field(default=0, validator=_COUNT)
+    index: _Count
+    start: _Count
+    stop: _Count
+    part: PartRecord | None = None
+    generated: PartRecord | None = None
+    drops: tuple[Drop, ...] = ()
+    resized: _Resized = ()
+    conflicts: tuple[Conflict, ...] = ()
+    skipped: str | None = None
+    revision: _Count = 0
     # The number of the last commit to the journal before this: a journal that ends earlier has lost something.
-    commits: int = attrs.field(default=0, validator=and_(_COUNT, lt(2**62)))
+    commits: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
 
     @property
     def rows(self) -> int:
         """Rows in the part."""
         return self.part.rows if self.part else 0
 
+    @property
+    def removed(self) -> int:
+        """How many rows its processors removed."""
+        return sum(removed for _, removed, _ in self.resized)
+
+    @property
+    def added(self) -> int:
+        """How many rows its processors added."""
+        return sum(added for _, _, added in self.resized)
+
+    @property
+    def parts(self) -> tuple[PartRecord, ...]:
+        """The files that it has."""
+        return tuple(part for part in (self.part, self.generated) if part is not None)
+
 
 @attrs.frozen(kw_only=True)
 class Finished:
-    """Every part now has this schema, but for the columns in conflict."""
+    """Every part now has this schema, but for the columns in conflict; `dropped` holds the dropped rows, if any."""
 
-    schema: pa.Schema = attrs.field(validator=_SCHEMA)
-    conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
+    schema: pa.Schema
+    conflicts: tuple[Conflict, ...] = ()
+    dropped: PartRecord | None = None
 
 
 @attrs.frozen(kw_only=True)
-class Processed:
-    """The whole dataset as a processor after generation left it, beside the parts."""
+class Published:
+    """The files of the root as after-generation processors returned them: (rows, size, checksum, staged name).
 
-    part: PartRecord = attrs.field(validator=instance_of(PartRecord))
-    conflicts: tuple[Conflict, ...] = attrs.field(default=(), validator=_CONFLICTS)
+    File number n is `batch_n.parquet`, and all have one schema. It counts once the build has `Finished`; until then the
+    files may be those of an earlier `Published`, or some of each. `resized` is how many rows the processors removed and
+    added together, under all their names.
+    """
+
+    schema: pa.Schema
+    entries: tuple[tuple[_Rows, _Count, str, str], ...]
+    resized: _Resized = ()
+    conflicts: tuple[Conflict, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class Spending:
     """What all runs of this dataset have used up to here: (column, model, calls, input tokens, output tokens, cost)."""
 
-    entries: tuple[tuple[str, str, int, int, int, float], ...] = attrs.field(validator=SPENT)
+    entries: tuple[tuple[str, str, _Count, _Count, _Count, float], ...]
 
 
 @attrs.frozen(kw_only=True)
 class States:
-    """The states of stateful generators when everything was made, for a dataset that grows: (name, base64)."""
+    """The states of stateful generators when everything was generated, by name, for a dataset that grows."""
 
-    entries: tuple[tuple[str, str], ...] = attrs.field(validator=_all(entry_of(_TEXT, _TEXT)))
-
-    @classmethod
-    def of(cls, states: Mapping[str, bytes]) -> States:
-        """Return the record of these states."""
-        return cls(entries=tuple((name, base64.b64encode(state).decode()) for name, state in states.items()))
-
-    @property
-    def states(self) -> dict[str, bytes]:
-        """What was kept, by name."""
-        return {name: base64.b64decode(state) for name, state in self.entries}
+    states: dict[str, bytes]
 
 
-Record: TypeAlias = Header | GroupRecord | Finished | Processed | Spending | States
+Record: TypeAlias = Header | GroupRecord | Finished | Published | Spending | States
 
 _KINDS: dict[str, type[Any]] = {
     "header": Header,
     "group": GroupRecord,
     "finished": Finished,
-    "processed": Processed,
+    "published": Published,
     "spending": Spending,
     "states": States,
 }
@@ -200,27 +211,14 @@ def record_to_dict(record: Record) -> dict[str, Any]:
 def record_from_dict(plain: Mapping[str, Any]) -> Record:
     """Return the record that `record_to_dict` wrote; `ValueError`, `KeyError` or `TypeError` if it is none."""
     fields = dict(plain)
-    kind = _KINDS[fields.pop("kind")]
-    if kind is Header:
-        # The header of a later format must still say which format it is, whatever else it says.
-        fields = {field.name: fields[field.name] for field in attrs.fields(Header) if field.name in fields}
-    for name in ("schema", "declared"):
-        if name in fields:
-            fields[name] = _read_schema(fields[name]["ipc"])
-    if fields.get("part") is not None:
-        part = dict(fields["part"])
-        fields["part"] = PartRecord(**{**part, "schema": _read_schema(part["schema"]["ipc"])})
-    if "drops" in fields:
-        fields["drops"] = tuple(Drop(**drop) for drop in fields["drops"])
-    if "conflicts" in fields:
-        fields["conflicts"] = tuple(Conflict(**conflict) for conflict in fields["conflicts"])
-    if "entries" in fields:
-        fields["entries"] = tuple(tuple(entry) for entry in fields["entries"])
-    for name in ("columns", "segments"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    record: Record = kind(**fields)
+    record: Record = msgspec.convert(fields, _KINDS[fields.pop("kind")], dec_hook=_convert_schema)
     return record
+
+
+def _convert_schema(kind: type, value: Any) -> pa.Schema:
+    if kind is not pa.Schema:
+        raise NotImplementedError
+    return _read_schema(value["ipc"])
 
 
 def _plain(value: Any) -> Any:
@@ -228,10 +226,14 @@ def _plain(value: Any) -> Any:
         # The text is for people; only the IPC message, which knows every type, is read back.
         ipc = base64.b64encode(value.serialize().to_pybytes()).decode()
         return {"text": {field.name: str(field.type) for field in value}, "ipc": ipc}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     if attrs.has(type(value)):
         return {field.name: _plain(getattr(value, field.name)) for field in attrs.fields(type(value))}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     return value
 
 

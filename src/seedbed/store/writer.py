@@ -16,8 +16,21 @@ from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from .files import PRIVATE, create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
 from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
-from .parts import PROCESSED_NAME, damage, discard, part_name, place, read_table, stage
-from .records import Drop, Finished, GroupRecord, Header, PartRecord, Processed, Record, Spending, States
+from .parts import (
+    DROPPED,
+    PARTS,
+    damage,
+    discard,
+    generated_name,
+    internal_name,
+    locate,
+    part_name,
+    place,
+    published_parts,
+    read_table,
+    stage,
+)
+from .records import Finished, GroupRecord, Header, PartRecord, Published, Record, Spending, States
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -25,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import polars as pl
+
+    from ..observe.report import Drop, Resized
 
 
 _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
@@ -83,7 +98,7 @@ class DatasetWriter:
 
     Row groups may come in any order and from several threads at once: parts are written side by side, only the manifest
     is written under a lock. No other process may write the directory as long as this one does (`close`, or the end of
-    the process, lets go).
+    the process, releases it).
     """
 
     def __init__(self, directory: Path, file: io.FileIO, header: Header) -> None:
@@ -96,6 +111,17 @@ class DatasetWriter:
         self._lock = threading.Lock()
         self._closing = False
         self._groups: dict[int, GroupRecord] = {}
+        # The files in the root, where these are published at the end.
+        self._published: tuple[PartRecord, ...] = ()
+
+    @property
+    def groups(self) -> list[GroupRecord]:
+        """The row groups that are listed, in order."""
+        with self._lock:
+            return [group for _, group in sorted(self._groups.items())]
+
+    def _part_name(self, index: int) -> str:
+        return internal_name(index) if self.header.publishes_at_end else part_name(index)
 
     @classmethod
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
@@ -112,6 +138,7 @@ class DatasetWriter:
             append(file, header)
             rename(directory, _TEMPORARY, MANIFEST_NAME)
             faults.reach("manifest renamed")
+            (directory / PARTS).mkdir(exist_ok=True)
             sync_directory(directory / PRIVATE)
             sync_directory(directory)
             faults.reach("manifest directory synced")
@@ -145,20 +172,22 @@ class DatasetWriter:
         try:
             _lock_file(file, directory)
             if not _is_named(file, directory / MANIFEST_NAME):
-                # Another process has put a new one in its place since, and has let go of both.
+                # Another process has replaced it since, and has released both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             content = read(directory)
             file.truncate(content.length)
             manifest = content.manifest
             assert manifest.header is not None, "read() refuses a manifest without a header"
             writer = cls(directory, file, manifest.header)
-            found = (*content.damage, *writer._take(manifest))
-            if found:
-                # States of stateful generators know of calls whose values are lost.
+            lost = (*content.damage, *writer._take_groups(manifest))
+            found = (*lost, *writer._take_others(manifest))
+            if lost:
+                # States of stateful generators include calls whose values are lost.
                 manifest.states = None
                 on_damage()
+            if found:
                 writer._renew(manifest)
-            writer._remove_leftovers(processed=manifest.processed is not None)
+            writer._remove_leftovers()
         except OSError as error:
             (writer or file).close()
             raise _unwritable(directory, error) from error
@@ -167,27 +196,47 @@ class DatasetWriter:
             raise
         return writer, manifest, found
 
-    def _take(self, manifest: Manifest) -> Iterator[str]:
-        """Take over what is listed and whole; take the rest out of the manifest and say what it was."""
+    def _take_groups(self, manifest: Manifest) -> Iterator[str]:
+        """Take over row groups whose parts are whole; take the others out of the manifest and describe each."""
         for index, group in list(manifest.groups.items()):
-            part = group.part
-            if part is not None:
-                wrong = damage(self.path, part)
-                if wrong is not None:
-                    del manifest.groups[index]
-                    yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are made again"
-                    continue
-                if part.staged is not None:
-                    # The process died before the rename, or after it.
-                    with suppress(FileNotFoundError):
-                        place(self.path, part)
-                    manifest.groups[index] = attrs.evolve(group, part=attrs.evolve(part, staged=None))
-            self._groups[index] = manifest.groups[index]
-        if manifest.processed is not None:
-            wrong = damage(self.path, manifest.processed.part)
+            wrong = None if group.part is None else damage(self.path, group.part)
+            if wrong is None:
+                self._groups[index] = group
+            else:
+                del manifest.groups[index]
+                yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are generated again"
+
+    def _take_others(self, manifest: Manifest) -> Iterator[str]:
+        """Rename what is still staged; take damaged files that cost no rows out of the manifest and describe each."""
+        for index, group in self._groups.items():
+            wrong = None if group.generated is None else damage(self.path, group.generated)
             if wrong is not None:
-                manifest.processed = manifest.finished = None
-                yield f"{wrong}; the processors over the whole dataset run again"
+                yield f"{wrong}; its row group is complete"
+            whole = group if wrong is None else attrs.evolve(group, generated=None)
+            self._groups[index] = manifest.groups[index] = self._placed(whole)
+        if manifest.published is not None:
+            parts = published_parts(manifest.published)
+            found = [wrong for part in parts if (wrong := damage(self.path, part)) is not None]
+            if found:
+                manifest.published = manifest.finished = None
+                yield from (f"{wrong}; the processors over the whole dataset run again" for wrong in found)
+            else:
+                self._place_published(parts)
+        if manifest.finished is not None and manifest.finished.dropped is not None:
+            wrong = damage(self.path, manifest.finished.dropped)
+            if wrong is not None:
+                manifest.finished = None
+                yield f"{wrong}; it is written again"
+
+    def _placed(self, group: GroupRecord) -> GroupRecord:
+        """Rename what is staged of a listed group; it may be renamed already, if a process died after that."""
+        part, generated = (None if each is None else self._renamed(each) for each in (group.part, group.generated))
+        return attrs.evolve(group, part=part, generated=generated)
+
+    def _renamed(self, part: PartRecord) -> PartRecord:
+        with suppress(FileNotFoundError):
+            place(self.path, part)
+        return attrs.evolve(part, staged=None)
 
     def _renew(self, manifest: Manifest) -> None:
         """Put a manifest that says what this one says in the place of the damaged one."""
@@ -204,12 +253,11 @@ class DatasetWriter:
     def grow(self, header: Header) -> None:
         """Let another header count from now on: that of a dataset with more rows, or of code that changed.
 
-        What was made of the whole dataset no longer counts and goes; `finish` is due again.
+        `publish` and `finish` are due again; published files stay in the root until then.
         """
         with self._alone():
             self._append(header)
             self.header = header
-            remove(self.path, PROCESSED_NAME)
 
     def write_group(
         self,
@@ -218,47 +266,68 @@ class DatasetWriter:
         *,
         start: int,
         stop: int,
+        generated: Mapping[str, Sequence[Any]] | None = None,
         drops: Iterable[Drop] = (),
-        removed: int = 0,
-        added: int = 0,
+        resized: Resized = (),
         skipped: str | None = None,
         commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
         """Write a finished row group: its part, if it has rows, then its record.
 
-        None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
+        `generated` are its rows before post-batch processors, if it has such processors. None if `abandoned()` turned
+        true before the group counted: then it is as if it had not been written.
         """
         with self._alone():
             # A group that was skipped as a whole has no rows: it may be made after all.
             if index in self._groups and self._groups[index].skipped is None:
                 raise StoreError(f"row group {index} is already in {str(self.path)!r}")
-        part = None
-        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=part_name(index))
-        if table.num_rows:
-            part = self._write(self.path / part_name(index), table, abandoned)
-            if part is None:
+        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=self._part_name(index))
+        staged = self._stage(index, table, generated)
+        try:
+            if abandoned():
                 return None
+            # The part last: it may be in the root, where nothing belongs that is not part of the dataset.
+            before, part = (None if each is None else place(self.path, each) for each in staged)
+        finally:
+            self._discard(*staged)
         group = GroupRecord(
             index=index,
             start=start,
             stop=stop,
             part=part,
+            generated=before,
             drops=tuple(drops),
-            removed=removed,
-            added=added,
+            resized=resized,
             conflicts=conflicts,
             skipped=skipped,
             commits=commits,
         )
         with self._alone():
             if abandoned():
-                if part is not None:
-                    remove(self.path, part.name)
+                for each in group.parts:
+                    remove(self.path, each.name)
                 return None
             self._append(group)
             self._groups[index] = group
         return group
+
+    def _stage(
+        self, index: int, table: pa.Table, generated: Mapping[str, Sequence[Any]] | None
+    ) -> tuple[PartRecord | None, PartRecord | None]:
+        """Stage the rows of a group before post-batch processors, if given, and its part, if it has rows."""
+        rows, _ = arrow_table(generated or {}, self.declared)
+        before = stage(self.path, generated_name(index), rows) if rows.num_rows else None
+        try:
+            return before, stage(self.path, self._part_name(index), table) if table.num_rows else None
+        except BaseException:
+            self._discard(before)
+            raise
+
+    def _discard(self, *parts: PartRecord | None) -> None:
+        for part in parts:
+            if part is not None:
+                discard(self.path, part)
 
     def add_rows(
         self,
@@ -267,8 +336,8 @@ class DatasetWriter:
         *,
         order: Sequence[int],
         drops: Iterable[Drop],
-        removed: int | None = None,
-        added: int | None = None,
+        generated: Mapping[str, Sequence[Any]] | None = None,
+        resized: Resized | None = None,
         skipped: str | None = None,
         commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
@@ -276,36 +345,35 @@ class DatasetWriter:
         """Add rows to a row group that is written: its part is replaced as a whole, and its record by a newer one.
 
         `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
-        `removed` and `added` stay as they are unless given.
+        `resized` stays as it is unless given.
         None if `abandoned()` turned true before the new content counted: then the old one still does.
         """
         with self._alone():
             before = self._groups[index]
-        new, conflicts = arrow_table({} if rows is None else rows, self.declared, part=part_name(index))
+        name = self._part_name(index)
+        new, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
         table = new
         if before.part is not None:
-            old = read_table(self.path / before.part.name)
-            table, more = _joined([old, new], self.declared, self.header.columns, part_name(index))
+            old = read_table(self.path, before.part.name)
+            table, more = _joined([old, new], self.declared, self.header.columns, name)
             conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
         table = table.take(pa.array(order, pa.int64()))
         after = attrs.evolve(
             before,
             part=None,
             drops=tuple(drops),
-            removed=before.removed if removed is None else removed,
-            added=before.added if added is None else added,
+            resized=before.resized if resized is None else resized,
             conflicts=conflicts,
             skipped=skipped,
             revision=before.revision + 1,
             commits=commits,
         )
-        staged = stage(self.path / part_name(index), table) if table.num_rows else None
+        staged = self._stage(index, table, generated)
         with self._alone():
             if abandoned():
-                if staged is not None:
-                    discard(self.path, staged)
+                self._discard(*staged)
                 return None
-            return self._replace(attrs.evolve(after, part=staged))
+            return self._replace(attrs.evolve(after, generated=staged[0], part=staged[1]))
 
     def _replace(self, group: GroupRecord) -> GroupRecord:
         """List a group in place of what is listed, and rename its staged part.
@@ -315,24 +383,15 @@ class DatasetWriter:
         try:
             self._append(group)
         except BaseException:
-            if group.part is not None:
-                discard(self.path, group.part)
+            self._discard(*group.parts)
             raise
         faults.reach("part listed")
         if group.part is None:
-            remove(self.path, part_name(group.index))
-        else:
-            group = attrs.evolve(group, part=place(self.path, group.part))
-        self._groups[group.index] = group
+            remove(self.path, self._part_name(group.index))
+        if group.generated is None:
+            remove(self.path, generated_name(group.index))
+        self._groups[group.index] = group = self._placed(group)
         return group
-
-    def _write(self, path: Path, table: pa.Table, abandoned: Callable[[], bool]) -> PartRecord | None:
-        """Write a file that nothing lists yet; None, and no file, if it was given up directly before the rename."""
-        staged = stage(path, table)
-        try:
-            return None if abandoned() else place(self.path, staged)
-        finally:
-            discard(self.path, staged)
 
     def write_spending(self, entries: Iterable[tuple[str, str, int, int, int, float]]) -> None:
         """Note what all runs of this dataset have used so far."""
@@ -342,13 +401,34 @@ class DatasetWriter:
     def write_states(self, states: Mapping[str, bytes]) -> None:
         """Note the states of stateful generators now that everything is made."""
         with self._lock:
-            self._append(States.of(states))
+            self._append(States(states=dict(states)))
 
-    def finish(self, *, abandoned: Callable[[], bool] = lambda: False) -> tuple[Conflict, ...]:
-        """Give every part one schema and say that the build finished; return the columns that could not have one.
+    def finish(
+        self,
+        *,
+        dropped: Mapping[str, Sequence[Any]] | None = None,
+        abandoned: Callable[[], bool] = lambda: False,
+    ) -> tuple[Conflict, ...]:
+        """Give every part one schema and record that the build finished; return the columns that could not have one.
 
-        Parts are rewritten one at a time and only where they differ. If `abandoned()` turns true in between, the rest
-        is left as it is and the directory stays readable but unfinished.
+        `dropped` are the dropped rows. If `abandoned()` turns true before the record is written, the directory stays
+        readable but unfinished. Where the root is published at the end, `publish` comes before this.
+        """
+        schema, conflicts = self.unify(abandoned=abandoned)
+        with self._alone():
+            if not abandoned():
+                table, _ = arrow_table(dropped or {}, self.declared)
+                part = place(self.path, stage(self.path, DROPPED, table)) if table.num_rows else None
+                self._append(Finished(schema=schema, conflicts=conflicts, dropped=part))
+                if part is None:
+                    remove(self.path, DROPPED)
+                self._remove_leftovers()
+        return conflicts
+
+    def unify(self, *, abandoned: Callable[[], bool] = lambda: False) -> tuple[pa.Schema, tuple[Conflict, ...]]:
+        """Give every part one schema, and return it with the columns that could not have one.
+
+        Parts are rewritten one at a time and only where they differ, until `abandoned()` turns true.
         """
         with self._alone():
             groups = [group for _, group in sorted(self._groups.items())]
@@ -360,13 +440,10 @@ class DatasetWriter:
             conflicts = [*(conflict for group in groups for conflict in group.conflicts), *found]
             for group in groups:
                 if abandoned():
-                    return distinct_conflicts(conflicts)
+                    break
                 if group.part is not None and group.part.schema != schema:
                     conflicts += self._rewrite(group, group.part, schema, {conflict.column for conflict in conflicts})
-            finished = Finished(schema=schema, conflicts=distinct_conflicts(conflicts))
-            self._append(finished)
-            self._remove_leftovers(processed=True)
-            return finished.conflicts
+            return schema, distinct_conflicts(conflicts)
 
     def _rewrite(self, group: GroupRecord, part: PartRecord, schema: pa.Schema, kept: set[str]) -> Sequence[Conflict]:
         """Rewrite a part in the unified schema; columns in conflict (`kept`, or found so now) stay as they are."""
@@ -374,21 +451,52 @@ class DatasetWriter:
         target = pa.schema([part.schema.field(field.name) if field.name in own else field for field in schema])
         if target == part.schema:
             return ()
-        path = self.path / part.name
-        table, conflicts = conform(read_table(path), target, part=part.name)
-        self._replace(attrs.evolve(group, part=stage(path, table)))
+        table, conflicts = conform(read_table(self.path, locate(self.path, part)), target, part=part.name)
+        self._replace(attrs.evolve(group, part=stage(self.path, part.name, table)))
         return conflicts
 
-    def write_processed(
-        self, frame: pl.DataFrame, *, abandoned: Callable[[], bool] = lambda: False
-    ) -> PartRecord | None:
-        """Write what a processor made of the whole dataset beside the parts, which stay as they are."""
-        table, conflicts = arrow_table(frame, {}, part=PROCESSED_NAME)
-        part = self._write(self.path / PROCESSED_NAME, table, abandoned)
-        if part is not None:
+    def publish(
+        self, frame: pl.DataFrame, *, processors: str = "", abandoned: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Replace the files of the root by the rows that after-generation `processors` returned; `finish` comes next.
+
+        All files are written to `.seedbed/parts` and listed before the first is renamed: a process that dies in between
+        loses no rows, and the next one publishes again. False if `abandoned()` turned true before they were listed:
+        then the root is as it was.
+        """
+        if not self.header.publishes_at_end:
+            raise StoreError(
+                f"the root of {str(self.path)!r} holds the row groups: nothing else can be published there"
+            )
+        table, conflicts = arrow_table(frame, {}, part="the processed rows")
+        parts: list[PartRecord] = []
+        is_listed = False
+        try:
+            for at, start in enumerate(range(0, table.num_rows, self.header.buffer_size)):
+                if abandoned():
+                    return False
+                rows = table.slice(start, self.header.buffer_size)
+                parts.append(stage(self.path, part_name(at), rows))
             with self._alone():
-                self._append(Processed(part=part, conflicts=conflicts))
-        return part
+                if abandoned():
+                    return False
+                entries = tuple((part.rows, part.size, part.checksum, part.staged or "") for part in parts)
+                before, after = sum(group.rows for group in self._groups.values()), table.num_rows
+                resized = ((processors, max(0, before - after), max(0, after - before)),)
+                schema = table.schema.remove_metadata()
+                self._append(Published(schema=schema, entries=entries, resized=resized, conflicts=conflicts))
+                is_listed = True
+                faults.reach("published listed")
+                self._place_published(parts)
+        finally:
+            if not is_listed:
+                for part in parts:
+                    discard(self.path, part)
+        return True
+
+    def _place_published(self, parts: Sequence[PartRecord]) -> None:
+        """Rename published files to the root; those that are there already are found there."""
+        self._published = tuple(map(self._renamed, parts))
 
     def __enter__(self) -> Self:
         return self
@@ -411,7 +519,7 @@ class DatasetWriter:
                 self._close_if_free()
 
     def _close_if_free(self) -> None:
-        # Whoever has the lock looks at `_closing` once it has let go, so the file is closed by one of the two.
+        # The owner of the lock checks `_closing` after releasing it, so one of the two closes the file.
         if self._lock.acquire(blocking=False):
             try:
                 self._file.close()
@@ -426,17 +534,16 @@ class DatasetWriter:
         except OSError as error:
             raise StoreError(f"the manifest in {str(self.path)!r} cannot be written: {error}") from error
 
-    def _remove_leftovers(self, *, processed: bool) -> None:
-        listed = {group.part.name for group in self._groups.values() if group.part is not None}
-        if processed:
-            listed.add(PROCESSED_NAME)
-        for path in (self.path / PRIVATE).iterdir():
-            if is_temporary(path):
-                remove(self.path, f"{PRIVATE}/{path.name}")
-        for path in self.path.iterdir():
-            ours = path.name == PROCESSED_NAME or (path.name.startswith("batch_") and path.suffix == ".parquet")
-            if is_temporary(path) or (ours and path.name not in listed):
-                remove(self.path, path.name)
+    def _remove_leftovers(self) -> None:
+        listed = {part.name for group in self._groups.values() for part in group.parts}
+        listed.update(part.name for part in self._published)
+        for folder in ("", f"{PRIVATE}/", f"{PARTS}/"):
+            if not (self.path / folder).is_dir():
+                continue
+            for path in (self.path / folder).iterdir():
+                ours = path.name.startswith(("batch_", "generated_")) and path.suffix in (".parquet", ".part")
+                if is_temporary(path) or (ours and folder + path.name not in listed):
+                    remove(self.path, folder + path.name)
 
 
 def _claim(directory: Path) -> io.FileIO:
@@ -477,7 +584,7 @@ def _is_named(file: io.FileIO, path: Path) -> bool:
 def _lock_file(file: io.FileIO, directory: Path) -> None:
     if not lock(file, exclusive=True):
         raise OutputDirectoryError(
-            f"another process is writing {str(directory)!r}: wait until it is over or stop it; nothing was changed here"
+            f"another process is writing {str(directory)!r}: wait for it or stop it; nothing was changed"
         )
 
 

@@ -1,23 +1,31 @@
-"""Helpers for tests, ours and those of users: a model server that fails as real ones do, and time that jumps.
+"""Helpers for tests, ours and those of users: a model server on loopback, and virtual time.
 
 Imports models and runtime; no package imports it.
 """
 
-from ..models.behaviour import Behaviour, Fate
-from .process import ServerProcess, serve_openai_process, serve_openai_sync
-from .server import OpenAIServer, ServerStatistics, serve_openai
+from ..models.scripted import Behaviour, SimulatedOutcome
+from .server import (
+    OpenAIServer,
+    Reply,
+    ServerAnswer,
+    ServerProcess,
+    ServerRequest,
+    ServerStatistics,
+    serve_openai,
+    serve_openai_process,
+    serve_openai_sync,
+)
 from .virtual import VirtualTime, virtual_time
-from .wire_format import Reply, ServerAnswer, ServerRequest
 
 __all__ = [
     "Behaviour",
-    "Fate",
     "OpenAIServer",
     "Reply",
     "ServerAnswer",
     "ServerProcess",
     "ServerRequest",
     "ServerStatistics",
+    "SimulatedOutcome",
     "VirtualTime",
     "serve_openai",
     "serve_openai_process",

@@ -1,62 +1,110 @@
 """A real HTTP server on loopback that speaks the APIs of model providers, and fails the way they do.
 
-For tests and benchmarks, ours and those of users. `serve_openai` is for async tests, `serve_openai_sync` for plain ones
-and `serve_openai_process` gives the server a core of its own.
+For tests and benchmarks, ours and those of users. `serve_openai` is for async tests, `serve_openai_sync` for
+synchronous ones, and `serve_openai_process` runs the server in a process of its own. The server answers OpenAI's chat,
+embedding and image calls and Anthropic's messages; the functions at the end of the file build the bodies.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import subprocess
+import sys
 import time
+import urllib.request
 from collections import Counter
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import httptools
 import trio
 
-from ..models.behaviour import Fate, Fates, behaviour_from
-from ..models.wire import SocketWire, accept
-from ..runtime.timers import Timers
-from .wire_format import (
-    Reply,
-    ServerAnswer,
-    ServerRequest,
-    answer_body,
-    answer_text,
-    error_body,
-    kind_of,
-    prompt_of,
-)
+from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
+from ..models.scripted import OutcomeSource, SimulatedOutcome, behaviour_from, rate_limit_headers
+from ..runtime.sockets import SocketWire, accept
+from ..runtime.tasks import Timers, open_hidden_nursery
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Iterator
 
-    from ..models.wire import Wire
-    from .wire_format import Script
+    from ..runtime.sockets import Wire
 
-# Seconds; what takes longer is watched all the time.
+# Seconds; during longer waits the socket is watched, so that a client that disconnects is noticed at once.
 _SHORT = 0.5
+_START_TIMEOUT = 30.0
 _REASONS = {200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 429: b"Too Many Requests"}
+_KINDS = {
+    "/chat/completions": "chat",
+    "/embeddings": "embeddings",
+    "/images/generations": "images",
+    "/messages": "messages",
+}
+
+
+@attrs.frozen(kw_only=True)
+class ServerRequest:
+    """A call as received; `prompt` is the text of the last turn (the input of an embedding, the prompt of an image)."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    body: Mapping[str, Any]
+    prompt: str
+    number: int
+    """Counts from 1 over all calls."""
+
+
+@attrs.frozen(kw_only=True)
+class ServerAnswer:
+    """The answer to a call: which status was sent, and when."""
+
+    number: int
+    """The `number` of its request."""
+    prompt: str
+    status: int
+    """0 stands for a call that was reset or whose answer was truncated."""
+    time: float
+    """An instant of `time.monotonic`: all of the answer has been handed to the operating system."""
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """An HTTP answer written by a script."""
+
+    status: int = 200
+    body: Any = None
+    """Bytes as they are, anything else as JSON."""
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+    def content(self) -> bytes:
+        """The bytes of the body."""
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+Script = Callable[[ServerRequest], Reply | SimulatedOutcome | str | None]
+"""Decides on a call: a whole answer, a simulated outcome, the text to answer with, or None for the default."""
 
 
 @attrs.define(eq=False)
 class ServerStatistics:
-    """What the server has seen so far. Changed by the server only."""
+    """Counts of what the server received and sent. Changed by the server only."""
 
     requests: int = 0
     in_flight: int = 0
     max_in_flight: int = 0
     connections: int = 0
-    """Connections that were opened, over all time."""
+    """Connections that were accepted."""
     disconnects: int = 0
-    """Calls whose client went away before the answer."""
+    """Calls whose client disconnected before the answer."""
     statuses: Counter[int] = attrs.field(factory=Counter)
     """How often each status was sent; 0 stands for calls that were reset."""
     prompts: Counter[str] = attrs.field(factory=Counter)
-    """How often each prompt came."""
+    """How often each prompt was received."""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
@@ -67,49 +115,42 @@ class ServerStatistics:
         }
 
 
+@attrs.define(eq=False, kw_only=True)
 class OpenAIServer:
     """A running test server.
 
-    `url` is the base URL for a model, `statistics` what came so far. With `record=True` `requests` has every call as it
-    came, and `answers` what was sent to whom and when; a call without one is still worked on, or its client left.
+    `url` is the base URL for a model. With `record=True`, `requests` lists every call and `answers` every answer; a
+    call without an answer is still in progress, or its client disconnected.
     """
 
-    def __init__(
-        self,
-        fates: Fates,
-        *,
-        script: Script | None,
-        answer: str | None,
-        usage: bool,
-        api_key: str | None,
-        record: bool,
-        ssl_context: ssl.SSLContext | None,
-    ) -> None:
-        self.url = ""
-        self.statistics = ServerStatistics(prompts=fates.seen)
-        self.requests: list[ServerRequest] = []
-        self.answers: list[ServerAnswer] = []
-        self._fates = fates
-        self._script = script
-        self._answer = answer
-        self._usage = usage
-        self._api_key = api_key
-        self._record = record
-        self._ssl_context = ssl_context
-        self.timers = Timers()
-        # Calls that hang, each with what it waits in.
-        self._hanging: list[tuple[str, trio.CancelScope]] = []
-        self._token = trio.lowlevel.current_trio_token()
-        # Pulsed at each change that a test may wait for.
-        self._changed = trio.Event()
+    _outcomes: OutcomeSource
+    _script: Script | None
+    _answer: str | None
+    _usage: bool
+    _api_key: str | None
+    _record: bool
+    _ssl_context: ssl.SSLContext | None
+    url: str = ""
+    requests: list[ServerRequest] = attrs.field(init=False, factory=list)
+    answers: list[ServerAnswer] = attrs.field(init=False, factory=list)
+    timers: Timers = attrs.field(init=False, factory=Timers)
+    statistics: ServerStatistics = attrs.field(init=False)
+    # Prompts of calls that hang, each with the scope that it waits in.
+    _hanging: list[tuple[str, trio.CancelScope]] = attrs.field(init=False, factory=list)
+    _token: trio.lowlevel.TrioToken = attrs.field(init=False, factory=trio.lowlevel.current_trio_token)
+    # Pulsed at each change that a test may wait for.
+    _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.statistics = ServerStatistics(prompts=self._outcomes.seen)
 
     async def wait_until(self, *, requests: int = 0, disconnects: int = 0) -> None:
-        """Wait until at least so much has happened."""
+        """Wait until at least so many calls have arrived and so many clients have disconnected."""
         while self.statistics.requests < requests or self.statistics.disconnects < disconnects:
             await self._changed.wait()
 
     def release(self, wanted: Callable[[str], bool] = lambda _prompt: True) -> None:
-        """Answer the calls that hang now, or those of them whose prompt is wanted; from any thread."""
+        """Answer the calls that hang now, or those whose prompt is `wanted`; may be called from any thread."""
         self._token.run_sync_soon(self._release, wanted)
 
     def _release(self, wanted: Callable[[str], bool]) -> None:
@@ -123,46 +164,46 @@ class OpenAIServer:
             self._changed = trio.Event()
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """One connection, until either side closes it."""
+        """Serve one connection until either side closes it."""
         self.statistics.connections += 1
         try:
             wire = await accept(stream, self._ssl_context)
-        except OSError:  # a client that does not like the certificate
+        except OSError:  # the client rejects the certificate
             return
         connection = _Connection(wire, self.timers)
         try:
             while (request := await connection.next_request()) is not None:
                 if not await self._handle(connection, *request):
                     break
-        except (OSError, httptools.HttpParserError):  # the client is gone, or speaks something else
+        except (OSError, httptools.HttpParserError):  # the client disconnected, or does not speak HTTP
             pass
         finally:
             wire.close()
 
     async def _handle(self, connection: _Connection, method: str, path: str, raw: bytes) -> bool:
-        """Answer one call; whether the connection goes on."""
+        """Answer one call; returns whether the connection stays open."""
         statistics = self.statistics
-        connection.asked = None
+        connection.call = None
         if method == "GET":
             known = {"/stats": statistics.as_dict(), "/models": {"object": "list", "data": [{"id": "test"}]}}
             found = next((body for end, body in known.items() if path.endswith(end)), None)
             return await self._send(connection, 200 if found is not None else 404, json.dumps(found).encode())
         statistics.requests += 1
-        kind = kind_of(path)
+        kind = _kind_of(path)
         try:
             body = json.loads(raw)
         except ValueError:
             kind = None
         if kind is None:
-            return await self._send(connection, 404, json.dumps(error_body(404)).encode())
+            return await self._send(connection, 404, json.dumps(_error_body(404)).encode())
         if self._api_key is not None and self._api_key not in {
             connection.headers.get("authorization", "").removeprefix("Bearer "),
             connection.headers.get("x-api-key"),
         }:
-            return await self._send(connection, 401, json.dumps(error_body(401)).encode())
-        prompt = prompt_of(kind, body)
-        connection.asked = (statistics.requests, prompt)
-        fate = self._fates.decide(prompt, statistics.in_flight)
+            return await self._send(connection, 401, json.dumps(_error_body(401)).encode())
+        prompt = _prompt_of(kind, body)
+        connection.call = (statistics.requests, prompt)
+        outcome = self._outcomes.decide(prompt, statistics.in_flight)
         if self._record or self._script is not None:
             request = ServerRequest(
                 method=method,
@@ -177,46 +218,50 @@ class OpenAIServer:
             scripted = self._script(request) if self._script is not None else None
             if isinstance(scripted, Reply):
                 return await self._send(connection, scripted.status, scripted.content(), scripted.headers)
-            if isinstance(scripted, Fate):
-                fate = scripted
+            if isinstance(scripted, SimulatedOutcome):
+                outcome = scripted
             elif isinstance(scripted, str):
-                fate = attrs.evolve(fate, text=scripted)
-        return await self._meet(connection, kind, body, prompt, fate)
+                outcome = attrs.evolve(outcome, text=scripted)
+        return await self._simulate(connection, kind, body, prompt, outcome)
 
-    async def _meet(self, connection: _Connection, kind: str, body: Any, prompt: str, fate: Fate) -> bool:
+    async def _simulate(
+        self, connection: _Connection, kind: str, body: Any, prompt: str, outcome: SimulatedOutcome
+    ) -> bool:
         statistics = self.statistics
-        # What is refused is not worked on and takes no capacity.
-        is_work = fate.outcome != "status"
+        # A rejected call does no work and takes no capacity.
+        is_work = outcome.outcome != "status"
         statistics.in_flight += is_work
         if statistics.in_flight > statistics.max_in_flight:
             statistics.max_in_flight = statistics.in_flight
         self._pulse()
         try:
-            if fate.outcome == "hang":
-                is_there = await self._hang(connection, prompt)
+            if outcome.outcome == "hang":
+                is_connected = await self._hang(connection, prompt)
             else:
-                is_there = await connection.wait(fate.latency)
+                is_connected = await connection.wait(outcome.latency)
         finally:
             statistics.in_flight -= is_work
-        if not is_there:
+        if not is_connected:
             statistics.disconnects += 1
             self._pulse()
             return False
-        if fate.outcome == "reset":
+        if outcome.outcome == "reset":
             statistics.statuses[0] += 1
             self._note(connection, 0)
             if isinstance(connection.wire, SocketWire):
                 connection.wire.reset()
             return False
-        if fate.outcome == "status":
-            return await self._send(connection, fate.status, _dumps(error_body(fate.status)), _refusal_headers(fate))
-        text = fate.text if fate.text is not None else self._answer
+        if outcome.outcome == "status":
+            return await self._send(
+                connection, outcome.status, _dumps(_error_body(outcome.status)), rate_limit_headers(outcome)
+            )
+        text = outcome.text if outcome.text is not None else self._answer
         if text is None:
-            text = answer_text(kind, body, prompt)
-        content = _dumps(answer_body(kind, body, prompt, text, fate, usage=self._usage))
-        if fate.outcome == "malformed":
+            text = _answer_text(kind, body, prompt)
+        content = _dumps(_answer_body(kind, body, prompt, text, outcome, usage=self._usage))
+        if outcome.outcome == "malformed":
             content = b'{"choices": [{"message": ' + content[: len(content) // 4]
-        if fate.outcome == "truncated":
+        if outcome.outcome == "truncated":
             statistics.statuses[200] += 1
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
             await connection.wire.send(head + content[: len(content) // 2])
@@ -225,7 +270,7 @@ class OpenAIServer:
         return await self._send(connection, 200, content)
 
     async def _hang(self, connection: _Connection, prompt: str) -> bool:
-        """Wait until the call is released; whether the client is still there then."""
+        """Wait until the call is released; returns whether the client is still connected."""
         with trio.CancelScope() as scope:
             self._hanging.append((prompt, scope))
             try:
@@ -247,8 +292,8 @@ class OpenAIServer:
         return connection.keeps_alive
 
     def _note(self, connection: _Connection, status: int) -> None:
-        if self._record and connection.asked is not None:
-            number, prompt = connection.asked
+        if self._record and connection.call is not None:
+            number, prompt = connection.call
             self.answers.append(ServerAnswer(number=number, prompt=prompt, status=status, time=time.monotonic()))
 
 
@@ -256,26 +301,16 @@ def _dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _refusal_headers(fate: Fate) -> dict[str, str]:
-    headers = {}
-    if fate.retry_after is not None:
-        headers["retry-after"] = str(fate.retry_after)
-    if fate.reset_after is not None:
-        headers["x-ratelimit-remaining-requests"] = "0"
-        headers["x-ratelimit-reset-requests"] = f"{fate.reset_after}s"
-    return headers
-
-
 class _Connection:
-    """A wire and the parser's callbacks; one task reads from it."""
+    """A socket and the parser's callbacks; one task reads from it."""
 
     def __init__(self, wire: Wire, timers: Timers) -> None:
         self.wire = wire
         self._timers = timers
         self.headers: dict[str, str] = {}
         self.keeps_alive = True
-        # Number and prompt of the call that is being answered, if it is one to a model.
-        self.asked: tuple[int, str] | None = None
+        # Number and prompt of the call that is being answered; None if it is not a call to a model.
+        self.call: tuple[int, str] | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._chunks: list[bytes] = []
@@ -292,22 +327,22 @@ class _Connection:
         return self._parser.get_method().decode(), self._url.decode(), b"".join(self._chunks)
 
     async def wait(self, seconds: float) -> bool:
-        """Let time pass; whether the client is still there after it."""
+        """Wait; returns whether the client is still connected afterwards."""
         if seconds <= 0:
             return True
         if seconds <= _SHORT:
-            # Half the cost of a scope with a deadline; that the client left is then noticed after the wait.
+            # Half the cost of a scope with a deadline; a disconnect is noticed after the wait.
             over = trio.Event()
             self._timers.call_at(trio.current_time() + seconds, over.set)
             await over.wait()
             return self.wire.is_quiet()
         with trio.move_on_after(seconds):
-            # A client says nothing while it waits for an answer: what can be read is that it left.
+            # A client sends nothing while it waits for an answer: readable means disconnected.
             await self.wire.wait_readable()
             return False
         return True
 
-    # What httptools calls.
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
         self.headers = {}
@@ -325,7 +360,7 @@ class _Connection:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
-        self.keeps_alive = self._parser.should_keep_alive()  # the parser forgets it after this
+        self.keeps_alive = self._parser.should_keep_alive()  # the parser resets it afterwards
 
 
 @asynccontextmanager
@@ -343,13 +378,13 @@ async def serve_openai(
     """Serve on a free port of loopback until the block is left.
 
     `behaviour` are the fields of `Behaviour`: latency, capacity, shares of failures. `script` decides call by call;
-    markers such as `[[500 x2]]` in a prompt do so without code. `answer` is said instead of something plausible.
+    markers such as `[[500 x2]]` in a prompt do so without code. `answer` replaces the generated text of answers.
     """
     decided, unknown = behaviour_from(behaviour)
     if unknown:
         raise TypeError(f"serve_openai has no option {', '.join(map(repr, unknown))}")
     server = OpenAIServer(
-        Fates(decided),
+        outcomes=OutcomeSource(decided),
         script=script,
         answer=answer,
         usage=usage,
@@ -357,19 +392,188 @@ async def serve_openai(
         record=record,
         ssl_context=ssl_context,
     )
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
+    async with open_hidden_nursery("the block of serve_openai was left") as nursery:
         listeners = await trio.open_tcp_listeners(port, host="127.0.0.1", backlog=1024)
         number = listeners[0].socket.getsockname()[1]
         server.url = f"{'http' if ssl_context is None else 'https'}://127.0.0.1:{number}/v1"
         nursery.start_soon(server.timers.run)
         nursery.start_soon(trio.serve_listeners, server.serve, listeners)
+        yield server
+
+
+@contextmanager
+def serve_openai_sync(**options: Any) -> Iterator[OpenAIServer]:
+    """`serve_openai` for synchronous tests: the server runs in a thread until the block is left."""
+    started: Future[tuple[OpenAIServer, trio.lowlevel.TrioToken, trio.CancelScope]] = Future()
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            async with serve_openai(**options) as server:
+                started.set_result((server, trio.lowlevel.current_trio_token(), scope))
+                await trio.sleep_forever()
+
+    def work() -> None:
+        try:
+            trio.run(main)
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    with ThreadPoolExecutor(1, "seedbed-test-server") as pool:
+        ended = pool.submit(work)
+        server, token, scope = started.result(_START_TIMEOUT)
         try:
             yield server
-        except trio.Cancelled:
-            raise
-        except BaseException as error:  # noqa: BLE001  raised below: a test's failure is not a group of one
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        finally:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(scope.cancel)
+            ended.result(_START_TIMEOUT)
+
+
+@attrs.frozen
+class ServerProcess:
+    """A test server in a process of its own; `url` is the base URL for a model."""
+
+    url: str
+    pid: int
+
+    def statistics(self) -> dict[str, Any]:
+        """The result of `ServerStatistics.as_dict`, fetched over HTTP."""
+        with urllib.request.urlopen(f"{self.url}/stats", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+
+@contextmanager
+def serve_openai_process(**options: Any) -> Iterator[ServerProcess]:
+    """`serve_openai` in a process of its own until the block is left; options must be plain JSON, so no `script`."""
+    command = [sys.executable, "-c", f"from {__name__} import main; main()", json.dumps(options)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            url = child.stdout.readline().strip()
+            if not url:
+                raise RuntimeError(f"the test server did not start (exit code {child.wait(_START_TIMEOUT)})")
+            yield ServerProcess(url, child.pid)
+        finally:
+            child.terminate()
+
+
+def main() -> None:
+    """Serve with the options of the command line, print the base URL, and end when standard input does."""
+    trio.run(_serve, json.loads(sys.argv[1]))
+
+
+async def _serve(options: dict[str, Any]) -> None:
+    async with serve_openai(**options) as server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        # The parent holds the other end: standard input ends when the parent does.
+        stdin = trio.lowlevel.FdStream(sys.stdin.fileno())
+        while await stdin.receive_some(1):
+            pass
+
+
+def _kind_of(path: str) -> str | None:
+    """The API that a path belongs to, whatever its prefix."""
+    path = path.partition("?")[0]
+    return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
+
+
+def _prompt_of(kind: str, body: Mapping[str, Any]) -> str:
+    """The text that identifies a call in the statistics and seeds its answer."""
+    if kind == "images":
+        return str(body.get("prompt", ""))
+    if kind == "embeddings":
+        given = body.get("input", "")
+        return given if isinstance(given, str) else "\n".join(map(str, given))
+    messages = body.get("messages") or [{}]
+    content = messages[-1].get("content", "")
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
+
+
+def _answer_text(kind: str, body: Mapping[str, Any], prompt: str) -> str:
+    """The default answer: JSON for a schema, plausible text otherwise."""
+    schema = None
+    if kind == "chat":
+        schema = (body.get("response_format") or {}).get("json_schema", {}).get("schema")
+    elif kind == "messages" and body.get("tools"):
+        schema = body["tools"][0].get("input_schema")
+    return fitting_json(schema, prompt) if schema else plausible_text(prompt)
+
+
+def _answer_body(
+    kind: str, body: Mapping[str, Any], prompt: str, text: str, outcome: SimulatedOutcome, *, usage: bool
+) -> Any:
+    """The JSON body of an answer."""
+    model = body.get("model", "test")
+    if kind == "embeddings":
+        given = body.get("input", "")
+        texts = [given] if isinstance(given, str) else given
+        size = body.get("dimensions") or 16
+        data = [
+            {"object": "embedding", "index": index, "embedding": hash_vector(each, size)}
+            for index, each in enumerate(texts)
+        ]
+        answer: dict[str, Any] = {"object": "list", "model": model, "data": [] if outcome.outcome == "empty" else data}
+    elif kind == "images":
+        pictures = [
+            {"b64_json": base64.b64encode(small_png(f"{prompt} {n}")).decode()} for n in range(body.get("n") or 1)
+        ]
+        answer = {"created": 0, "data": [] if outcome.outcome == "empty" else pictures}
+    elif kind == "messages":
+        return _anthropic_body(body, prompt, text, outcome, usage=usage)
+    else:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if outcome.outcome == "refusal":
+            message = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
+        reason = {"length": "length", "filter": "content_filter"}.get(outcome.outcome, "stop")
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        answer = {
+            "id": "chatcmpl-test",
+            "object": "chat.completion",
+            "model": model,
+            "choices": [] if outcome.outcome == "empty" else [choice],
+        }
+    if usage:
+        sent, received = count_tokens(prompt), count_tokens(text)
+        answer["usage"] = {
+            "prompt_tokens": sent,
+            "completion_tokens": received,
+            "total_tokens": sent + received,
+        }
+    return answer
+
+
+def _anthropic_body(body: Mapping[str, Any], prompt: str, text: str, outcome: SimulatedOutcome, *, usage: bool) -> Any:
+    content: list[dict[str, Any]] = []
+    reason = {"length": "max_tokens", "refusal": "refusal"}.get(outcome.outcome, "end_turn")
+    if (body.get("thinking") or {}).get("type") == "enabled":
+        content.append({"type": "thinking", "thinking": f"The prompt: {prompt[:60]}", "signature": "test"})
+    if body.get("tools") and reason == "end_turn":
+        name = body["tools"][0]["name"]
+        content.append({"type": "tool_use", "id": "toolu_test", "name": name, "input": json.loads(text)})
+        reason = "tool_use"
+    else:
+        content.append({"type": "text", "text": text})
+    answer: dict[str, Any] = {
+        "id": "msg_test",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model", "test"),
+        "content": [] if outcome.outcome == "empty" else content,
+        "stop_reason": reason,
+    }
+    if usage:
+        answer["usage"] = {"input_tokens": count_tokens(prompt), "output_tokens": count_tokens(text)}
+    return answer
+
+
+def _error_body(status: int) -> Any:
+    """The JSON body of an answer with a status other than 200."""
+    kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_exceeded"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": f"simulated answer with status {status}", "type": kind, "code": kind}}

@@ -1,4 +1,4 @@
-"""Time that does not pass: what waits an hour in a test is over at once, and still took an hour."""
+"""Virtual time for tests: a build that waits an hour ends at once, and its clock shows an hour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 from trio.testing import MockClock
 
-from ..runtime.clocks import clocks_made_by
+from ..runtime.threads import clocks_made_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class VirtualTime:
-    """What `virtual_time` gives. Changed by the runs that start in its block, one after the other."""
+    """The clocks of the runs that start in a block of `virtual_time`, one after the other."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -31,7 +31,7 @@ class VirtualTime:
 
     @property
     def seconds(self) -> float:
-        """How much time the runs of this block took, all together, if it had passed."""
+        """The virtual time that the runs of this block took in total."""
         return sum(clock.current_time() - began for clock, began in self._clocks)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -43,10 +43,9 @@ class VirtualTime:
 def virtual_time(*, threshold: float = 0.0) -> Iterator[VirtualTime]:
     """Run builds and plans on a clock that jumps to the next instant at which something happens.
 
-    In the block `seedbed.build`, `preview` and `resume` wait for nothing, and `VirtualTime.run` runs async functions in
-    the same way. Worker threads are waited for and their time is not counted. The clock does not see the network: with
-    `threshold` it jumps only when nothing has happened for so many real seconds, so that a server on loopback gets its
-    chance to answer.
+    In the block, `seedbed.build`, `preview` and `resume` run in virtual time, and so does what `VirtualTime.run` runs.
+    The clock stands still while a worker thread runs. It does not see the network: with `threshold` it jumps only when
+    nothing has happened for so many real seconds, so that a server on loopback has time to answer.
     """
     time = VirtualTime(threshold)
     with clocks_made_by(time.make_clock):

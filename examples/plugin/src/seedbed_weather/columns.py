@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
+from seedbed.columns.base import Column
+from seedbed.columns.spec import ColumnSpec
 from seedbed.errors import ConfigError
-from seedbed.generators import CellContext, Column
-from seedbed.generators.registry import Environment, maker
-from seedbed.recipe.spec import ColumnSpec
+
+if TYPE_CHECKING:
+    from seedbed.columns.base import CellContext
+    from seedbed.columns.spec import Environment
 
 
 @attrs.frozen
@@ -28,14 +31,12 @@ class Temperature(ColumnSpec):
         if self.spread < 0:
             raise ConfigError(f"column {self.name!r}: spread must be 0 or more, not {self.spread!r}")
 
+    def to_column(self, environment: Environment) -> Column:
+        """The engine's column: one call for each row."""
 
-@maker(Temperature)
-def make_temperature(spec: Temperature, environment: Environment) -> Column:
-    """The engine's column: one call for each row."""
+        async def temperature(context: CellContext, **row: str) -> float:
+            # Seeded by the recipe, the column and the row, so that the value is the same in every run.
+            draw = random.Random(f"{environment.seed}/{self.name}/{context.row}")
+            return draw.gauss(self.means[row[self.city]], self.spread)
 
-    async def temperature(context: CellContext, **row: str) -> float:
-        # Seeded by the recipe, the column and the row, so that the value is the same in every run.
-        draw = random.Random(f"{environment.seed}/{spec.name}/{context.row}")
-        return draw.gauss(spec.means[row[spec.city]], spec.spread)
-
-    return Column(spec.name, temperature, requires=[spec.city], dtype=float)
+        return Column(self.name, temperature, requires=[self.city], dtype=float)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 import attrs
 import polars.selectors as cs
 
-from seedbed.generators.registry import Environment, processor_maker
-from seedbed.recipe.processors import ProcessorSpec
+from seedbed.columns.spec import ProcessorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import polars as pl
+
+    from seedbed.columns.spec import Environment
 
 
 @attrs.frozen(kw_only=True)
@@ -24,8 +25,6 @@ class RoundNumbers(ProcessorSpec):
 
     digits: int = 0
 
-
-@processor_maker(RoundNumbers)
-def make_round_numbers(spec: RoundNumbers, _: Environment) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """A function from frame to frame; after generation it would be given a lazy one."""
-    return lambda frame: frame.with_columns(cs.float().round(spec.digits))
+    def to_function(self, environment: Environment) -> Callable[[pl.DataFrame], pl.DataFrame]:
+        """A function from frame to frame; after generation it would be given a lazy one."""
+        return lambda frame: frame.with_columns(cs.float().round(self.digits))

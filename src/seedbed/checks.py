@@ -1,0 +1,121 @@
+"""Checks of what users hand in: validators for attrs fields, and limits of documents.
+
+A validator raises a `ConfigError` with the name of the field, what is expected and the value that was found. Booleans
+are not numbers here, and NaN and infinity are never accepted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeGuard
+
+import attrs
+
+from .errors import ConfigError
+
+Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def optional(validator: Validator) -> Validator:
+    """What the validator accepts, or None."""
+    return attrs.validators.optional(validator)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """True for an int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for a finite int or float that is not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def expect(expected: str, accepts: Callable[[Any], bool]) -> Validator:
+    """A validator that raises "NAME must be EXPECTED, not VALUE" unless `accepts(value)`.
+
+    The message starts with the `error_prefix` of an instance that has one, as the specs of columns have.
+    """
+
+    def validate(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not accepts(value):
+            prefix = getattr(instance, "error_prefix", "")
+            raise ConfigError(f"{prefix}{attribute.name} must be {expected}, not {value!r}", field=attribute.name)
+
+    return validate
+
+
+def whole(least: int | None = None) -> Validator:
+    """A whole number, with `least` one of at least that."""
+    if least is None:
+        return expect("a whole number", is_whole)
+    return expect(f"a whole number, {least} or more", lambda value: is_whole(value) and value >= least)
+
+
+def at_least(low: float, noun: str = "a number") -> Validator:
+    """A number of `low` or more; `noun` names its unit."""
+    return expect(f"{noun}, {low:g} or more", lambda value: is_number(value) and value >= low)
+
+
+def above(low: float, noun: str = "a number", *, at_most: float | None = None) -> Validator:
+    """A number above `low`, which is itself excluded, up to and including `at_most`."""
+    limit = math.inf if at_most is None else at_most
+    upper = "" if at_most is None else f" and at most {at_most:g}"
+    return expect(f"{noun} above {low:g}{upper}", lambda value: is_number(value) and low < value <= limit)
+
+
+def one_of(*allowed: str) -> Validator:
+    """One of the allowed words."""
+    return expect(" or ".join(map(repr, allowed)), lambda value: isinstance(value, str) and value in allowed)
+
+
+def field_check(check: Callable[[Any, attrs.Attribute[Any], Any], None]) -> Validator:
+    """A validator of its own messages: a `ConfigError` that `check` raises gets the name of the field."""
+
+    def validate(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        try:
+            check(instance, attribute, value)
+        except ConfigError as error:
+            error.field = attribute.name
+            raise
+
+    return validate
+
+
+def as_names(value: Any) -> Any:
+    """Convert one name, or several, to a tuple; anything else is returned for the validator to reject."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
+
+
+flag = expect("True or False", lambda value: isinstance(value, bool))
+share = expect("a number from 0 to 1", lambda value: is_number(value) and 0 <= value <= 1)
+text = expect("a text of at least one character", lambda value: isinstance(value, str) and bool(value))
+name = expect("the name of a column", lambda value: isinstance(value, str) and bool(value))
+names = expect("the name of a column, or a list of names", _are_names)
+mapping = expect(
+    "a mapping of names to values",
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+)
+seconds = above(0, "seconds")
+
+# Recipes and plans that are nested deeper are rejected: most code follows a tree by recursion, and Python's stack ends.
+MAX_DEPTH = 100
+
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DOTTED = re.compile(rf"^[ \t\[]*+(?:{_PART}){{{MAX_DEPTH}}}", re.MULTILINE)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """As `tomllib.loads`, with `RecursionError` for keys of too many parts, whose cost would be quadratic."""
+    if _DOTTED.search(text):
+        raise RecursionError(f"a key of more than {MAX_DEPTH} parts")
+    return tomllib.loads(text)

@@ -1,0 +1,426 @@
+"""The column that the engine runs, how its generator is called, and the interface of the engine for that generator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+import attrs
+
+from .. import checks
+from ..errors import ConfigError
+from ..graph import Kind
+from ..observe.report import Usage
+from ..runtime.asyncio import for_runtime
+
+if TYPE_CHECKING:
+    from ..models.base import ChatAnswer, Dedupe, Image, Message, ModelClient, ModelSpec
+    from ..runtime.asyncio.crossing import Crossing
+    from .templates import SkipRule
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class TaskUsage:
+    """The usage that one task reported. Changed by `CellContext.report_usage` only."""
+
+    total: Usage = attrs.field(factory=Usage)
+    by_model: dict[str, Usage] = attrs.field(factory=dict)
+    _taken: dict[str, Usage] = attrs.field(factory=dict)
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count a call, or several."""
+        self.total += usage
+        self.by_model[model] = self.by_model[model] + usage if model in self.by_model else usage
+
+    def take(self) -> dict[str, Usage]:
+        """The usage of each model since the last call of this method."""
+        before, self._taken = self._taken, dict(self.by_model)
+        return {model: usage - before.get(model, Usage()) for model, usage in self._taken.items()}
+
+
+@runtime_checkable
+class CellContext(Protocol):
+    """The context of a call, passed to a generator that has a parameter of this type.
+
+    `row` is the row's number in the whole dataset (None if the task is for a whole row group), `attempt` counts
+    from 1.
+    """
+
+    @property
+    def column(self) -> str: ...
+    @property
+    def row_group(self) -> int: ...
+    @property
+    def row(self) -> int | None: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def rows(self) -> Sequence[tuple[int, int]]:
+        """The rows of a task for a whole row group, in order: source row and copy (0: the row itself)."""
+        ...
+
+    def report_usage(
+        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
+    ) -> None:
+        """Add to the usage of this task, by model; safe from a worker thread."""
+
+    async def call(
+        self,
+        send: Callable[[], Awaitable[T]],
+        *,
+        key: str | None = None,
+        tokens: int = 0,
+        idempotency_key: Callable[[], bytes] | None = None,
+    ) -> T:
+        """Make one model call under a permit of `key` (by default the column's).
+
+        The first call uses the permit that the task was started with. A `RateLimited` before any answer sends the cell
+        back to its lane; after an answer the call waits here, so that no answered call is repeated.
+
+        `idempotency_key` identifies the call across attempts. Then its answer is stored when a
+        later call of the cell fails, or the whole run dies, and is returned again without being sent.
+        """
+
+    def give_back(self) -> None:
+        """Return the permit that the task was started with, because it sends no call for now."""
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await an async function from a synchronous generator, in its worker thread."""
+
+    def bind_model(
+        self,
+        alias: str,
+        spec: ModelSpec,
+        client: ModelClient,
+        *,
+        seed: int = 0,
+        dedupe: Dedupe | None = None,
+        ends_at_failure: bool = False,
+    ) -> Model:
+        """The model for this cell, as a parameter of type `Model` gets it.
+
+        `seed` is the recipe's. With `dedupe`, equal chats of all cells are sent once. `ends_at_failure` promises that
+        the cell's function awaits nothing after a chat that failed: then the cell's cancel scope carries the deadline
+        of each chat, which is cheaper than a scope for each.
+        """
+
+
+class Model(Protocol):
+    """A model of the recipe, for one cell: each call takes a permit, and its usage is reported.
+
+    The seed of the recipe, the column, the row and the number of the call determine the values of sampled
+    parameters, which are the same in every attempt.
+    """
+
+    @property
+    def alias(self) -> str: ...
+    @property
+    def sync(self) -> SyncModel:
+        """The same model for synchronous functions, which run in worker threads."""
+        ...
+
+    async def chat(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        images: Iterable[Image] = (),
+        schema: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> str:
+        """Send a prompt or a conversation, and return the text of the answer."""
+        ...
+
+    async def complete(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        images: Iterable[Image] = (),
+        schema: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> ChatAnswer:
+        """Send a prompt or a conversation, and return the whole answer."""
+        ...
+
+    async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
+        """A vector for each text."""
+        ...
+
+    async def image(self, prompt: str, **parameters: Any) -> Image:
+        """An image."""
+        ...
+
+
+class SyncModel(Protocol):
+    """A `Model` whose methods block: for synchronous functions, in their worker thread."""
+
+    @property
+    def alias(self) -> str: ...
+    def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
+        """The text of an answer; options as those of `Model.chat`."""
+        ...
+
+    def complete(self, prompt: str | Sequence[Message], **options: Any) -> ChatAnswer:
+        """The whole answer; options as those of `Model.complete`."""
+        ...
+
+    def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
+        """A vector for each text."""
+        ...
+
+    def image(self, prompt: str, **parameters: Any) -> Image:
+        """An image."""
+        ...
+
+
+class UncallableError(TypeError):
+    """The generator cannot be called for its column; the message is the rest of the sentence "column 'x' …"."""
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """A generator's function and its arguments.
+
+    `positional` and `keywords` are requirement names; None among the positional ones stands for the context. A function
+    for whole columns or row groups takes its frame or its rows first and has neither.
+    """
+
+    function: Callable[..., Any]
+    is_async: bool
+    positional: tuple[str | None, ...]
+    keywords: tuple[str, ...]
+    context_keyword: str | None
+
+    @property
+    def wants_context(self) -> bool:
+        return self.context_keyword is not None or None in self.positional
+
+
+def generator_function(generator: object) -> tuple[Callable[..., Any], bool]:
+    """The function that fills a column, and whether it is async; `agenerate` is preferred to `generate`."""
+    if isinstance(generator, type):
+        # Its methods need a `self`, and the engine creates no instance.
+        raise UncallableError(f"has the class {generator.__name__} as its generator; give it an instance")
+    agenerate = getattr(generator, "agenerate", None)
+    if callable(agenerate):
+        return agenerate, True
+    generate = getattr(generator, "generate", None)
+    if callable(generate):
+        return generate, False
+    if not callable(generator):
+        raise UncallableError(
+            f"has {generator!r} as its generator, which is not a function and has neither generate nor agenerate"
+        )
+    is_async = inspect.iscoroutinefunction(generator) or inspect.iscoroutinefunction(generator.__call__)
+    return generator, is_async
+
+
+def bind_call(generator: object, kind: Kind, requires: Sequence[str] | None) -> tuple[Call, tuple[str, ...]]:
+    """Read from a signature how to call a generator; returns that and the columns it requires.
+
+    With `requires=None` a cell function's parameters without a default are its requirements.
+    """
+    function, is_async = generator_function(generator)
+    parameters = read_parameters(function)
+    contexts = [parameter.name for parameter in parameters if has_type(parameter, CellContext)]
+    if len(contexts) > 1:
+        raise UncallableError(f"has {len(contexts)} parameters for the context; one is enough")
+    if kind is Kind.CELL:
+        return _bind_cell(function, is_async, parameters, contexts, requires)
+    takes = [p for p in parameters if p.name not in contexts and p.default is p.empty and p.kind not in _VARIADIC]
+    if len(takes) != 1:
+        what = "its rows (a range)" if kind is Kind.FROM_SCRATCH else "its frame"
+        names = ", ".join(p.name for p in takes) or "nothing"
+        raise UncallableError(f"is called with one argument, {what}, but its function wants {names}")
+    keyword = contexts[0] if contexts else None
+    call = Call(function=function, is_async=is_async, positional=(), keywords=(), context_keyword=keyword)
+    return call, tuple(requires or ())
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _bind_cell(
+    function: Callable[..., Any],
+    is_async: bool,
+    parameters: Sequence[inspect.Parameter],
+    contexts: Sequence[str],
+    requires: Sequence[str] | None,
+) -> tuple[Call, tuple[str, ...]]:
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    named = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
+    wanted = [p.name for p in named if p.default is p.empty and p.name not in contexts]
+    if requires is None:
+        requires = wanted
+    unmet = [name for name in wanted if name not in requires]
+    if unmet:
+        raise UncallableError(f"wants {_names(unmet)}, which it does not require")
+    known = {parameter.name for parameter in named}
+    surplus = [name for name in requires if name not in known]
+    if surplus and not takes_any:
+        raise UncallableError(f"requires {_names(surplus)}, which its function does not take")
+    positional: list[str | None] = []
+    keywords: list[str] = []
+    context_keyword: str | None = None
+    in_front = True  # as long as every parameter so far is given, it can be given by position
+    for parameter in named:
+        given = parameter.name in contexts or parameter.name in requires
+        in_front = in_front and given and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+        if in_front:
+            positional.append(None if parameter.name in contexts else parameter.name)
+        elif parameter.name in contexts:
+            context_keyword = parameter.name
+        elif given:
+            keywords.append(parameter.name)
+    keywords.extend(surplus)
+    call = Call(
+        function=function,
+        is_async=is_async,
+        positional=tuple(positional),
+        keywords=tuple(keywords),
+        context_keyword=context_keyword,
+    )
+    return call, tuple(requires)
+
+
+def read_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function, with annotations as classes, or as text if they cannot be evaluated."""
+    for evaluate in (True, False):
+        try:
+            return list(inspect.signature(function, eval_str=evaluate).parameters.values())
+        except Exception:  # noqa: BLE001  annotations can raise anything
+            continue
+    raise UncallableError(f"has a function whose parameters cannot be read: {function!r}")
+
+
+def has_type(parameter: inspect.Parameter, kind: type) -> bool:
+    """True if a parameter is annotated with a class; annotations that could not be evaluated are compared as text."""
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        return annotation.rpartition(".")[2].strip("'\" ") == kind.__name__
+    return annotation is kind
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+class AsyncioContext:
+    """The context of a cell whose function runs on asyncio: it calls the engine on trio's side."""
+
+    def __init__(self, context: CellContext, crossing: Crossing) -> None:
+        self._context = context
+        self._crossing = crossing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def call(self, send: Callable[[], Awaitable[T]], **options: Any) -> T:
+        """Run `send` here, on asyncio; the permit is taken and the outcome reported on trio's side."""
+        sent = partial(self._crossing.run, send)
+        return await self._crossing.call(partial(self._context.call, sent, **options)).wait()
+
+    def give_back(self) -> None:
+        self._crossing.into_trio(self._context.give_back)
+
+
+def for_asyncio(value: Any, crossing: Crossing) -> Any:
+    """Adapt an argument of a function that runs on asyncio: a context is wrapped, other values are unchanged."""
+    return AsyncioContext(value, crossing) if isinstance(value, CellContext) else value
+
+
+def _as_kind(value: Kind | str) -> Kind:
+    try:
+        return Kind(value)
+    except ValueError:
+        allowed = ", ".join(repr(kind.value) for kind in Kind)
+        raise ConfigError(f"kind must be one of {allowed}, not {value!r}") from None
+
+
+def _exceptions(value: type[Exception] | Iterable[type[Exception]]) -> tuple[type[Exception], ...]:
+    return (value,) if isinstance(value, type) else tuple(value)
+
+
+@attrs.frozen(eq=False)
+class Column:
+    """A generator and its outputs.
+
+    `generator` is a function, sync or async, or an object with `generate` or `agenerate`. Its arguments:
+
+    - kind `cell`: the values of its required columns of one row, by parameter name; it returns the cell's value;
+    - kind `full_column`: a polars frame of its required columns; it returns as many values as the frame has rows;
+    - kind `from_scratch`: a `range` of row numbers; it returns a value for each.
+
+    A generator with several outputs or side effects returns a mapping (or, for whole columns, a frame) by name; a side
+    effect may be missing, an output may not. Sync generators run in a worker thread, or in a process with
+    `process=True`. A parameter annotated `CellContext` gets the context. A value of a whole column that is a
+    `CellError` fails only its own row.
+    """
+
+    name: str
+    generator: Any
+    kind: Kind = attrs.field(default=Kind.CELL, converter=_as_kind, kw_only=True)
+    # Columns that it requires; by default the parameters of a cell function.
+    requires: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names, kw_only=True)
+    # Throttle key of its calls, if it has any.
+    key: str | None = attrs.field(default=None, kw_only=True)
+    # Other keys of its calls through `CellContext.call`; they may have limits too.
+    other_keys: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, kw_only=True)
+    # Tokens that one call is expected to use, for tokens-per-minute limits and max_tokens.
+    tokens: int = attrs.field(default=0, kw_only=True)
+    outputs: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names, kw_only=True)
+    side_effects: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, kw_only=True)
+    # A polars, pyarrow or Python type, or a mapping of them by output.
+    dtype: Any = attrs.field(default=None, kw_only=True)
+    timeout: float | None = attrs.field(default=None, kw_only=True)
+    is_stateful: bool = attrs.field(default=None, kw_only=True)
+    process: bool = attrs.field(default=False, kw_only=True)
+    # The event loop that its async function targets, `trio` (the default) or `asyncio`.
+    runtime: str | None = attrs.field(default=None, kw_only=True)
+    allow_resize: bool = attrs.field(default=False, kw_only=True)
+    # Exceptions of its own code that are retried.
+    retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions, kw_only=True)
+    skip: SkipRule | None = attrs.field(default=None, kw_only=True)
+    # A cell with a skipped input is `run` with a null, or `skip`ped too.
+    skip_policy: str = attrs.field(default="run", kw_only=True)
+    # The limit of its concurrent calls if it is lower than that of its key; columns of one `lane` share it.
+    lane: str | None = attrs.field(default=None, kw_only=True)
+    lane_limit: int | None = attrs.field(default=None, kw_only=True)
+    # The columns whose values its generator gets: `requires` without those that only its skip rule reads.
+    inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
+    # How the generator is called, or why it cannot be.
+    call: Call | None = attrs.field(init=False, default=None, repr=False)
+    problem: str | None = attrs.field(init=False, default=None, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Read the generator's signature; a problem is stored for the start-up check, which reports all at once."""
+        put = object.__setattr__
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("outputs", "is_stateful", "requires")}
+        if given["outputs"] is None:
+            put(self, "outputs", (self.name,))
+        if given["is_stateful"] is None:
+            put(self, "is_stateful", bool(getattr(self.generator, "is_stateful", False)))
+        try:
+            call, requires = bind_call(self.generator, self.kind, given["requires"])
+            function = for_runtime(call.function, is_async=call.is_async, runtime=self.runtime, adapt=for_asyncio)
+        except (UncallableError, ConfigError) as error:
+            put(self, "problem", f"column {self.name!r} {error}")
+            put(self, "inputs", given["requires"] or ())
+        else:
+            put(self, "call", attrs.evolve(call, function=function))
+            put(self, "inputs", requires)
+        rule = self.skip.requires if self.skip is not None else ()
+        put(self, "requires", tuple(dict.fromkeys((*self.inputs, *rule))))
+
+    def dtypes(self) -> dict[str, Any]:
+        """The declared type of each output that has one."""
+        if self.dtype is None:
+            return {}
+        if isinstance(self.dtype, Mapping):
+            return dict(self.dtype)
+        return {self.outputs[0]: self.dtype}

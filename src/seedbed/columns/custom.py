@@ -1,0 +1,396 @@
+"""Columns that are filled by user-defined functions."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, SupportsIndex, TypeVar, overload
+
+import attrs
+import polars as pl
+import trio
+
+from .. import checks
+from ..errors import ConfigError
+from ..graph import nearest
+from ..models.base import NOT_IN_FINGERPRINT
+from ..runtime.asyncio import RUNTIMES, for_runtime
+from ..runtime.threads import Lease, run_sync
+from .base import (
+    CellContext,
+    Column,
+    Model,
+    UncallableError,
+    for_asyncio,
+    generator_function,
+    has_type,
+    read_parameters,
+)
+from .code import find_name, for_process, is_generator_object
+from .spec import ColumnSpec, Environment
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from ..models.base import ModelSpec
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+ExceptionClass = type[Exception]
+
+
+def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
+    """Exception classes; those built in may be named, others are `module:name`, which is imported later."""
+    found: list[ExceptionClass | str] = []
+    for each in (value,) if isinstance(value, type | str) else tuple(value):
+        exception = getattr(builtins, each, None) if isinstance(each, str) and ":" not in each else each
+        if isinstance(exception, str) or (isinstance(exception, type) and issubclass(exception, Exception)):
+            found.append(exception)
+        else:
+            hint = nearest(each, _EXCEPTIONS) if isinstance(each, str) else ""
+            raise ConfigError(f"retry_on must hold exception classes, or their names, not {each!r}{hint}")
+    return tuple(found)
+
+
+_names = checks.optional(checks.names)
+_EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception)]
+
+
+@attrs.frozen
+class Custom(ColumnSpec, Generic[P, R]):
+    """A column that a user-defined function fills; `@seedbed.column` returns one, which can be called as the function.
+
+    `function` may also be an object with `generate` or `agenerate`, which may have a state. In a recipe file it is
+    `module:name`, and is imported only if the user allows code. `requires` are its columns (by default the function's
+    parameters); `models` maps parameters of type `Model` to aliases (by default the parameter's name); `key` is the
+    throttle key (by default that of its first model). `runtime` is the event loop that an async function targets,
+    `trio` (the default) or `asyncio`.
+    """
+
+    type: ClassVar[str] = "custom"
+
+    function: Callable[P, R] | str
+    requires: tuple[str, ...] | None = attrs.field(
+        default=None, converter=checks.as_names, validator=_names, kw_only=True
+    )
+    outputs: tuple[str, ...] | None = attrs.field(
+        default=None, converter=checks.as_names, validator=_names, kw_only=True
+    )
+    side_effects: tuple[str, ...] | None = attrs.field(
+        default=(), converter=checks.as_names, validator=_names, kw_only=True
+    )
+    models: Mapping[str, str] = attrs.field(factory=dict, converter=dict, kw_only=True)
+    is_stateful: bool = attrs.field(default=False, kw_only=True)
+    retry_on: tuple[ExceptionClass | str, ...] = attrs.field(
+        default=(), converter=_retry_on, kw_only=True, metadata=NOT_IN_FINGERPRINT
+    )
+    key: str | None = attrs.field(default=None, kw_only=True, metadata=NOT_IN_FINGERPRINT)
+    tokens: int = attrs.field(default=0, kw_only=True, metadata=NOT_IN_FINGERPRINT)
+    process: bool = attrs.field(default=False, kw_only=True, metadata=NOT_IN_FINGERPRINT)
+    runtime: str | None = attrs.field(
+        default=None, kw_only=True, validator=checks.optional(checks.one_of(*RUNTIMES)), metadata=NOT_IN_FINGERPRINT
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Reject anything but a function, an object that generates, or the name of one."""
+        function: Any = self.function
+        if isinstance(function, str):
+            if ":" not in function:
+                raise ConfigError(f"column {self.name!r}: function must be 'module:name', not {function!r}")
+        elif isinstance(function, type) or not (callable(function) or is_generator_object(function)):
+            raise ConfigError(
+                f"column {self.name!r}: function must be a function, or an object with generate or agenerate, "
+                f"not {function!r}"
+            )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself."""
+        if isinstance(self.function, str):
+            raise TypeError(f"column {self.name!r} names its function ({self.function}) and cannot be called")
+        return self.function(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[P, R] | str:
+        """The function, where `inspect` looks for it."""
+        return self.function
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
+        """Pickle by reference: under the function's name the module has this column, not the function.
+
+        A program's own module, `__main__`, is a different one in the process that unpickles.
+        """
+        module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
+        if module != "__main__" and find_name(sys.modules.get(str(module)), name) is self:
+            return _import_column, (module, name)
+        return super().__reduce_ex__(protocol)
+
+    def aliases(self) -> tuple[str, ...]:
+        return tuple(self.models.values())
+
+    def code(self) -> tuple[str, ...]:
+        return (*super().code(), *(each for each in self.retry_on if isinstance(each, str)))
+
+    def to_column(self, environment: Environment) -> Column:
+        """The engine's column of a function; models are bound to the cell that uses them."""
+        spec = _imported(self, environment)
+        function, is_async = generator_function(spec.function)
+        for alias in spec.aliases():
+            try:
+                environment.model(alias)
+            except ConfigError as error:
+                raise ConfigError(f"column {spec.name!r}: {error}") from None
+        kind, taken = _kind(function)
+        requires = _requires(spec, function, taken)
+        key = spec.key
+        if key is None and spec.models:
+            key = environment.model(spec.aliases()[0]).key("chat")
+        generator: Any = spec.function
+        if spec.models:
+            if spec.process:
+                raise ConfigError(f"column {spec.name!r} runs in a process, where its function cannot call a model")
+            try:
+                inner = for_runtime(function, is_async=is_async, runtime=spec.runtime, adapt=for_asyncio)
+            except ConfigError as error:
+                raise ConfigError(f"column {spec.name!r} {error}") from None
+            generator = _with_models(spec, inner, is_async, taken, environment)
+        elif spec.process and not is_async:
+            if "<" in function.__qualname__:
+                raise ConfigError(
+                    f"column {spec.name!r} runs in a process: its function must be defined at the top level of a module"
+                )
+            generator = for_process(function)
+        return Column(
+            spec.name,
+            generator,
+            kind=kind,
+            requires=requires,
+            key=key,
+            tokens=spec.tokens,
+            outputs=spec.outputs,
+            side_effects=spec.side_effects or (),
+            dtype=spec.dtype,
+            timeout=spec.timeout,
+            # An object declares itself whether it is stateful.
+            is_stateful=spec.is_stateful or bool(getattr(spec.function, "is_stateful", False)),
+            process=spec.process,
+            # With models the generator is `_with_models`, which targets trio and calls the adapted function.
+            runtime=None if spec.models else spec.runtime,
+            retry_on=_exceptions(spec, environment),
+        )
+
+
+def _import_column(module: str, name: str) -> Any:
+    """The column that `Custom.__reduce_ex__` refers to."""
+    return find_name(importlib.import_module(module), name)
+
+
+@overload
+def column(function: Callable[P, R], /) -> Custom[P, R]: ...
+
+
+@overload
+def column(
+    *,
+    name: str | None = None,
+    requires: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    side_effects: Iterable[str] = (),
+    models: Mapping[str, str] | None = None,
+    is_stateful: bool = False,
+    timeout: float | None = None,
+    retry_on: type[Exception] | Iterable[type[Exception]] = (),
+    dtype: Any = None,
+    key: str | None = None,
+    tokens: int = 0,
+    process: bool = False,
+    runtime: Literal["asyncio", "trio"] | None = None,
+    skip_when: str | None = None,
+    skip_policy: str = "run",
+) -> Callable[[Callable[P, R]], Custom[P, R]]: ...
+
+
+def column(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Turn a function into a column, which can still be called as the function.
+
+    A function, sync or async, fills a cell: parameters named like columns are its requirements, and a parameter of type
+    `Model` gets the model whose alias is its name, or the one in `models`. A function with a parameter of type
+    `polars.DataFrame` fills a whole column from a frame of the columns in `requires`; one with a parameter of type
+    `range` fills a column from scratch, from row numbers. A parameter of type `CellContext` gets the context. An async
+    function runs under trio, or with `runtime="asyncio"` in a task of asyncio.
+    """
+    if function is None:
+        return functools.partial(column, **options)
+    if isinstance(function, Custom):
+        raise ConfigError(f"column {function.name!r} has a duplicate @seedbed.column")
+    if isinstance(function, type) or not callable(function):
+        raise ConfigError(f"@seedbed.column decorates a function, not {function!r}")
+    return _custom(function, **options)
+
+
+def _custom(function: Callable[..., Any], *, name: str | None = None, **options: Any) -> Custom[..., Any]:
+    name = name or str(getattr(function, "__name__", ""))
+    given = dict(options.pop("models", None) or {})
+    wanted = [
+        parameter.name for parameter in _parameters(generator_function(function)[0]) if has_type(parameter, Model)
+    ]
+    unknown = [parameter for parameter in given if parameter not in wanted]
+    if unknown:
+        names = ", ".join(repr(each) for each in unknown)
+        raise ConfigError(f"column {name!r}: models names {names}, which is not a parameter of type Model")
+    models = {parameter: given.get(parameter, parameter) for parameter in wanted}
+    return Custom(name, function, models=models, **options)
+
+
+def used_models(specs: Iterable[ColumnSpec], environment: Environment) -> dict[str, ModelSpec]:
+    """The models that columns call, by alias: what must be open while they run.
+
+    A function that a spec only names is imported, because its parameters determine its models.
+    """
+    known = (_imported(spec, environment) if isinstance(spec, Custom) else spec for spec in specs)
+    return {alias: environment.model(alias) for spec in known for alias in spec.aliases()}
+
+
+def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., Any]:
+    """The spec with its function imported; fields of the file override those of the function's decorator."""
+    if not isinstance(spec.function, str):
+        return spec
+    if not environment.allow_code:
+        raise ConfigError(f"column {spec.name!r} runs user-defined code ({spec.function!r}), which needs --allow-code")
+    found = environment.import_object(spec.function, f"column {spec.name!r}, function")
+    given = {
+        field.name: getattr(spec, field.name)
+        for field in attrs.fields(Custom)
+        if field.name not in ("function", "models") and getattr(spec, field.name) != field.default
+    }
+    if isinstance(found, Custom):
+        given["models"] = {**found.models, **spec.models}
+        return attrs.evolve(found, **given)
+    if isinstance(found, type) or not (callable(found) or is_generator_object(found)):
+        hint = "; name an instance of it, or write the recipe in Python" if isinstance(found, type) else ""
+        raise ConfigError(f"column {spec.name!r}: {spec.function!r} is not a function but {found!r}{hint}")
+    return _custom(found, models=spec.models, **given)
+
+
+def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[type[Exception], ...]:
+    where = f"column {spec.name!r}, retry_on"
+    found: list[type[Exception]] = []
+    for each in spec.retry_on:
+        exception = environment.import_object(each, where) if isinstance(each, str) else each
+        if not (isinstance(exception, type) and issubclass(exception, Exception)):
+            raise ConfigError(f"{where}: {each!r} is not an exception class")
+        found.append(exception)
+    return tuple(found)
+
+
+def _kind(function: Callable[..., Any]) -> tuple[str, str | None]:
+    """The kind of a function's column, and the parameter that takes the frame or the rows."""
+    for parameter in _parameters(function):
+        if has_type(parameter, pl.DataFrame):
+            return "full_column", parameter.name
+        if has_type(parameter, range):
+            return "from_scratch", parameter.name
+    return "cell", None
+
+
+def _requires(spec: Custom[..., Any], function: Callable[..., Any], taken: str | None) -> tuple[str, ...]:
+    parameters = _parameters(function)
+    fixed = [each for each in parameters if each.kind is each.POSITIONAL_ONLY]
+    if fixed:
+        raise ConfigError(
+            f"column {spec.name!r}: parameter {fixed[0].name!r} is positional-only, but values are passed by name"
+        )
+    others = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name != taken
+        and each.name not in spec.models
+        and not has_type(each, CellContext)
+    ]
+    if taken is None:
+        return tuple(others) if spec.requires is None else spec.requires
+    if others:
+        names = ", ".join(repr(name) for name in others)
+        raise ConfigError(
+            f"column {spec.name!r} is called with {taken!r} alone, but its function also requires {names}"
+        )
+    if spec.requires is None and _kind(function)[0] == "full_column":
+        raise ConfigError(f"column {spec.name!r}: list the columns of its frame with requires=[…]")
+    return spec.requires or ()
+
+
+def _with_models(
+    spec: Custom[..., Any], function: Callable[..., Any], is_async: bool, taken: str | None, environment: Environment
+) -> Callable[..., Any]:
+    """The function with its models, which are bound to the cell of each call."""
+    context_name = next((each.name for each in _parameters(function) if has_type(each, CellContext)), None)
+
+    def bind(context: CellContext) -> dict[str, Any]:
+        bound: dict[str, Any] = {
+            parameter: context.bind_model(
+                alias, environment.model(alias), environment.client(alias), seed=environment.seed
+            )
+            for parameter, alias in spec.models.items()
+        }
+        return bound if context_name is None else {**bound, context_name: context}
+
+    def fill_cell(context: CellContext, **values: Any) -> Any:
+        return function(**values, **bind(context))
+
+    def fill_column(given: Any, context: CellContext) -> Any:
+        return function(**{str(taken): given}, **bind(context))
+
+    fill = fill_cell if taken is None else fill_column
+    if not is_async:
+        return fill
+
+    @functools.wraps(fill)
+    async def fill_async(*args: Any, **values: Any) -> Any:
+        return await fill(*args, **values)
+
+    return fill_async
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return read_parameters(function)
+    except UncallableError:  # reported with the other problems of the column
+        return []
+
+
+class Bridged:
+    """A generator with both `generate` and `agenerate`: the missing one calls the other."""
+
+    def __init__(self, generator: object) -> None:
+        self.generator = generator
+        function, is_async = generator_function(generator)
+        self._agenerate: Callable[..., Awaitable[Any]] | None = function if is_async else None
+        self._generate: Callable[..., Any] | None = getattr(generator, "generate", None) if is_async else function
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it from synchronous code, also inside a running event loop or in a worker thread."""
+        if self._generate is not None:
+            return self._generate(*args, **kwargs)
+        assert self._agenerate is not None
+        return run_sync(functools.partial(self._agenerate, *args, **kwargs))
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        """Await it; synchronous code runs in a worker thread."""
+        if self._agenerate is not None:
+            return await self._agenerate(*args, **kwargs)
+        assert self._generate is not None
+        limiter = trio.to_thread.current_default_thread_limiter()
+        holder = object()
+        await limiter.acquire_on_behalf_of(holder)
+        lease = Lease(lambda: limiter.release_on_behalf_of(holder))
+        return await lease.run(functools.partial(self._generate, *args, **kwargs))
+
+
+def bridge(generator: object) -> Bridged:
+    """Add the method, `generate` or `agenerate`, that a generator lacks."""
+    return generator if isinstance(generator, Bridged) else Bridged(generator)

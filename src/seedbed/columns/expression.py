@@ -1,0 +1,181 @@
+"""Columns that are computed from others: a Jinja2 template, an expression, polars SQL or a polars expression."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import polars as pl
+
+from .. import checks
+from ..errors import CellError, ConfigError, Permanent
+from .base import Column
+from .dtypes import dtype_text
+from .spec import ColumnSpec, Environment
+from .templates import Condition, Template, compile_condition, compile_template, is_template
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .base import CellContext
+
+
+LANGUAGES = ("jinja", "sql")
+# Every operator is a level of polars' tree, which it follows by recursion: 20,000 of them, or 500 `||`, exhaust the C
+# stack and end the process.
+_MAX_OPERATORS = 1000
+_MAX_CONCATENATIONS = 100
+_MAX_LENGTH = 1_000_000
+_LITERALS = re.compile(r"'[^']*+'|\"[^\"]*+\"")
+_OPERATORS = re.compile(
+    r"\|\||::|[-+*/%<>=!&|^~#@(\[]|\b(?:AND|OR|NOT|WHEN|LIKE|ILIKE|IN|IS|BETWEEN|AS)\b", re.IGNORECASE
+)
+
+
+def _key(value: Any) -> Any:
+    # `==` of two polars expressions gives a third one.
+    return str(value) if isinstance(value, pl.Expr) else value
+
+
+@attrs.frozen
+class Expression(ColumnSpec):
+    """A column that is computed from others.
+
+    `expr` with `{{ }}` or `{% %}` is a Jinja2 template and gives text (or `dtype`, parsed from the text). Other text is
+    an expression over the row, such as `quality.clarity >= 4`, in Jinja2's language or with `language="sql"` in
+    polars SQL. In Python it may be a polars expression. An operation that has no result for a null gives null.
+    """
+
+    type: ClassVar[str] = "expression"
+
+    expr: str | pl.Expr = attrs.field(eq=_key)
+    language: str = attrs.field(default="jinja", kw_only=True, validator=checks.one_of(*LANGUAGES))
+
+    def __attrs_post_init__(self) -> None:
+        """Compile it, so that its problems are known before anything runs."""
+        if not isinstance(self.expr, str | pl.Expr):
+            raise ConfigError(f"{self.where}: must be text or a polars expression, not {self.expr!r}", field="expr")
+        compiled = self.compiled()
+        if isinstance(compiled, pl.Expr) and not row_by_row(compiled):
+            raise ConfigError(
+                f"{self.where}: {str(compiled)!r} looks at more than its own row, so that its values would depend on "
+                "where row groups begin; write a frame function with @seedbed.column, or a processor"
+            )
+
+    @property
+    def where(self) -> str:
+        """The start of messages about it."""
+        return f"column {self.name!r}, expr"
+
+    def compiled(self) -> Template | Condition | pl.Expr:
+        """A template gives text and a condition any value, row by row; polars computes all rows at once."""
+        if isinstance(self.expr, pl.Expr):
+            return self.expr
+        if self.language == "sql":
+            return compile_sql(self.expr, where=self.where)
+        compile_text = compile_template if is_template(self.expr) else compile_condition
+        return compile_text(self.expr, where=self.where)
+
+    def to_column(self, environment: Environment) -> Column:  # noqa: ARG002
+        """A full column: polars computes it at once, a template row by row."""
+        compiled = self.compiled()
+        if isinstance(compiled, pl.Expr):
+            requires, compute = tuple(dict.fromkeys(compiled.meta.root_names())), _by_frame(self, compiled)
+        else:
+            requires, compute = compiled.requires, _by_row(self, compiled)
+
+        def fill(frame: pl.DataFrame, context: CellContext) -> list[Any]:
+            if requires:
+                return compute(frame)
+            # A frame without columns has no height: a constant is computed once and repeated.
+            return compute(pl.DataFrame({"": [0]})) * len(context.rows)
+
+        dtype = str if isinstance(compiled, Template) and self.dtype is None else self.dtype
+        return Column(self.name, fill, kind="full_column", requires=requires, dtype=dtype)
+
+
+def compile_sql(text: str, *, where: str) -> pl.Expr:
+    """A polars expression from SQL, as in `CASE WHEN stars > 3 THEN 'good' ELSE 'bad' END`. Raises `ConfigError`."""
+    if isinstance(text, str):
+        operators = _OPERATORS.findall(_LITERALS.sub("", text))
+        if len(operators) > _MAX_OPERATORS or operators.count("||") > _MAX_CONCATENATIONS or len(text) > _MAX_LENGTH:
+            raise ConfigError(
+                f"{where}: {text[:60]!r}… is too large an SQL expression: at most {_MAX_OPERATORS} operators, "
+                f"{_MAX_CONCATENATIONS} of them ||, and {_MAX_LENGTH} characters"
+            )
+    try:
+        return pl.sql_expr(text)
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        reason = str(error)[:500]
+        raise ConfigError(f"{where}: {text[:200]!r} is not a polars SQL expression: {reason}") from error
+
+
+def row_by_row(expr: pl.Expr) -> bool:
+    """True if its value in a row depends on that row alone, or if polars cannot decide that without the data."""
+    try:
+        if expr.meta.has_multiple_outputs():
+            return False
+        aggregates = expr.meta.is_scalar() and bool(expr.meta.root_names())
+        return expr.meta.is_row_separable() and not aggregates
+    except pl.exceptions.PolarsError:
+        # Of some expressions this is not known before their types are.
+        return True
+
+
+def _by_frame(spec: Expression, expression: pl.Expr) -> Callable[[pl.DataFrame], list[Any]]:
+    def compute(frame: pl.DataFrame) -> list[Any]:
+        try:
+            return frame.with_columns(expression.alias(spec.name))[spec.name].to_list()
+        except pl.exceptions.PolarsError as error:
+            raise Permanent(f"{spec.where}: {error}") from error
+
+    return compute
+
+
+def _by_row(spec: Expression, row: Template | Condition) -> Callable[[pl.DataFrame], list[Any]]:
+    if isinstance(row, Template):
+        read, template = _reader(spec), row
+
+        def one(values: dict[str, Any]) -> Any:
+            return read(template.render(values))
+    else:
+        one = row.evaluate
+
+    def each(values: dict[str, Any]) -> Any:
+        try:
+            return one(values)
+        except CellError as error:
+            return error  # only that row fails
+
+    return lambda frame: [each(values) for values in frame.iter_rows(named=True)]
+
+
+def _reader(spec: Expression) -> Callable[[str], Any]:
+    """A function that parses the text of a template; an empty text and that of a null are null."""
+    dtype = spec.dtype
+    if dtype is None or dtype_text(dtype) in ("str", "String"):
+        return lambda text: text
+    parse = _PARSERS.get(dtype) or (lambda text: pl.Series([text]).cast(dtype).item())
+
+    def read(text: str) -> Any:
+        text = text.strip()
+        if text in ("", "None"):
+            return None
+        try:
+            return parse(text)
+        except (ValueError, pl.exceptions.PolarsError) as error:
+            raise Permanent(
+                f"{spec.where}: gave {text!r}, which is not a valid {dtype_text(dtype) or dtype}"
+            ) from error
+
+    return read
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: _boolean, pl.Boolean: _boolean}

@@ -1,0 +1,285 @@
+"""Synthetic people, by Faker."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import polars as pl
+
+from .. import checks
+from ..errors import ConfigError
+from ..graph import nearest
+from .code import import_extra
+from .sampler import Draw, Sampler, check_order, is_list
+
+if TYPE_CHECKING:
+    from .base import Column
+    from .spec import Environment
+
+
+def _pair(value: Any) -> Any:
+    return tuple(value) if is_list(value) else value
+
+
+def _date(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            return value
+    return value.date() if isinstance(value, datetime) else value
+
+
+def _is_date(value: object) -> bool:
+    return isinstance(value, date)
+
+
+def _are_ages(value: Any) -> bool:
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    return is_pair and all(checks.is_whole(age) and 0 <= age <= 130 for age in value)
+
+
+_check_ages = checks.expect("the youngest and the oldest age, two whole numbers from 0 to 130", _are_ages)
+_check_locales = checks.expect(
+    'a locale such as "fr_FR", or a list of them',
+    lambda value: isinstance(value, tuple) and bool(value) and all(isinstance(each, str) for each in value),
+)
+
+
+@attrs.frozen
+class Person(Sampler):
+    """A person who does not exist, as one structured value: name, age, address, education, occupation, interests ...
+
+    Needs Faker (`seedbed[person]`). `locale` is one or several (each person is from one of them); `age` is the youngest
+    and the oldest age; `sex` is "female" or "male", by default both. Ages are those on the day `as_of`, a constant, so
+    that the same seed always gives the same people.
+    """
+
+    type: ClassVar[str] = "person"
+
+    locale: tuple[str, ...] = attrs.field(
+        default=("en_US",), kw_only=True, converter=checks.as_names, validator=_check_locales
+    )
+    age: tuple[int, int] = attrs.field(default=(18, 90), kw_only=True, converter=_pair, validator=_check_ages)
+    sex: str | None = attrs.field(
+        default=None, kw_only=True, validator=checks.optional(checks.one_of("female", "male"))
+    )
+    as_of: date = attrs.field(
+        default=date(2025, 1, 1), kw_only=True, converter=_date, validator=checks.expect("a date", _is_date)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        check_order(self, *self.age, names="the two ages")
+
+    def to_column(self, environment: Environment) -> Column:
+        """A column of people."""
+        faker: Any = import_extra("faker", extra="person", column=self.name)
+        known = sorted(import_extra("faker.config", extra="person", column=self.name).AVAILABLE_LOCALES)
+        for locale in self.locale:
+            if locale not in known:
+                raise ConfigError(f"column {self.name!r}: Faker has no locale {locale!r}{nearest(locale, known)}")
+        # Row groups draw at the same time in several threads, and a source has the state of its random numbers: each
+        # call takes sources from here, or creates them, and puts them back.
+        idle: list[dict[str, _Source]] = []
+
+        def people(draw: Draw) -> list[dict[str, Any]]:
+            try:
+                sources = idle.pop()
+            except IndexError:
+                sources = {locale: _Source(faker, locale) for locale in self.locale}
+            found = [_person(self, sources, seed) for seed in draw.stream.words(draw.rows)[:, 0].tolist()]
+            idle.append(sources)
+            return found
+
+        return self.draw_column(environment, people, PERSON)
+
+
+PERSON = pl.Struct(
+    {
+        "name": pl.String,
+        "first_name": pl.String,
+        "last_name": pl.String,
+        "sex": pl.String,
+        "age": pl.Int64,
+        "birth_date": pl.Date,
+        "street": pl.String,
+        "house_number": pl.String,
+        "street_name": pl.String,
+        "unit": pl.String,
+        "city": pl.String,
+        "state": pl.String,
+        "postcode": pl.String,
+        "country": pl.String,
+        "email": pl.String,
+        "phone": pl.String,
+        "locale": pl.String,
+        "marital_status": pl.String,
+        "education": pl.String,
+        "occupation": pl.String,
+        "interests": pl.List(pl.String),
+        "background": pl.String,
+    }
+)
+# Weights of each level for adults; the last two need more years than the youngest adults have had.
+_EDUCATION = {
+    "secondary school": 34,
+    "vocational training": 26,
+    "bachelor's degree": 24,
+    "master's degree": 13,
+    "doctorate": 3,
+}
+_YEARS_OF_EDUCATION = {"bachelor's degree": 21, "master's degree": 23, "doctorate": 27}
+# Weights of single, married, divorced and widowed, up to an age.
+_MARITAL_STATUS = ("single", "married", "divorced", "widowed")
+_MARITAL_WEIGHTS = ((24, (90, 10, 0, 0)), (34, (52, 44, 4, 0)), (54, (22, 62, 15, 1)), (130, (9, 58, 17, 16)))
+_RETIREMENT = 67
+_INTERESTS = (
+    *("astronomy", "baking", "baseball", "basketball", "bird watching", "board games", "camping", "ceramics", "chess"),
+    *("choir singing", "cinema", "climbing", "collecting stamps", "cooking", "crossword puzzles", "cycling", "dancing"),
+    *("documentaries", "drawing", "electronics", "fishing", "football", "gardening", "genealogy", "guitar", "hiking"),
+    *("history", "home brewing", "jazz", "jigsaw puzzles", "knitting", "languages", "live music", "martial arts"),
+    *("meditation", "model trains", "motorcycles", "museums", "opera", "painting", "photography", "piano", "podcasts"),
+    *(
+        "poetry",
+        "politics",
+        "pottery",
+        "reading novels",
+        "restoring furniture",
+        "running",
+        "sailing",
+        "science fiction",
+    ),
+    *("sewing", "skiing", "swimming", "tennis", "theatre", "travelling", "video games", "volunteering", "woodworking"),
+    *("writing", "yoga"),
+)
+# Reserved for examples (RFC 2606): no mail reaches a real person.
+_DOMAINS = ("example.com", "example.org", "example.net")
+
+
+class _Source:
+    """Names and addresses of one locale. Used by one thread at a time."""
+
+    def __init__(self, faker: Any, locale: str) -> None:
+        self.random = random.Random()
+        self._fake = faker.Factory.create(locale)
+        self._fake.random = self.random
+        self.locale = locale
+        try:
+            self.country: str | None = self._fake.current_country()
+        except (AttributeError, ValueError):  # a locale of no country
+            self.country = None
+
+    def first_name(self, sex: str) -> str:
+        return str((self._get(f"first_name_{sex}") or self._fake.first_name)())
+
+    def last_name(self, sex: str) -> str:
+        return str((self._get(f"last_name_{sex}") or self._fake.last_name)())
+
+    def text(self, what: str) -> str | None:
+        """A street_address, city, postcode or phone_number; a few locales lack some of them."""
+        provide = self._get(what)
+        return None if provide is None else " ".join(str(provide()).split())
+
+    def state(self) -> str | None:
+        """A state, province or region, under the name that the locale has for it."""
+        return next((self.text(what) for what in ("administrative_unit", "state", "region") if self._get(what)), None)
+
+    def _get(self, what: str) -> Any:
+        return getattr(self._fake, what, None)
+
+
+def _person(spec: Person, sources: dict[str, _Source], seed: int) -> dict[str, Any]:
+    source = sources[spec.locale[seed % len(spec.locale)]]
+    draw = source.random
+    draw.seed(seed)
+    sex = spec.sex or ("female", "male")[draw.getrandbits(1)]
+    age = draw.randint(*spec.age)
+    first, last = source.first_name(sex), source.last_name(sex)
+    street = source.text("street_address")
+    place = {
+        "street": street,
+        **_street_parts(street),
+        "city": source.text("city"),
+        "state": source.state(),
+        "postcode": source.text("postcode"),
+        "country": source.country,
+    }
+    return {
+        "name": f"{first} {last}",
+        "first_name": first,
+        "last_name": last,
+        "sex": sex,
+        "age": age,
+        "birth_date": _birth_date(spec.as_of, age, draw.random()),
+        **place,
+        "email": f"{_address(first, last)}{draw.randrange(100)}@{_DOMAINS[draw.randrange(len(_DOMAINS))]}",
+        "phone": source.text("phone_number"),
+        "locale": source.locale,
+        **_life(source, first, age, place["city"]),
+    }
+
+
+_STREETS = (
+    r"(?P<number>\d\S*?),? (?P<name>.+?)(?: (?P<unit>(?:Apt|Suite|Unit|Flat)\b.*))?",  # 12 High Street Apt. 3
+    r"(?P<unit>(?:Flat|Studio|Unit) \S+) (?:(?P<number>\d\S*) )?(?P<name>.+)",  # Flat 3 High Street
+    r"(?P<name>.+?),? (?P<number>\d\S*)(?P<unit>)",  # Hauptstraße 12
+    r"(?P<name>.*)(?P<number>)(?P<unit>)",
+)
+
+
+def _street_parts(street: str | None) -> dict[str, str | None]:
+    """The house number, the name of the street, and the apartment or suite, as far as the street has them."""
+    found = next(found for form in _STREETS if (found := re.fullmatch(form, street or "", re.DOTALL)))
+    parts = {"house_number": "number", "street_name": "name", "unit": "unit"}
+    return {field: found[group] or None for field, group in parts.items()}
+
+
+def _life(source: _Source, first: str, age: int, city: str | None) -> dict[str, Any]:
+    """Education, occupation, marital status and interests that fit the age, and a short text with them."""
+    draw = source.random
+    weights = next(weights for oldest, weights in _MARITAL_WEIGHTS if age <= oldest)
+    status = draw.choices(_MARITAL_STATUS, weights)[0]
+    levels = {level: weight for level, weight in _EDUCATION.items() if age >= _YEARS_OF_EDUCATION.get(level, 18)}
+    education = draw.choices(list(levels), list(levels.values()))[0] if levels else "primary school"
+    job = source.text("job") or "self-employed"
+    occupation = job if age < _RETIREMENT else "retired"
+    interests = draw.sample(_INTERESTS, 3)
+    home = draw.choice(("grew up in", "moved to", "has always lived in", "recently settled in"))
+    past = f", formerly {job}" if occupation == "retired" else ""
+    if age < 18:
+        status, occupation = "single", "pupil"
+    if age < 6:
+        education = occupation = "none"
+    return {
+        "marital_status": status,
+        "education": education,
+        "occupation": occupation,
+        "interests": interests,
+        "background": f"{first}, {age}, {home} {city or 'the country'}. Occupation: {occupation}{past}. "
+        f"Education: {education}. Interests: {', '.join(interests)}.",
+    }
+
+
+def _birth_date(as_of: date, age: int, share: float) -> date:
+    """A birth date of a person who is `age` on the day `as_of`: `share` of the way through all such days."""
+    latest = _years_before(as_of, age)
+    earliest = _years_before(as_of, age + 1) + timedelta(days=1)
+    return earliest + timedelta(days=int(share * ((latest - earliest).days + 1)))
+
+
+def _years_before(day: date, years: int) -> date:
+    try:
+        return day.replace(year=day.year - years)
+    except ValueError:  # the 29th of February of another year
+        return date(day.year - years, 2, 28)
+
+
+def _address(first: str, last: str) -> str:
+    plain = unicodedata.normalize("NFKD", f"{first}.{last}").encode("ascii", "ignore").decode().lower()
+    # A name without ASCII letters is only the dot here.
+    return re.sub(r"[^a-z.]+", "", plain).strip(".") or "person"

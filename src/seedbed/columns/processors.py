@@ -1,0 +1,249 @@
+"""Processors of whole frames: before a row group is generated, after it, or after generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import attrs
+import polars as pl
+import pyarrow as pa
+
+from .. import checks
+from ..errors import ConfigError
+from ..graph import name_problem, nearest
+from .dtypes import read_dtype
+from .expression import LANGUAGES, compile_sql, row_by_row
+from .spec import ProcessorSpec, check_stage
+from .templates import Condition, Template, compile_condition, compile_template, lone_expression
+
+if TYPE_CHECKING:
+    from .spec import Environment
+
+
+Structure = Any  # templates in mappings and lists, at any depth
+
+
+def _casts(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: read_dtype(dtype) for name, dtype in value.items()}
+
+
+@attrs.frozen(kw_only=True)
+class DropColumns(ProcessorSpec):
+    """Drop columns from the dataset."""
+
+    type: ClassVar[str] = "drop_columns"
+
+    columns: tuple[str, ...] = attrs.field(converter=checks.as_names, validator=checks.names)
+
+    def __attrs_post_init__(self) -> None:
+        self._reject_before_batch("drop columns")
+
+    def needs(self) -> Iterable[str]:
+        return self.columns
+
+    def columns_after(self, columns: Sequence[str]) -> Sequence[str]:
+        return [name for name in columns if name not in self.columns]
+
+    def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
+        """Drop the columns."""
+        return lambda frame: frame.drop(self.columns)
+
+
+@attrs.frozen(kw_only=True)
+class Filter(ProcessorSpec):
+    """Keep the rows for which `expr` is true; null is not. In Jinja2's language, or `language="sql"`."""
+
+    type: ClassVar[str] = "filter"
+
+    expr: str
+    language: str = attrs.field(default="jinja", validator=checks.one_of(*LANGUAGES))
+
+    def __attrs_post_init__(self) -> None:
+        if self.language == "sql":
+            if not row_by_row(compile_sql(self.expr, where=self.label)):
+                raise ConfigError(f"{self.label}: {self.expr!r} looks at more than its own row")
+        else:
+            self.condition()
+
+    def condition(self) -> Condition:
+        """The compiled expression, if it is Jinja2's."""
+        return compile_condition(self.expr, where=self.label)
+
+    def needs(self) -> Iterable[str]:
+        if self.language == "sql":
+            return compile_sql(self.expr, where=self.label).meta.root_names()
+        return self.condition().requires
+
+    def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
+        """Keep the rows for which it is true."""
+        if self.language == "sql":
+            expression = compile_sql(self.expr, where=self.label)
+        else:
+            condition = self.condition()
+            expression = _row_wise(condition.requires, condition.decide, pl.Boolean)
+        return lambda frame: frame.filter(expression)
+
+
+@attrs.frozen(kw_only=True)
+class Deduplicate(ProcessorSpec):
+    """Keep the first of rows that are equal in the columns of `subset` (by default in all).
+
+    Before or after a batch only the rows of one row group are compared, so by default it runs after generation.
+    """
+
+    type: ClassVar[str] = "deduplicate"
+
+    stage: str = attrs.field(default="after_generation", validator=check_stage)
+    subset: tuple[str, ...] | None = attrs.field(
+        default=None, converter=checks.as_names, validator=checks.optional(checks.names)
+    )
+
+    def needs(self) -> Iterable[str]:
+        return self.subset or ()
+
+    def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
+        """Keep the first of equal rows."""
+        return lambda frame: frame.unique(self.subset, keep="first", maintain_order=True)
+
+
+@attrs.frozen(kw_only=True)
+class SchemaTransform(ProcessorSpec):
+    """Change types, then names, then add columns.
+
+    `cast` has types by column, `rename` new names by old ones. `template` has new columns by name: each is a Jinja2
+    template over the row, or mappings and lists of templates; `{{ score }}` alone gives the value itself, not its
+    text. The names in it are the new ones. With `keep_others=False` only the columns of `template` remain.
+    """
+
+    type: ClassVar[str] = "schema_transform"
+
+    cast: Mapping[str, Any] = attrs.field(factory=dict, converter=_casts)
+    rename: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    template: Mapping[str, Structure] = attrs.field(factory=dict, converter=dict)
+    keep_others: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        if self.rename or not self.keep_others:
+            self._reject_before_batch("rename or drop columns")
+        if not (self.cast or self.rename or self.template):
+            raise ConfigError(f"{self.label}: has neither cast nor rename nor template")
+        if not self.keep_others and not self.template:
+            raise ConfigError(f"{self.label}: keep_others=False without a template would leave no columns")
+        self.compiled()
+
+    def compiled(self) -> dict[str, Structure]:
+        """`template` with every text compiled."""
+        return {name: _compile(each, f"{self.label}, template.{name}") for name, each in self.template.items()}
+
+    def templates(self) -> Iterator[Template | Condition]:
+        """Every compiled text of `template`."""
+        for each in self.compiled().values():
+            yield from _leaves(each)
+
+    def needs(self) -> Iterable[str]:
+        return (*self.cast, *self.rename)
+
+    def problems(self, columns: Sequence[str]) -> list[str]:
+        problems = super().problems(columns)
+        named = self._renamed(columns)
+        twice = sorted({name for name in named if named.count(name) > 1})
+        new = (*self.rename.values(), *self.template)
+        problems += [f"{self.label}: {problem}" for name in new if (problem := name_problem(str(name)))]
+        problems += [f"{self.label}: rename gives two columns the name {name!r}" for name in twice]
+        for template in self.templates():
+            problems += [
+                f"{template.where}: unknown column {name!r}{nearest(name, named)}"
+                for name in template.requires
+                if name not in named
+            ]
+        if self.stage == "before_batch":
+            problems += [
+                f"{self.label}: cannot add column {name!r} at stage before_batch, which keeps the columns as they are"
+                for name in self.template
+                if name not in named
+            ]
+        return problems
+
+    def columns_after(self, columns: Sequence[str]) -> Sequence[str]:
+        others = self._renamed(columns) if self.keep_others else []
+        return [*others, *(name for name in self.template if name not in others)]
+
+    def _renamed(self, columns: Sequence[str]) -> list[str]:
+        return [self.rename.get(name, name) for name in columns]
+
+    def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
+        """Change types and names, and add columns of templates."""
+        casts = [pl.col(name).cast(dtype) for name, dtype in self.cast.items()]
+        compiled = self.compiled()
+        requires = tuple(dict.fromkeys(name for each in self.templates() for name in each.requires))
+
+        def transform(frame: Any) -> Any:
+            frame = frame.with_columns(casts).rename(dict(self.rename))
+            if not compiled:
+                return frame
+            # The type of a structure of templates is known only when it is computed, so a lazy frame is collected here.
+            frame = frame.lazy().collect()
+            rows = [_fill(compiled, values) for values in _rows(frame, requires)]
+            # By pyarrow: polars drops fields of a struct that its first rows do not have.
+            computed = {name: pl.from_arrow(pa.array([row[name] for row in rows])) for name in compiled}
+            added = pl.DataFrame({name: _series(name, values) for name, values in computed.items()})
+            return frame.with_columns(added) if self.keep_others else added
+
+        return transform
+
+
+def _compile(structure: Structure, where: str) -> Structure:
+    if isinstance(structure, str):
+        if lone_expression(structure) is not None:
+            return compile_condition(structure, where=where)
+        return compile_template(structure, where=where)
+    if isinstance(structure, Mapping):
+        return {name: _compile(each, f"{where}.{name}") for name, each in structure.items()}
+    if isinstance(structure, Sequence):
+        return [_compile(each, f"{where}[{index}]") for index, each in enumerate(structure)]
+    return structure
+
+
+def _leaves(structure: Structure) -> Iterator[Template | Condition]:
+    if isinstance(structure, Template | Condition):
+        yield structure
+    elif isinstance(structure, dict | list):
+        for each in structure.values() if isinstance(structure, dict) else structure:
+            yield from _leaves(each)
+
+
+F = TypeVar("F", pl.DataFrame, pl.LazyFrame)
+Process = Callable[[F], F]
+
+
+def _series(name: str, values: Any) -> pl.Series:
+    assert isinstance(values, pl.Series)
+    return values.alias(name)
+
+
+def _rows(frame: pl.DataFrame, requires: Sequence[str]) -> list[dict[str, Any]]:
+    return frame.select(requires).to_dicts() if requires else [{} for _ in range(frame.height)]
+
+
+def _fill(structure: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(structure, Template):
+        return structure.render(values)
+    if isinstance(structure, Condition):
+        return structure.evaluate(values)
+    if isinstance(structure, dict):
+        return {name: _fill(each, values) for name, each in structure.items()}
+    if isinstance(structure, list):
+        return [_fill(each, values) for each in structure]
+    return structure
+
+
+def _row_wise(requires: Sequence[str], decide: Callable[[Mapping[str, Any]], Any], dtype: Any) -> pl.Expr:
+    """An expression, for lazy frames too, that calls a function for each row."""
+    if not requires:
+        return pl.lit(decide({}), dtype=dtype)
+
+    def decide_all(rows: pl.Series) -> pl.Series:
+        return pl.Series([decide(row) for row in rows.to_list()], dtype=dtype)
+
+    return pl.struct(list(requires)).map_batches(decide_all, return_dtype=dtype, is_elementwise=True)

@@ -1,0 +1,444 @@
+"""Specs, which users write: their bases, the environment that turns them into columns, what a recipe file may reach.
+
+A file may come from someone else, so it reads below its own folder only, unless the user grants more. A recipe that is
+written in Python has no `Access` and is not restricted: it is the user's own code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from urllib.parse import urlsplit
+
+import attrs
+
+from .. import checks
+from ..errors import ConfigError
+from ..graph import name_problem, nearest
+from .code import import_object
+from .dtypes import read_dtype
+from .templates import SkipRule, compile_condition
+
+if TYPE_CHECKING:
+    import os
+
+    from ..models.base import ModelClient, ModelSpec
+    from ..models.http import HttpClient
+    from .base import Column
+
+
+# The filesystems of fsspec that a recipe file may name. Those that open local files (`file`, `zip`, `simplecache`, …)
+# are not among them, nor are those that nobody has looked at.
+REMOTE_PROTOCOLS = frozenset(
+    "abfs abfss adl az ftp gcs gs hdfs hf http https memory s3 s3a sftp webhdfs".split()  # noqa: SIM905  easier to read
+)
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def _paths(value: Iterable[Any]) -> tuple[Path, ...]:
+    return tuple(Path(each).expanduser().absolute() for each in value)
+
+
+def _names(value: Iterable[str]) -> frozenset[str]:
+    return frozenset(value)
+
+
+@attrs.frozen(kw_only=True)
+class Grants:
+    """What the user allows a recipe file: `--allow-code`, `--allow-path` and `--allow-env`."""
+
+    code: bool = False
+    paths: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    env: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
+
+    def options(self) -> list[str]:
+        """The options of the command line that grant this."""
+        return [
+            *(["--allow-code"] if self.code else []),
+            *(f"--allow-path {shlex.quote(str(path))}" for path in self.paths),
+            *(f"--allow-env {name}" for name in sorted(self.env)),
+        ]
+
+
+@attrs.frozen(kw_only=True)
+class Access:
+    """What one recipe file may reach: what is below the folder that it is in, and what the user grants."""
+
+    folder: Path
+    grants: Grants = Grants()
+
+    def allows(self, path: Path) -> bool:
+        """True if the recipe may read there; a symbolic link counts as what it leads to."""
+        found = path.resolve()
+        return any(found.is_relative_to(allowed.resolve()) for allowed in (self.folder, *self.grants.paths))
+
+    def check_path(self, path: Path, where: str) -> None:
+        """Raise `ConfigError` for a path that the recipe may not read, with the option that would allow it."""
+        if self.allows(path):
+            return
+        found = path.resolve()
+        folder = shlex.quote(str(found if found.is_dir() else found.parent))
+        raise ConfigError(
+            f"{where}: {str(found)!r} is outside of the recipe's folder {str(self.folder.resolve())!r}; "
+            f"to allow it, pass --allow-path {folder}"
+        )
+
+    def check_protocol(self, protocol: str, where: str) -> None:
+        """Raise `ConfigError` for a filesystem that might open local files."""
+        if protocol not in REMOTE_PROTOCOLS:
+            known = ", ".join(sorted(REMOTE_PROTOCOLS))
+            raise ConfigError(f"{where}: a recipe file may not use the protocol {protocol!r}, only {known}")
+
+    def model_problems(self, models: Mapping[str, Any], columns: Iterable[Any]) -> list[str]:
+        """Header variables and weights of models that are not allowed, a sentence each."""
+        declared = {getattr(each, "api_key_env", None) for each in (*models.values(), *columns)}
+        problems: list[str] = []
+        for alias, model in models.items():
+            problems += [
+                f"models.{alias}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
+                for name in getattr(model, "header_env", ())
+                if name not in self.grants.env and name not in declared
+            ]
+            for path in _call(model, "paths"):
+                try:
+                    self.check_path(Path(path), f"models.{alias}")
+                except ConfigError as error:
+                    problems.append(str(error))
+        return problems
+
+    def granting(self, paths: Iterable[Path]) -> Access:
+        """The same with more paths, such as one that was given on the command line."""
+        return attrs.evolve(self, grants=attrs.evolve(self.grants, paths=(*self.grants.paths, *paths)))
+
+
+@attrs.frozen(kw_only=True)
+class Contact:
+    """A server that a recipe contacts, and the environment variables that are sent to it."""
+
+    place: str
+    url: str
+    env: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.url}" + (f" (is sent {', '.join(self.env)})" if self.env else "")
+
+
+def contacts(models: Mapping[str, Any], columns: Iterable[Any]) -> list[Contact]:
+    """The URLs of models, remote validation and remote seeds."""
+    named = [(f"models.{alias}", model) for alias, model in models.items()]
+    named += [(f"columns.{column.name}", column) for column in columns]
+    return [
+        Contact(place=place, url=_shown(url), env=_sent(spec)) for place, spec in named for url in _call(spec, "urls")
+    ]
+
+
+def fixed_part(path: Path) -> Path:
+    """What comes before the first wildcard of a pattern; the path itself if it has none."""
+    parts = path.parts
+    first = next((at for at, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
+    return Path(*parts[:first])
+
+
+def _call(spec: Any, method: str) -> tuple[str, ...]:
+    """What a method of a spec gives; models of users need not have it."""
+    found = getattr(spec, method, None)
+    return tuple(found()) if callable(found) else ()
+
+
+def _sent(spec: Any) -> tuple[str, ...]:
+    key = getattr(spec, "api_key_env", None)
+    return tuple(dict.fromkeys([*([key] if key else []), *getattr(spec, "header_env", ())]))
+
+
+def _shown(url: str) -> str:
+    """A URL without its password and its query, which may hold a signature: it ends up in logs."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="…" if parts.query else "", fragment="").geturl()
+
+
+def _no_client(alias: str) -> NoReturn:
+    raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
+
+
+def _no_http() -> NoReturn:
+    raise ConfigError("connections are open only while a build runs")
+
+
+@attrs.frozen(kw_only=True)
+class Environment:
+    """What a spec needs to become a column of a build.
+
+    `client` returns the client of an alias and `http` connections to any other server; both are open only while a build
+    runs. Relative paths of a recipe file start at `base`. `artifacts` is the dataset's directory, to which files such
+    as images are written (None in a preview: then cells hold the bytes). `allow_code` is True if the user allows the
+    recipe to import code; `access` is what a recipe from a file may read (None: anything). Specs open only paths that
+    `path` returned.
+    """
+
+    seed: int = 0
+    models: Mapping[str, ModelSpec] = attrs.field(factory=dict)
+    client: Callable[[str], ModelClient] = _no_client
+    http: Callable[[], HttpClient] = _no_http
+    base: Path = Path()
+    artifacts: Path | None = None
+    allow_code: bool = False
+    access: Access | None = None
+
+    def path(self, given: str | os.PathLike[str], where: str) -> Path:
+        """Resolve a path of the recipe. Raises `ConfigError` if the recipe may not read it."""
+        path = self.base / Path(given).expanduser()
+        if self.access is not None:
+            self.access.check_path(path, where)
+        return path
+
+    def import_object(self, reference: str, where: str) -> Any:
+        """Import `module:name` from a module beside the recipe or an installed one. Raises `ConfigError`."""
+        return import_object(reference, base=self.path("", where), where=where)
+
+    def model(self, alias: str) -> ModelSpec:
+        """The model of an alias. Raises `ConfigError` if the recipe has none of that name."""
+        if alias not in self.models:
+            raise ConfigError(f"model {alias!r} is not in models{nearest(alias, self.models)}")
+        return self.models[alias]
+
+
+@checks.field_check
+def _check_name(_: object, __: object, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"a column's name must be text, not {value!r}")
+    if problem := name_problem(value):
+        raise ConfigError(problem)
+
+
+@checks.field_check
+def _check_skip_when(spec: ColumnSpec, _: object, value: Any) -> None:
+    if value is not None:
+        compile_condition(value, where=f"column {spec.name!r}, skip_when")
+
+
+@attrs.frozen
+class ColumnSpec:
+    """Base of the frozen specs of columns; users write `Category("topic", values=[…])`.
+
+    `type` is the name in a recipe file. `skip_when` is an expression over other columns: where it is true the cell is
+    null and its generator is not called. A cell whose input was skipped runs with a null or is skipped too,
+    depending on `skip_policy`. `dtype` may be the name of a type, as in `"int"` or `"list[str]"`.
+    """
+
+    type: ClassVar[str]
+
+    name: str = attrs.field(validator=_check_name)
+    skip_when: str | None = attrs.field(default=None, kw_only=True, validator=_check_skip_when)
+    skip_policy: str = attrs.field(default="run", kw_only=True, validator=checks.one_of("run", "skip"))
+    timeout: float | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.seconds))
+    dtype: Any = attrs.field(default=None, kw_only=True, converter=read_dtype)
+
+    @property
+    def error_prefix(self) -> str:
+        """The start of messages about one of its fields."""
+        return f"column {self.name!r}: "
+
+    def aliases(self) -> tuple[str, ...]:
+        """The aliases of the models that it calls; by default its field `model`."""
+        alias = getattr(self, "model", None)
+        return (alias,) if isinstance(alias, str) else ()
+
+    def code(self) -> tuple[str, ...]:
+        """The `module:name`s that it names, imported only if the user allows code; by default its field `function`."""
+        function = getattr(self, "function", None)
+        return (function,) if isinstance(function, str) else ()
+
+    def paths(self) -> tuple[str, ...]:
+        """The local files that it names."""
+        return ()
+
+    def urls(self) -> tuple[str, ...]:
+        """The URLs that it contacts, which are listed before a run; by default its field `url`."""
+        url = getattr(self, "url", None)
+        return (url,) if isinstance(url, str) else ()
+
+    def to_column(self, environment: Environment) -> Column:  # noqa: ARG002
+        """The column that the engine runs. Raises `ConfigError` (or `DatasetGenerationError`) for an invalid spec."""
+        raise ConfigError(f"{self.error_prefix}{type(self).__name__} has no method to_column")
+
+    def skip_rule(self) -> SkipRule | None:
+        """The compiled `skip_when`."""
+        if self.skip_when is None:
+            return None
+        condition = compile_condition(self.skip_when, where=f"column {self.name!r}, skip_when")
+        return SkipRule(requires=condition.requires, decide=condition.decide)
+
+
+# Names of stages in recipes, and those of the engine.
+STAGES = {"before_batch": "pre_batch", "after_batch": "post_batch", "after_generation": "after_generation"}
+
+
+check_stage = checks.one_of(*STAGES)
+
+
+@attrs.frozen(kw_only=True)
+class ProcessorSpec:
+    """Base of the frozen specs of processors. `type` is the name in a recipe file."""
+
+    type: ClassVar[str]
+
+    stage: str = attrs.field(default="after_batch", validator=check_stage)
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name, or its type."""
+        return self.name or self.type
+
+    @property
+    def error_prefix(self) -> str:
+        """The start of messages about one of its fields."""
+        return f"{self.label}: "
+
+    def to_function(self, environment: Environment) -> Callable[[Any], Any]:  # noqa: ARG002
+        """The function that it applies to a frame."""
+        raise ConfigError(f"{self.label}: {type(self).__name__} has no method to_function")
+
+    def needs(self) -> Iterable[str]:
+        """The columns that it requires."""
+        return ()
+
+    def columns_after(self, columns: Sequence[str]) -> Sequence[str] | None:
+        """The columns after it; None if they are not known before it runs."""
+        return columns
+
+    def problems(self, columns: Sequence[str]) -> list[str]:
+        """Its problems if these are the columns before it."""
+        return [
+            f"{self.label}: unknown column {name!r} at stage {self.stage}{nearest(name, columns)}"
+            for name in dict.fromkeys(self.needs())
+            if name not in columns
+        ]
+
+    def _reject_before_batch(self, change: str) -> None:
+        if self.stage == "before_batch":
+            raise ConfigError(
+                f"{self.label}: cannot {change} at stage before_batch, where other columns still require them; "
+                "use after_batch or after_generation"
+            )
+
+
+# The modules of this package that define specs. They are imported when a type is looked up by its name.
+_OWN = (
+    *("custom", "distributions", "expression", "judge", "person", "processors"),
+    *("sampler", "seed", "structured", "text", "validation"),
+)
+# An entry point of a plug-in names a module, whose specs are registered, or one spec.
+GROUPS = ("seedbed.columns", "seedbed.processors")
+# A processor's stage as the engine names it, its label, and its function from frame to frame.
+Processing = tuple[str, str, Callable[[Any], Any]]
+
+
+def make_column(spec: ColumnSpec, environment: Environment) -> Column:
+    """The engine's column for a spec. Raises `ConfigError` (or `DatasetGenerationError`) for an invalid spec."""
+    column = spec.to_column(environment)
+    # What all columns have in common; `to_column` may have been more precise about the type and the timeout.
+    return attrs.evolve(
+        column,
+        skip=spec.skip_rule(),
+        skip_policy=spec.skip_policy,
+        timeout=spec.timeout if column.timeout is None else column.timeout,
+        dtype=spec.dtype if column.dtype is None else column.dtype,
+    )
+
+
+def make_processor(spec: ProcessorSpec, environment: Environment) -> Processing:
+    """The stage, label and function of a processor."""
+    return STAGES[spec.stage], spec.label, spec.to_function(environment)
+
+
+def spec_types() -> Mapping[str, type[ColumnSpec]]:
+    """The spec class of each type name of a column that a recipe file may use."""
+    return {name: cls for name, cls in _types().items() if issubclass(cls, ColumnSpec)}
+
+
+def processor_types() -> Mapping[str, type[ProcessorSpec]]:
+    """The spec class of each type name of a processor that a recipe file may use."""
+    return {name: cls for name, cls in _types().items() if issubclass(cls, ProcessorSpec)}
+
+
+Spec = type[ColumnSpec] | type[ProcessorSpec]
+_lock = threading.Lock()
+# What the entry points had at the last look, the types they gave and what is wrong with them. Changed under the lock.
+_loaded: tuple[list[EntryPoint], dict[str, Spec], list[str]] | None = None
+
+
+def _types() -> dict[str, Spec]:
+    """Every type by name. Raises one `ConfigError` that names all plug-ins that cannot be loaded."""
+    global _loaded  # noqa: PLW0603  plug-ins are loaded once per process, as modules are
+    with _lock:
+        entries = _entry_points()
+        if _loaded is None or _loaded[0] != entries:
+            types: dict[str, Spec] = {}
+            # First, so that a plug-in cannot replace a built-in type.
+            for module in _OWN:
+                _register(types, _specs_of(importlib.import_module(f"{__package__}.{module}")))
+            problems = [problem for entry in entries if (problem := _load(entry, types)) is not None]
+            _loaded = entries, types, problems
+        _, types, problems = _loaded
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return types
+
+
+def _entry_points() -> list[EntryPoint]:
+    """All plug-ins, each once: one that is on the path twice, or in both groups, is still one."""
+    found = [entry for group in GROUPS for entry in entry_points(group=group)]
+    return list({entry.value: entry for entry in found}.values())
+
+
+def _load(entry: EntryPoint, types: dict[str, Spec]) -> str | None:
+    """Load a plug-in; returns what is wrong with it."""
+    try:
+        plugin = entry.load()
+        if isinstance(plugin, ModuleType):
+            _register(types, _specs_of(plugin))
+        elif _is_spec(plugin):
+            _register(types, [plugin])
+        else:
+            return f"{_described(entry)} is neither a module nor a spec class but {plugin!r}"
+    except Exception as error:  # noqa: BLE001  a plug-in may raise anything
+        return f"{_described(entry)} cannot be loaded: {type(error).__name__}: {error}; repair or uninstall it"
+    return None
+
+
+def _specs_of(module: ModuleType) -> list[Spec]:
+    """The specs that a module defines; those that it imports from another module are not its own."""
+    return [each for each in vars(module).values() if _is_spec(each) and each.__module__ == module.__name__]
+
+
+def _is_spec(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, ColumnSpec | ProcessorSpec) and "type" in vars(value)
+
+
+def _register(types: dict[str, Spec], specs: list[Spec]) -> None:
+    for spec in specs:
+        other = types.setdefault(spec.type, spec)
+        if other is not spec:
+            raise ConfigError(f"duplicate type {spec.type!r}: {_full(spec)} and {_full(other)}")
+
+
+def _full(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _described(entry: EntryPoint) -> str:
+    distribution = entry.dist
+    of = f" of {distribution.name} {distribution.version}" if distribution is not None else ""
+    return f"plug-in {entry.name!r}{of} ({entry.group}: {entry.value})"

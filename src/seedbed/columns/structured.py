@@ -1,0 +1,355 @@
+"""Structured values from a chat model, and JSON Schemas: validation, and the column type that a schema describes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+import polars as pl
+import yaml
+
+from .. import checks
+from ..errors import BadOutput, ConfigError
+from .chat import ChatSpec, chat_column, check_prompt, extract_json
+
+if TYPE_CHECKING:
+    from .base import Column
+    from .spec import Environment
+
+
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+SCHEMA_FILES = (".json", ".yaml", ".yml")
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, str | Path) and Path(value).suffix.lower() in SCHEMA_FILES
+
+
+def is_model_class(value: object) -> bool:
+    """True for a class that has a schema and validates by it, as pydantic's models do."""
+    return isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("model_json_schema", "model_validate")
+    )
+
+
+def _is_schema(value: object) -> bool:
+    is_reference = isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    return isinstance(value, Mapping) or is_model_class(value) or _is_file(value) or is_reference
+
+
+_check_schema = checks.expect(
+    f"a JSON Schema, a pydantic model, the path of a {' or '.join(SCHEMA_FILES)} file, or 'module:name'", _is_schema
+)
+
+
+@attrs.frozen
+class LLMStructured(ChatSpec):
+    """A value that fits `schema`: a JSON Schema, a pydantic model, or the path of a schema file.
+
+    In a recipe file a pydantic model is `module:name`. Properties that are not in the schema are dropped, unless it has
+    `additionalProperties`. The column has the type that the schema describes, if it describes all parts.
+    """
+
+    type: ClassVar[str] = "llm-structured"
+
+    prompt: str = attrs.field(kw_only=True, validator=check_prompt)
+    schema: Any = attrs.field(kw_only=True, validator=_check_schema)
+
+    def code(self) -> tuple[str, ...]:
+        """The name of the pydantic model, if it is one."""
+        return (self.schema,) if isinstance(self.schema, str) and not _is_file(self.schema) else ()
+
+    def paths(self) -> tuple[str, ...]:
+        """The schema file."""
+        return (str(self.schema),) if _is_file(self.schema) else ()
+
+    def to_column(self, environment: Environment) -> Column:
+        """A column of values that fit a schema."""
+        prompt = self.prompt_template()
+        given = find_schema(self, environment)
+        if is_model_class(given):
+            schema = given.model_json_schema()
+            # What the model writes may have more properties than what it reads, such as computed fields.
+            dtype = schema_dtype(given.model_json_schema(mode="serialization"))
+            fit = partial(_fit_model, given)
+        else:
+            schema = given
+            dtype = schema_dtype(schema)
+            fit = partial(_fit_schema, schema_checker(schema, column=self.name))
+
+        def read(text: str) -> Any:
+            return shaped(fit(extract_json(text)), dtype)
+
+        return chat_column(
+            self,
+            environment,
+            requires=prompt.requires,
+            ask=prompt.render,
+            read=read,
+            expected="one JSON value that fits the schema",
+            dtype=dtype if self.dtype is None else self.dtype,
+            schema=schema,
+        )
+
+
+def find_schema(spec: LLMStructured, environment: Environment) -> Any:
+    """The schema or model class of a column, read from its file or imported if the spec names one."""
+    where = f"column {spec.name!r}, schema"
+    given = spec.schema
+    if not isinstance(given, str | Path):
+        return given
+    if _is_file(given):
+        return _read_schema(environment.path(given, where), where)
+    if not environment.allow_code:
+        raise ConfigError(f"{where}: {given!r} is code, which needs --allow-code")
+    found = environment.import_object(str(given), where)
+    if not (is_model_class(found) or isinstance(found, dict)):
+        raise ConfigError(f"{where}: {given!r} is neither a pydantic model nor a JSON Schema but {found!r}")
+    return found
+
+
+def _read_schema(path: Path, where: str) -> Any:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+    except OSError as error:
+        raise ConfigError(f"{where}: {str(path)!r} cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where}: {str(path)!r} is neither JSON nor YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where}: {str(path)!r} holds no JSON Schema")
+    return found
+
+
+def _fit_schema(problem_of: Callable[[Any], str | None], value: Any) -> Any:
+    problem = problem_of(value)
+    if problem is not None:
+        raise BadOutput(f"it does not fit the schema: {problem}")
+    return value
+
+
+def _fit_model(model: Any, value: Any) -> Any:
+    """The value as the pydantic model writes it, in the types of JSON."""
+    try:
+        return model.model_validate(value).model_dump(mode="json", by_alias=True)
+    except ValueError as error:  # pydantic's ValidationError is one
+        errors = getattr(error, "errors", None)
+        if not callable(errors):
+            raise
+        found = [("$" + "".join(f".{part}" for part in each["loc"]), each["msg"]) for each in errors()]
+        raise BadOutput(f"it does not fit the schema: {format_errors(found)}") from None
+
+
+# Errors in one message.
+_SHOWN = 5
+
+
+def schema_checker(schema: Mapping[str, Any], *, column: str) -> Callable[[Any], str | None]:
+    """A function that describes what is wrong with a value, None if it fits; the schema is compiled here, once."""
+    from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
+
+    validator = schema_validator(schema, column=column)
+
+    def check(value: Any) -> str | None:
+        found = [best_match([error]) for error in validator.iter_errors(value)]
+        return format_errors([(error.json_path, error.message) for error in found if error is not None])
+
+    return check
+
+
+def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
+    """The compiled schema of a column. Raises `ConfigError` if it is invalid, or refers to what is not in it."""
+    from jsonschema import validators  # noqa: PLC0415
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415
+    from jsonschema_specifications import REGISTRY  # noqa: PLC0415
+
+    cls: Any = validators.validator_for(schema, default=validators.Draft202012Validator)
+    try:
+        cls.check_schema(schema)
+    except SchemaError as error:
+        problem = f"column {column!r}: schema is no JSON Schema: {error.json_path}: {error.message}"
+        raise ConfigError(problem) from error
+    keywords = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    # Without "$schema", by which a reference to the whole schema would find the class without these keywords. With a
+    # registry of its own the validator fetches nothing.
+    own = {name: value for name, value in schema.items() if name != "$schema"}
+    extend: Any = validators.extend
+    validator = extend(cls, keywords)(own, registry=REGISTRY)
+    for found in filter(None, (_problem(part, validator) for part in _parts(own))):
+        raise ConfigError(f"column {column!r}: schema {found}")
+    return validator
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schemas in a schema, and its mappings of schemas; not those with an `$id`, which resolve references anew."""
+    pending: list[Any] = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            if part is not schema and isinstance(part.get("$id"), str):
+                continue
+            yield part
+            pending += [each for key, each in part.items() if key not in ("const", "enum", "default", "examples")]
+        elif isinstance(part, list):
+            pending += part
+
+
+def _problem(part: Mapping[str, Any], validator: Any) -> str | None:
+    """What would fail every cell, or hang, after its call was paid for."""
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415
+
+    reference, pattern, patterns = part.get("$ref"), part.get("pattern"), part.get("patternProperties")
+    if isinstance(reference, str):
+        try:
+            validator.evolve(schema={"$ref": reference}).is_valid(None)
+        except Unresolvable:
+            return f"refers to {reference!r}, which is not in it"
+        except RecursionError:
+            return f"refers to {reference!r}, which leads back to itself"
+    for each in [
+        *([pattern] if isinstance(pattern, str) else ()),
+        *(patterns if isinstance(patterns, Mapping) else ()),
+    ]:
+        try:
+            _matches(each, "")
+        except pl.exceptions.PolarsError as error:
+            reason = next((line for line in str(error).splitlines() if line.startswith("error:")), str(error))
+            return f"has the pattern {each!r}, which cannot be matched in linear time: {reason.removeprefix('error: ')}"
+    if isinstance(patterns, Mapping) and "unevaluatedProperties" in part:
+        return "has unevaluatedProperties beside patternProperties; use additionalProperties"
+    return None
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """True if a pattern is found in a text, by the engine of polars: its time is linear in the text.
+
+    Python's own engine backtracks: on `^(a+)+$` a text of 40 characters, which a model wrote, keeps it busy for days.
+    """
+    return bool(pl.Series([text]).str.contains(pattern)[0])
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Exception]:
+    from jsonschema.exceptions import ValidationError  # noqa: PLC0415
+
+    if validator.is_type(value, "string") and not _matches(pattern, value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], value: Any, _: Any) -> Iterator[Exception]:
+    for pattern, schema in patterns.items() if validator.is_type(value, "object") else ():
+        for key, each in value.items():
+            if _matches(pattern, key):
+                yield from validator.descend(each, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Mapping[str, Any]) -> Iterator[Exception]:
+    from jsonschema.exceptions import ValidationError  # noqa: PLC0415
+
+    if not validator.is_type(value, "object"):
+        return
+    patterns = schema.get("patternProperties", {})
+    known = schema.get("properties", {})
+    extra = [key for key in value if key not in known and not any(_matches(pattern, key) for pattern in patterns)]
+    if allowed is False and extra:
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extra))}")
+    elif isinstance(allowed, Mapping):
+        for key in extra:
+            yield from validator.descend(value[key], allowed, path=key)
+
+
+def format_errors(found: list[tuple[str, str]]) -> str | None:
+    """Errors, each with its place, in a sentence; None if there are none."""
+    if not found:
+        return None
+    lines = [f"{place}: {message[:300]}" for place, message in sorted(found)[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"and {len(found) - _SHOWN} more")
+    return "; ".join(lines)
+
+
+_SIMPLE: dict[object, pl.DataType] = {
+    "boolean": pl.Boolean(),
+    "integer": pl.Int64(),
+    "number": pl.Float64(),
+    "string": pl.String(),
+    bool: pl.Boolean(),
+    int: pl.Int64(),
+    float: pl.Float64(),
+    str: pl.String(),
+}
+
+
+def schema_dtype(schema: Mapping[str, Any]) -> pl.DataType | None:
+    """The column type that a schema describes; None if a part of it may be anything."""
+    return _dtype(schema, schema, ())
+
+
+def _dtype(schema: Any, root: Mapping[str, Any], path: tuple[str, ...]) -> pl.DataType | None:
+    """The type of a part; `path` has the references that lead to it, by which one that contains itself is noticed."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "$ref" in schema:
+        reference = str(schema["$ref"])
+        return None if reference in path else _dtype(_resolve(root, reference), root, (*path, reference))
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return _simple({type(value) for value in values if value is not None})
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema:
+            parts = [part for part in schema[key] if not (isinstance(part, Mapping) and part.get("type") == "null")]
+            found = [_dtype(part, root, path) for part in parts]
+            return found[0] if found and found.count(found[0]) == len(found) and "properties" not in schema else None
+    kinds = schema.get("type")
+    given = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"}
+    if given == {"array"}:
+        items = _dtype(schema.get("items"), root, path) if "prefixItems" not in schema else None
+        return None if items is None else pl.List(items)
+    if given != {"object"}:
+        return _simple(given)
+    properties = schema.get("properties")
+    is_open = schema.get("additionalProperties", False) is not False or "patternProperties" in schema
+    if not isinstance(properties, Mapping) or not properties or is_open:
+        return None
+    fields = {name: _dtype(part, root, path) for name, part in properties.items()}
+    known = {name: field for name, field in fields.items() if field is not None and "\0" not in name}
+    return pl.Struct(known) if len(known) == len(fields) else None
+
+
+def _simple(kinds: set[Any]) -> pl.DataType | None:
+    if kinds in ({"integer", "number"}, {int, float}):
+        return pl.Float64()
+    return _SIMPLE.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def _resolve(root: Any, reference: str) -> Any:
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        root = root.get(name) if isinstance(root, Mapping) else None
+    return root if reference.startswith("#") else None
+
+
+def shaped(value: Any, dtype: Any) -> Any:
+    """The value as a column of that type holds it: without properties that the type lacks, null for missing ones.
+
+    Raises `BadOutput` for a number that the type cannot hold: it would change the type of all others.
+    """
+    if isinstance(dtype, pl.Struct) and isinstance(value, Mapping):
+        return {field.name: shaped(value.get(field.name), field.dtype) for field in dtype.fields}
+    if isinstance(dtype, pl.List) and isinstance(value, list):
+        return [shaped(each, dtype.inner) for each in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            if dtype == pl.Float64:
+                return float(value)
+            if dtype == pl.Int64 and not -(2**63) <= (value := int(value)) < 2**63:  # 1.0 is a whole number in JSON
+                raise OverflowError
+        except OverflowError:
+            raise BadOutput(f"{str(value)[:40]} is too large a number") from None
+    return value

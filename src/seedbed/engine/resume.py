@@ -1,0 +1,354 @@
+"""Resume an interrupted build: what earlier runs stored, and how it is restored.
+
+`History` knows which row groups are done. A row group is a function of its outcomes: the same outcomes in the same
+order give the same state (`restore_entries`). Stateful generators get the state that was saved with their outcomes, and
+dropped rows of finished row groups are retried with what is finished of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..errors import StoreError
+from ..graph import Kind
+from ..observe.report import Drop, Usage
+from ..store.codec import decode, encode
+from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
+from .row_group import Consequence
+from .rows import identities_by_position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from ..observe.report import Ledger, Resized
+    from ..store.entries import Entry
+    from ..store.journal import Recovered
+    from ..store.manifest import Manifest
+    from ..store.records import GroupRecord
+    from .budget import Budget
+    from .plan import BuildPlan
+    from .row_group import RowGroup
+    from .rows import Identity, Rows
+    from .storage import Store
+    from .tasks import Step
+
+
+class History:
+    """Row groups that are done, those to be retried, and stateful generators to be replayed.
+
+    Changed when a row group is checkpointed.
+    """
+
+    def __init__(self, plan: BuildPlan, store: Store | None, ledger: Ledger, budget: Budget) -> None:
+        self._plan = plan
+        # Row groups that are done: all below the first number, and these.
+        self._done_below = 0
+        self._done_above: set[int] = set()
+        # Row groups whose record is in the manifest, but which are not done yet.
+        self._written: set[int] = set()
+        # Finished row groups whose dropped rows are to be retried, and were not yet.
+        self.retrying: dict[int, GroupRecord] = {}
+        # Stateful generators whose state was not saved, by identity: they are called again.
+        self.replaying: set[int] = set()
+        # Keys of the journal's records of calls of stateful generators, kept until everything is generated.
+        self.calls_kept = (
+            set() if store is None else {key for key in store.recovered.kept if key.purpose is Purpose.CALLS}
+        )
+        # Row groups that the journal has entries of.
+        self.recorded = frozenset(
+            () if store is None else (key.group for key in store.recovered.groups if key.purpose is Purpose.BUILD)
+        )
+        if store is not None:
+            ledger.damage = store.damage
+            if store.manifest is not None:
+                self._take_over(store.manifest, store.recovered, ledger, budget)
+
+    def _take_over(self, manifest: Manifest, recovered: Recovered, ledger: Ledger, budget: Budget) -> None:
+        retry = self._plan.retry_dropped
+        for index, group in sorted(manifest.groups.items()):
+            if retry and group.skipped is not None:
+                continue  # nothing of it was generated that could be lost: it is generated as a whole
+            self.group_done(index)
+            ledger.written += group.rows
+            ledger.removed += group.removed
+            ledger.added += group.added
+            if group.skipped is not None:
+                ledger.skipped.append(index)
+            if retry and any(drop.kind == "failed" for drop in group.drops):
+                self.retrying[index] = group
+            else:
+                ledger.dropped.extend(group.drops)
+        # The journal is usually ahead of the manifest, which was written at the last checkpoint.
+        entries = (*(manifest.spending.entries if manifest.spending is not None else ()), *recovered.spending)
+        for column, model, calls, input_tokens, output_tokens, cost in entries:
+            if calls >= ledger.usage[column, model].calls:
+                ledger.usage[column, model] = Usage(
+                    calls=calls, input_tokens=input_tokens, output_tokens=output_tokens, cost=cost
+                )
+        for (column, _), usage in ledger.usage.items():
+            budget.take_over(column, usage)
+        if manifest.groups or recovered.groups:
+            states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
+            for identity, nodes in self._plan.instances.items():
+                if not restore_state(self._plan.steps, nodes, states, trusted=self._plan.runs_own_code):
+                    self.replaying.add(identity)
+
+    def is_open(self, index: int) -> bool:
+        """True if a row group is to be generated, retried or replayed."""
+        return not self.is_done(index) or index in self.retrying or bool(self.replaying)
+
+    def is_done(self, index: int) -> bool:
+        """True if a row group is checkpointed or skipped, by this run or an earlier one."""
+        return index < self._done_below or index in self._done_above
+
+    def finished_groups(self) -> int:
+        """How many row groups are in the manifest."""
+        return self._done_below + len(self._done_above | self._written)
+
+    def group_written(self, index: int) -> None:
+        """The record of a row group is in the manifest; that of a retried one was there before."""
+        if not self.is_done(index):
+            self._written.add(index)
+
+    def must_replay(self, step: Step) -> bool:
+        """True if a stateful generator must be called again for rows that earlier runs finished."""
+        return step.instance is not None and id(step.instance) in self.replaying
+
+    def group_done(self, index: int) -> None:
+        """A row group is checkpointed or skipped."""
+        self._written.discard(index)
+        self._done_above.add(index)
+        while self._done_below in self._done_above:
+            self._done_above.remove(self._done_below)
+            self._done_below += 1
+
+    def unfinished(self) -> list[range]:
+        """The source rows of all row groups that are not done, as few ranges as possible."""
+        plan = self._plan
+        ranges: list[range] = []
+        start = self._done_below
+        for index in [*sorted(self._done_above), plan.group_count]:
+            if start < index:
+                ranges.append(range(plan.group_rows(start).start, plan.group_rows(index - 1).stop))
+            start = index + 1
+        return ranges
+
+
+def state_name(steps: Sequence[Step], nodes: Sequence[int]) -> str:
+    """The name that the state of a stateful generator is stored under: the columns that it fills."""
+    return "+".join(steps[node].name for node in nodes)
+
+
+def read_state(step: Step) -> bytes | None:
+    """The state of a stateful generator that has `get_state`, as the journal stores it."""
+    get_state = getattr(step.instance, "get_state", None)
+    if get_state is None:
+        return None
+    state, lost = encode([(get_state(),)])
+    if lost:
+        raise StoreError(f"the state of column {step.name!r} cannot be kept: what get_state returns cannot be pickled")
+    return state
+
+
+def is_called_again(step: Step) -> bool:
+    """True if a stateful generator is replayed where its state is missing: damage may lose a saved one."""
+    generator = step.instance
+    return generator is not None and getattr(generator, "replays", True) and step.key is None
+
+
+def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes], *, trusted: bool) -> bool:
+    """Restore the state of a stateful generator from an earlier run; False if it has to be replayed instead.
+
+    One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
+    again: that would be paid for twice. A state of user-defined types is read only if the directory is `trusted`.
+    """
+    generator = steps[nodes[0]].instance
+    state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
+    if state is not None and set_state is not None:
+        found = decode(state, trusted=trusted)
+        if found:
+            set_state(found[0][0])
+            return True
+    return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
+
+
+def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[GeneratorCall]:
+    """What stateful generators were called with, for those that may have to be replayed."""
+    return [
+        GeneratorCall(column=step.name, identities=identities, inputs=rows.buffer.take(step.inputs, of))
+        for step, of in calls
+        if is_called_again(step)
+        # Columns from scratch are generated for the source rows, before pre-batch processors change them.
+        for identities in [
+            identities_by_position(rows.source, len(of)) if step.kind is Kind.FROM_SCRATCH else rows.identities(of)
+        ]
+    ]
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Nothing that is replayed is garbage, and scanning a million cells for it takes longer than the replay.
+
+    Never held across an await: the collector belongs to the whole process.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def restore_entries(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable[Entry]) -> Counter[str]:
+    """Restore every entry that still fits; returns the finished cells by column.
+
+    `StoreError` if an entry is none that a run of this recipe writes: a directory may come from someone else.
+    """
+    with _collector_paused():
+        try:
+            return _restore_entries(group, rows, {step.name: step for step in steps}, entries)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise StoreError(
+                f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
+            ) from error
+
+
+def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
+    cells: Counter[str] = Counter()
+    for entry in entries:
+        if type(entry) is Finished:  # nearly all of them, and there may be a million
+            step = steps.get(entry.column)
+            if step is not None and group.restore_finished(step, entry.row, entry.value, entry.cost):
+                cells[entry.column] += entry.cells
+            continue
+        match entry:
+            case Failed(column=column, row=row) if column in steps:
+                group.restore_failed(
+                    steps[column],
+                    row,
+                    attempt=entry.attempt,
+                    salvage_round=entry.salvage_round,
+                    error=entry.error,
+                    consequence=Consequence(entry.consequence),
+                )
+            case Answer(column=column, row=row):
+                group.restore_answer(column, row, entry.key, entry.answer)
+            case Rebuilt(columns=columns) if group.can_restore_rebuilt():
+                before = group.frontier.rows
+                after = rows.take_over(columns, entry.resized, [Drop(**drop) for drop in entry.drops])
+                group.restore_rebuilt(before, after)
+            case FinishedRows(column=column) if column in steps:
+                group.restore_rows(steps[column], entry.rows, entry.columns)
+                cells[column] += len(entry.rows)
+    return cells
+
+
+@attrs.frozen(kw_only=True)
+class RetriedRows:
+    """The rows of a finished row group that are retried.
+
+    `order` names the rows that its part holds now, in its `revision`; None if a new part is written from all rows.
+    `drops` are those that stay dropped. `resized` is how many rows pre-batch processors removed and added, None if
+    they have yet to see the rows.
+    """
+
+    revision: int
+    identities: tuple[Identity, ...]
+    order: tuple[Identity, ...] | None
+    drops: tuple[Drop, ...]
+    resized: Resized | None
+
+    def merged(self, added: Sequence[Identity]) -> tuple[list[int], list[Identity]]:
+        """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are."""
+        assert self.order is not None
+        order = merge_order(self.order, added)
+        return order, [[*self.order, *added][at] for at in order]
+
+
+def plan_retry(
+    record: GroupRecord, kept: Sequence[Entry], *, seeds: Collection[str], processed: bool
+) -> tuple[RetriedRows, Sequence[Entry]] | None:
+    """Which rows of a finished row group can be retried, and what is finished of them; None if nothing can.
+
+    Rows that processors have seen (`processed`) can be retried only with what was stored of them. `seeds` are the
+    columns that pre-batch processors see, if there are such processors: a row that failed in one of them never reached
+    to the processors and has no identity behind them.
+    """
+    failed = [drop for drop in record.drops if drop.kind == "failed"]
+    known: Sequence[Entry] = ()
+    order: list[Identity] | None
+    resized: Resized | None = ()
+    if kept and isinstance(kept[0], KeptRows):
+        header, known = kept[0], kept[1:]
+        resized, identities = header.resized, list(header.identities)
+        order = None if header.order is None else list(header.order)
+        if processed and len(known) != header.count:
+            return None  # some values are not stored and cannot be generated from rows before the processors
+    else:
+        gone = {drop.row for drop in failed}
+        order = [(row, 0) for row in range(record.start, record.stop) if row not in gone]
+        identities = sorted((row, 0) for row in gone)
+        if processed:
+            if order or any(drop.column not in seeds for drop in failed):
+                return None
+            resized = None  # every row failed before the processors
+    if not identities or (order is not None and len(order) != record.rows):
+        return None
+    tried = {
+        drop
+        for drop in failed
+        if (drop.row, drop.copy) in set(identities) and (resized is None or drop.column not in seeds)
+    }
+    retry = RetriedRows(
+        revision=record.revision,
+        identities=tuple(identities),
+        order=None if order is None else tuple(order),
+        drops=tuple(drop for drop in record.drops if drop not in tried),
+        resized=resized,
+    )
+    return retry, known
+
+
+def kept_entries(
+    plan: BuildPlan,
+    rows: Rows,
+    kept: Sequence[int],
+    is_done: Callable[[int, int], bool],
+    *,
+    order: Sequence[Identity] | None,
+    resized: Resized | None,
+) -> list[Entry]:
+    """What is finished of the rows `kept` of a row group, for `plan_retry`; `order` names the rows of its part."""
+    entries: list[Entry] = []
+    for node in plan.graph.order:
+        step = plan.steps[node]
+        done = [(at, row) for at, row in enumerate(kept) if is_done(node, row) and not rows.was_skipped(step, row)]
+        if done:
+            columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
+            entries.append(FinishedRows(column=step.name, rows=[at for at, _ in done], columns=columns))
+    of = None if order is None else list(order)
+    header = KeptRows(order=of, identities=rows.identities(kept), resized=resized, count=len(entries))
+    return [header, *entries]
+
+
+def merge_order(before: Sequence[Identity], added: Sequence[Identity]) -> list[int]:
+    """Where the rows of a part come from when rows are added to it: positions in `before` followed by `added`.
+
+    Each added row goes in front of the first row that comes after it in the dataset; the others keep their order.
+    """
+    places: dict[int, list[int]] = {}
+    for position in sorted(range(len(added)), key=added.__getitem__):
+        place = next((at for at, identity in enumerate(before) if identity > added[position]), len(before))
+        places.setdefault(place, []).append(len(before) + position)
+    order: list[int] = []
+    for at in range(len(before) + 1):
+        order += places.get(at, ())
+        if at < len(before):
+            order.append(at)
+    return order

@@ -1,0 +1,201 @@
+"""Which commands wait for a slot, which are sent next and whose reply comes next: decided synchronously, without I/O.
+
+Replies come in the order of the commands. So a command that was sent keeps its position in the queue, and one of the
+`max_inflight` slots, until its reply has come, even if its caller was cancelled: or the next caller would get it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+import outcome
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# A reply as hiredis parsed it; an error is an instance of an exception and is not raised.
+Reply: TypeAlias = object
+
+TURN = 32
+"""Commands that one call may send at a time while others wait, so that a call with thousands does not delay them."""
+
+
+@attrs.frozen(kw_only=True)
+class EndpointStatistics:
+    """Counts of one endpoint; `in_flight` and `waiting` are of this instant, all others since it was opened."""
+
+    connected: bool
+    in_flight: int  # commands in one of `max_inflight` slots: sent and not answered, those of cancelled callers too
+    waiting: int  # calls of which at least one command waits for a slot or for the connection
+    sent: int  # commands
+    sends: int  # writes to the connection; many commands go out in one
+    dropped: int  # replies that came after their caller had been cancelled, had timed out or had failed
+    errors: int  # calls that ended in an error of the endpoint
+    reconnects: int  # connections that replaced an earlier one
+
+
+class Call:
+    """One caller and its commands, encoded; the task is woken with the replies, or with the error that ended it."""
+
+    __slots__ = ("admitted", "commands", "done", "replies", "task")
+
+    def __init__(self, commands: Sequence[bytes], task: trio.lowlevel.Task) -> None:
+        self.commands = commands
+        self.task = task
+        self.admitted = 0  # how many of the commands got a slot
+        self.replies: list[Reply] = []
+        self.done = False  # answered, failed or cancelled: later replies for it are dropped
+
+
+class Chunk:
+    """Commands of one call that got their slots together."""
+
+    __slots__ = ("call", "count", "payload", "sent_at")
+
+    def __init__(self, call: Call, count: int, payload: bytes) -> None:
+        self.call = call
+        self.count = count  # replies that are still to come
+        self.payload = payload
+        self.sent_at = 0.0
+
+
+class Pipeline:
+    """The calls of one endpoint. All fields are changed by its methods only, in the loop's thread."""
+
+    def __init__(self, max_inflight: int) -> None:
+        self.free = max_inflight
+        self.sent = 0
+        self.dropped = 0
+        self._limit = max_inflight
+        self._waiting: dict[Call, None] = {}  # in order; a dict, so that a cancelled one leaves at once
+        self._unsent: deque[Chunk] = deque()
+        self._sent: deque[Chunk] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        return self._limit - self.free
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def unsent(self) -> bool:
+        """True if there is something to send."""
+        return bool(self._unsent)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the command was sent whose reply comes next; None if no reply is owed."""
+        return self._sent[0].sent_at if self._sent else None
+
+    @property
+    def oldest_wanted(self) -> float | None:
+        """When the first command was sent whose caller still waits."""
+        return next((chunk.sent_at for chunk in self._sent if not chunk.call.done), None)
+
+    def add(self, call: Call) -> None:
+        """Let a call wait for its slots."""
+        self._waiting[call] = None
+
+    def admit(self) -> None:
+        """Give free slots to the calls that wait, in turns."""
+        while self.free and self._waiting:
+            call = next(iter(self._waiting))
+            commands, start = call.commands, call.admitted
+            count = min(len(commands) - start, self.free)
+            if count > TURN and len(self._waiting) > 1:
+                count = TURN
+            payload = commands[start] if count == 1 else b"".join(commands[start : start + count])
+            self._unsent.append(Chunk(call, count, payload))
+            self.free -= count
+            call.admitted = start + count
+            del self._waiting[call]
+            if call.admitted < len(commands):
+                self._waiting[call] = None
+
+    def take_unsent(self, now: float) -> bytes:
+        """What is to be sent now; from here on its replies are owed. Nothing is sent for calls that are done."""
+        payloads = []
+        while self._unsent:
+            chunk = self._unsent.popleft()
+            if chunk.call.done:
+                self.free += chunk.count
+                continue
+            payloads.append(chunk.payload)
+            chunk.payload = b""
+            chunk.sent_at = now
+            self.sent += chunk.count
+            self._sent.append(chunk)
+        return payloads[0] if len(payloads) == 1 else b"".join(payloads)
+
+    def take_replies(self, replies: list[Reply]) -> int:
+        """Give each reply to its call; returns how many replies were owed."""
+        at, end, sent = 0, len(replies), self._sent
+        while at < end and sent:
+            chunk = sent[0]
+            count = min(chunk.count, end - at)
+            self.free += count
+            chunk.count -= count
+            if not chunk.count:
+                sent.popleft()
+            self._answer(chunk.call, replies if count == end else replies[at : at + count])
+            at += count
+        return at
+
+    def _answer(self, call: Call, replies: list[Reply]) -> None:
+        """Give consecutive replies to a call."""
+        if call.done:
+            self.dropped += len(replies)
+            return
+        if any(issubclass(kind, Exception) for kind in set(map(type, replies))):
+            # The caller raises the error; it does not need the replies to its other commands.
+            failed = next(at for at, reply in enumerate(replies) if isinstance(reply, Exception))
+            call.replies += replies[: failed + 1]
+            self.dropped += len(replies) - failed - 1
+            self._end(call, outcome.Value(call.replies))
+            return
+        call.replies += replies
+        if len(call.replies) == len(call.commands):
+            call.done = True
+            trio.lowlevel.reschedule(call.task, outcome.Value(call.replies))
+
+    def abandon(self, call: Call) -> None:
+        """Forget a call that was cancelled; replies to its commands are dropped when they come."""
+        call.done = True
+        self._waiting.pop(call, None)
+
+    def expire(self, now: float, timeout: float, error: Callable[[], Exception]) -> int:
+        """Fail the calls that wait for a reply to something sent `timeout` ago or earlier, and count them."""
+        # The same sum as in the caller's deadline: otherwise rounding could make the two disagree for ever.
+        late = [chunk.call for chunk in self._sent if chunk.sent_at + timeout <= now and not chunk.call.done]
+        calls = dict.fromkeys(late)
+        for call in calls:
+            self._end(call, outcome.Error(error()))
+        return len(calls)
+
+    def lose_connection(self, error: Callable[[], Exception]) -> int:
+        """Fail the calls that have slots, free these and return the number of calls; no reply is owed any more."""
+        calls = dict.fromkeys(chunk.call for queue in (self._sent, self._unsent) for chunk in queue)
+        self._sent.clear()
+        self._unsent.clear()
+        self.free = self._limit
+        failed = [call for call in calls if not call.done]
+        for call in failed:
+            self._end(call, outcome.Error(error()))
+        return len(failed)
+
+    def fail_waiting(self, error: Callable[[], Exception]) -> int:
+        """Fail the calls that wait for slots, and return their number."""
+        failed = list(self._waiting)
+        for call in failed:
+            self._end(call, outcome.Error(error()))
+        return len(failed)
+
+    def _end(self, call: Call, result: outcome.Outcome[list[Reply]]) -> None:
+        call.done = True
+        self._waiting.pop(call, None)
+        trio.lowlevel.reschedule(call.task, result)

@@ -1,0 +1,459 @@
+"""Recipe files: YAML, TOML or JSON, read into a recipe with every problem at once, each with its line in the file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+from ..checks import MAX_DEPTH, is_whole, parse_toml
+from ..columns.spec import Access, Grants, make_column, processor_types, spec_types
+from ..errors import ConfigError, DatasetGenerationError
+from ..graph import nearest
+from ..models import MODEL_TYPES, Scripted
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    import os
+
+    from ..columns.spec import ColumnSpec
+
+# A recipe of this size takes seconds to read; data belongs into seed files.
+MAX_BYTES = 4_000_000
+MAX_VALUES = 100_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KEYS = ("name", "seed", "models", "columns", "processors", "run", "base")
+# Most servers implement this API, so a model with an address and no type is one of them.
+_DEFAULT_MODEL = "openai"
+
+
+def load_recipe(
+    path: str | os.PathLike[str],
+    *,
+    grants: Grants | None = None,
+    content: bytes | None = None,
+    models: Mapping[str, type] = MODEL_TYPES,
+    run_options: type | None = None,
+) -> Recipe:
+    """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
+
+    The recipe may read below its own folder, and what `grants` allows; code that it names as `module:name` is rejected
+    unless `grants` allows code. `content` replaces the content of the file, which is then not opened. `run_options` is
+    the class that validates the options under `run`.
+    """
+    path = Path(path)
+    # Absolute, because the recipe is stored with its dataset, in another folder.
+    access = Access(folder=path.parent.absolute(), grants=grants or Grants())
+    return _Reader(read_document(path, content), models, access).read(run_options)
+
+
+class _Reader:
+    """Builds a recipe from one document and collects its problems."""
+
+    def __init__(self, document: Document, models: Mapping[str, type], access: Access) -> None:
+        self._document = document
+        self._models = models
+        self._access = access
+        self._problems: list[str] = [*document.problems]
+
+    def read(self, run_options: type | None) -> Recipe:
+        data = self._document.data
+        for key in data:
+            if key not in _KEYS:
+                self._problem(str(key), f"unknown key {key!r}{nearest(str(key), _KEYS)}")
+        # An alias whose fields are invalid is still defined: columns that use it are not a second problem.
+        models = {
+            alias: self._typed(f"models.{alias}", fields, self._models, "model") or Scripted()
+            for alias, fields in self._get(data, "models", Mapping, "mapping").items()
+        }
+        columns: list[ColumnSpec] = []
+        unreadable: dict[int, str] = {}
+        for index, fields in enumerate(self._get(data, "columns", list, "list")):
+            spec = self._column(f"columns[{index}]", fields)
+            if spec is not None:
+                columns.append(spec)
+            else:
+                name = fields.get("name") if isinstance(fields, Mapping) else None
+                unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
+        processors = [
+            self._typed(f"processors[{index}]", fields, processor_types(), "processor")
+            for index, fields in enumerate(self._get(data, "processors", list, "list"))
+        ]
+        run = self._get(data, "run", Mapping, "mapping")
+        if run_options is not None:
+            self._construct("run", run_options, run)
+        seed = data.get("seed", 0)
+        if not is_whole(seed):
+            self._problem("seed", f"must be a whole number, not {seed!r}")
+            seed = 0
+        if not columns and not unreadable:
+            self._problem("columns", "the recipe has no columns")
+        if not columns:
+            raise DatasetGenerationError(self._problems)
+        recipe = Recipe(
+            columns=columns,
+            models=models,
+            seed=seed,
+            processors=[each for each in processors if each is not None],
+            run=run,
+            name=data.get("name"),
+            base=self._access.folder / str(data.get("base", "")),
+            access=self._access,
+        )
+        if self._problems:
+            environment = recipe.environment(allow_code=self._access.grants.code)
+            found = recipe.problems(lambda spec: make_column(spec, environment), unreadable=unreadable)
+            raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
+        return recipe
+
+    def _column(self, path: str, fields: Any) -> ColumnSpec | None:
+        spec: ColumnSpec | None = self._typed(path, fields, spec_types(), "column")
+        if spec is not None and not self._access.grants.code and (code := spec.code()):
+            names = ", ".join(map(repr, code))
+            self._problem(path, f"column {spec.name!r} runs user-defined code ({names}), which needs --allow-code")
+            return None
+        return spec
+
+    def _typed(self, path: str, fields: Any, types: Mapping[str, type], what: str) -> Any:
+        if not isinstance(fields, Mapping):
+            self._problem(path, f"a {what} is a mapping with a 'type', not {fields!r}")
+            return None
+        given = {str(name): value for name, value in fields.items()}
+        kind = given.pop("type", _DEFAULT_MODEL if what == "model" and _DEFAULT_MODEL in types else None)
+        if kind is None:
+            self._problem(path, f"the type of the {what} is missing{nearest('', types)}")
+            return None
+        if not isinstance(kind, str) or kind not in types:
+            self._problem(f"{path}.type", f"unknown {what} type {kind!r}{nearest(str(kind), types)}")
+            return None
+        return self._construct(path, types[kind], given)
+
+    def _construct(self, path: str, cls: type, given: Mapping[str, Any]) -> Any:
+        """An instance of an attrs class; None, with every problem of its fields reported, if it cannot be created."""
+        fields = {each.alias: each for each in attrs.fields(cls) if each.init}
+        before = len(self._problems)
+        usable: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in fields:
+                self._problem(f"{path}.{name}", f"unknown field {name!r}{nearest(name, fields)}")
+            elif (problem := _failure(_converter(fields[name]), value)) is None:
+                usable[name] = value
+            else:
+                self._problem(f"{path}.{name}", str(problem))
+        missing = [name for name, each in fields.items() if each.default is attrs.NOTHING and name not in given]
+        for name in missing:
+            self._problem(f"{path}.{name}", "is missing")
+        if any(each.default is attrs.NOTHING and name not in usable for name, each in fields.items()):
+            return None
+        # A class raises its first problem only; without the field at fault it raises the next one.
+        while (problem := _failure(cls, **usable)) is not None:
+            field = problem.field
+            if field not in usable or fields[field].default is attrs.NOTHING:
+                self._problem(f"{path}.{field}" if field in usable else path, str(problem))
+                break
+            self._problem(f"{path}.{field}", str(problem))
+            del usable[field]
+        return None if len(self._problems) > before else cls(**usable)
+
+    def _get(self, data: Mapping[str, Any], key: str, kind: type, noun: str) -> Any:
+        value = data.get(key)
+        if value is None or isinstance(value, kind):
+            return value or ({} if kind is Mapping else [])
+        self._problem(key, f"must be a {noun}, not {value!r}")
+        return {} if kind is Mapping else []
+
+    def _problem(self, path: str, message: str) -> None:
+        self._problems.append(f"{self._document.place(path)}{path}: {message}")
+
+
+def _converter(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
+    """The converter of a field; one that takes its instance is called by the class only."""
+    converter: Any = field.converter
+    return converter if callable(converter) and not isinstance(converter, attrs.Converter) else lambda value: value
+
+
+def _failure(call: Callable[..., Any], *args: Any, **kwargs: Any) -> ConfigError | None:
+    """The error that a converter or a class raises for a value."""
+    try:
+        call(*args, **kwargs)
+    except ConfigError as error:
+        return error
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
+        # Written for other values, such as a converter of names that gets a number.
+        return ConfigError(f"{type(error).__name__}: {error}")
+    return None
+
+
+@attrs.frozen(kw_only=True)
+class Document:
+    """The content of a file. `problems` are those of the file itself; `lines` has the line of each known path."""
+
+    data: Mapping[str, Any]
+    file: str = ""
+    lines: Mapping[str, int] = attrs.field(factory=dict, repr=False)
+    problems: tuple[str, ...] = ()
+
+    def place(self, path: str) -> str:
+        """The start of a message about a path such as `columns[3].prompt`: the file and the nearest known line."""
+        while path and path not in self.lines:
+            path = re.sub(r"(\.[^.\[\]]*|\[\d+\]|^[^.\[]*)$", "", path)
+        line = f":{self.lines[path]}" if path else ""
+        return f"{self.file}{line}: " if self.file else ""
+
+    def placed(self, problem: str) -> str:
+        """A problem that starts with a path, or with the name of a column, with its place in front."""
+        path = problem.partition(": ")[0]
+        if path not in self.lines:
+            columns = self.data.get("columns")
+            for index, column in enumerate(columns if isinstance(columns, list) else ()):
+                if isinstance(column, Mapping) and problem.startswith(f"column {column.get('name')!r}"):
+                    path = f"columns[{index}]"
+        return f"{self.place(path)}{problem}" if path in self.lines else problem
+
+
+def read_document(path: Path, content: bytes | None = None) -> Document:
+    """Read a file, or `content` in place of it, by its suffix. Raises `ConfigError` if it cannot be read or parsed."""
+    readers: dict[str, Callable[[str, str], Document]] = {
+        ".yaml": _read_yaml,
+        ".yml": _read_yaml,
+        ".toml": _read_toml,
+        ".json": _read_json,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"{path}: a recipe file ends in {', '.join(readers)}, not {path.suffix!r}")
+    try:
+        if content is None:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: a recipe has at most {MAX_BYTES} bytes; put data into seed files")
+        text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: a recipe is UTF-8, found {error.object[error.start]:#04x}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        document = reader(text, str(path))
+    except RecursionError:
+        raise ConfigError(f"{path}: nested more than {MAX_DEPTH} levels deep") from None
+    if not isinstance(document.data, Mapping):
+        raise ConfigError(f"{path}: a recipe is a mapping with 'columns', not {type(document.data).__name__}")
+    _check_values(document)
+    return document
+
+
+def _check_values(document: Document) -> None:
+    """Reject what is nested too deep or too large, and text that cannot be encoded."""
+    count = 0
+    open_parts: list[Iterator[tuple[str, Any]]] = [iter([("", document.data)])]
+    while open_parts:
+        path, value = next(open_parts[-1], (None, None))
+        if path is None:
+            open_parts.pop()
+            continue
+        count += 1
+        if count > MAX_VALUES:
+            raise ConfigError(
+                f"{document.place(path)}a recipe has at most {MAX_VALUES} values; put data into seed files"
+            )
+        if len(open_parts) > MAX_DEPTH:
+            raise ConfigError(f"{document.place(path)}nested more than {MAX_DEPTH} levels deep")
+        if isinstance(value, Mapping | list):
+            open_parts.append(_children(path, value))
+        for text in (path, value):
+            if isinstance(text, str) and (found := _SURROGATE.search(text)):
+                place = document.place(path) + path.encode("ascii", "backslashreplace").decode()
+                raise ConfigError(f"{place}: {found[0]!r} is a lone surrogate, which cannot be encoded")
+
+
+def _children(path: str, value: Mapping[Any, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return ((f"{path}.{key}" if path else str(key), each) for key, each in value.items())
+    return ((f"{path}[{index}]", each) for index, each in enumerate(value))
+
+
+class _Loader(yaml.SafeLoader):
+    """The scalars of YAML 1.2: `no` and `12:30` are text and not false and 750, as in JSON; dates are text too."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  this is how yaml spells it
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._values = 0
+        # How many values each anchor stands for; None while its node is being read.
+        self._anchored: dict[str, int | None] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Reject depth, and aliases that would expand without end, before anything follows them."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark, anchor = event.start_mark, event.anchor
+        if isinstance(event, yaml.AliasEvent):
+            held = self._anchored.get(anchor, 0)
+            if held is None:
+                raise ComposerError(None, None, f"the alias {anchor!r} is inside of the value that it names", mark)
+            self._count(held, mark)
+            return super().compose_node(parent, index)
+        before = self._values
+        self._count(1, mark)
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
+        if anchor is not None:
+            self._anchored[anchor] = None
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if anchor is not None:
+            self._anchored[anchor] = self._values - before
+        return node
+
+    def _count(self, values: int, mark: yaml.Mark) -> None:
+        self._values += values
+        if self._values > MAX_VALUES:
+            message = f"a recipe has at most {MAX_VALUES} keys and values, aliases expanded; put data into seed files"
+            raise ComposerError(None, None, message, mark)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(None, None, f"not a valid {kind}: {str(error)[:200]}", node.start_mark) from error
+
+
+_NUMBER = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", rf"{_NUMBER}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.0123456789")),
+    ("merge", r"<<", ["<"]),
+)
+
+
+def add_scalars(cls: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
+    """Make a loader read, or a dumper quote, the scalars that are not text in YAML 1.2."""
+    for tag, pattern, first in _SCALARS:
+        cls.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})\Z"), first)
+
+
+add_scalars(_Loader)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = loader.construct_scalar(node).lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+
+
+def _read_yaml(text: str, file: str) -> Document:
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            # Merge keys are resolved in the nodes, so their lines are taken first.
+            lines, problems = _marks(node, file)
+            data: Any = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = "" if mark is None else f":{mark.line + 1}"
+        raise ConfigError(f"{file}{at}: {error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{file}:{line}: the character {error.character:#04x} is not allowed in YAML") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return Document(data=data, file=file, lines=lines, problems=tuple(problems))
+
+
+def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]]:
+    """The line of every path, and duplicate keys, of which YAML would silently use the last."""
+    lines: dict[str, int] = {}
+    problems: list[str] = []
+
+    visited: set[int] = set()
+
+    def walk(node: yaml.Node, path: str) -> None:
+        lines.setdefault(path, node.start_mark.line + 1)
+        if id(node) in visited:  # an alias: the line of its anchor is enough, and it may be recursive
+            return
+        visited.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                name = str(key.value)
+                inner = f"{path}.{name}" if path else name
+                if name in seen:
+                    problems.append(f"{file}:{key.start_mark.line + 1}: {inner}: duplicate key")
+                seen.add(name)
+                lines[inner] = key.start_mark.line + 1
+                walk(value, inner)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                walk(value, f"{path}[{index}]")
+
+    if root is not None:
+        walk(root, "")
+    return lines, problems
+
+
+def _read_json(text: str, file: str) -> Document:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}:{error.lineno}: {error.msg}") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{file}: {error}") from error
+    try:
+        # Nearly all JSON is YAML as well, whose parser gives lines.
+        lines, problems = _marks(yaml.compose(text, Loader=_Loader), file)
+    except yaml.YAMLError:
+        lines, problems = {}, []
+    return Document(data=data, file=file, lines=lines, problems=tuple(problems))
+
+
+def _read_toml(text: str, file: str) -> Document:
+    try:
+        data = parse_toml(text)
+    except ValueError as error:  # TOML's own error, and a number of thousands of digits
+        raise ConfigError(f"{file}: {error}") from error
+    # The parser gives no lines, but the headers of tables are easily found.
+    lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[\s*([\w-]+)\s*\]\]", line):
+            name = header[1]
+            lines[f"{name}[{counts.get(name, 0)}]"] = number
+            counts[name] = counts.get(name, 0) + 1
+        elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+            lines[header[1]] = number
+    return Document(data=_without_dates(data), file=file, lines=lines)
+
+
+def _without_dates(value: Any) -> Any:
+    """Dates as text, as the other formats have them."""
+    if isinstance(value, dict):
+        return {name: _without_dates(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_dates(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value

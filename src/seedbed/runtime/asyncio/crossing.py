@@ -1,0 +1,265 @@
+"""Calls from asyncio to trio and from trio to asyncio, with their results, errors and cancellations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import outcome
+import sniffio
+import trio
+
+from ...errors import Permanent, Retryable
+from ..threads import hold_clock, release_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+# Set for asyncio tasks that a trio task waits for: what they await of trio runs in that trio run, under the scopes of
+# the task that waits for them.
+current_crossing: contextvars.ContextVar[Crossing | None] = contextvars.ContextVar("seedbed_crossing", default=None)
+
+
+class Crossing:
+    """Connects a nursery of a trio run with an asyncio loop, in one thread or in two. Created on trio's side.
+
+    With `holds_clock`, a virtual clock does not jump while a function works on asyncio's side; while that waits for
+    calls into trio, time may pass.
+    """
+
+    def __init__(self, nursery: trio.Nursery, loop: asyncio.AbstractEventLoop, *, holds_clock: bool = False) -> None:
+        self.nursery = nursery
+        self.loop = loop
+        self._token = trio.lowlevel.current_trio_token()
+        # Unfinished calls; each adds itself, and removes itself on asyncio's side.
+        self.calls: set[Call[Any]] = set()
+        # What calls raise that the end of the run interrupts, if not a cancellation; set on trio's side.
+        self.ended_by: BaseException | None = None
+        self.one_thread = asyncio._get_running_loop() is loop  # noqa: SLF001  documented, and never raises
+        self._holds_clock = holds_clock
+        self._serving = 0  # calls that run on trio's side
+
+    def call(self, function: Callable[[], Awaitable[T]], on_over: Callable[[], None] | None = None) -> Call[T]:
+        """Start a function in the nursery, from asyncio's side; it has the caller's context variables."""
+        return Call(self, function, on_over)
+
+    def into_trio(self, callback: Callable[[], object]) -> None:
+        """Run a callback on trio's side, from asyncio's; it sees the caller's context variables."""
+        if self.one_thread:
+            callback()
+        else:
+            context = contextvars.copy_context()
+            self._token.run_sync_soon(context.run, callback)
+
+    def into_asyncio(self, callback: Callable[[], object]) -> None:
+        """Run a callback on asyncio's side, from trio's; after that loop was closed nothing waits for it."""
+        if self.loop.is_closed():
+            return
+        if self.one_thread:
+            callback()
+        else:
+            with suppress(RuntimeError):  # it was closed just now
+                self.loop.call_soon_threadsafe(callback)
+
+    def call_began(self) -> None:
+        """A call from asyncio's side has begun, and its caller waits; on trio's side."""
+        self._serving += 1
+        if self._holds_clock and self._serving == 1:
+            release_clock()
+
+    def call_ended(self) -> None:
+        """It is finished."""
+        self._serving -= 1
+        if self._holds_clock and self._serving == 0:
+            hold_clock()
+
+    async def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run a function in a task of the asyncio loop, from trio's side.
+
+        A cancellation cancels that task and waits until it has ended.
+        """
+        if not self._holds_clock:
+            return await _AsyncioCall(self, function).run()
+        hold_clock()
+        try:
+            return await _AsyncioCall(self, function).run()
+        finally:
+            release_clock()
+
+
+class Call(Generic[T]):
+    """A function that runs on trio's side while its caller waits on asyncio's."""
+
+    def __init__(
+        self, crossing: Crossing, function: Callable[[], Awaitable[T]], on_over: Callable[[], None] | None
+    ) -> None:
+        self._crossing = crossing
+        self._function = function
+        self._on_over = on_over
+        self._scope = trio.CancelScope()
+        self._over = asyncio.Event()
+        # How it ended, set on trio's side before `_over` is; None if it was cancelled.
+        self.outcome: outcome.Outcome[T] | None = None
+        crossing.calls.add(self)
+        try:
+            crossing.into_trio(self._start)
+        except (RuntimeError, trio.RunFinishedError):
+            self._reject()
+
+    def _start(self) -> None:
+        try:
+            self._crossing.nursery.start_soon(self._serve)
+        except RuntimeError:  # the nursery is closed
+            self._reject()
+
+    def _reject(self) -> None:
+        self.end(outcome.Error(Permanent("the cell that this call belongs to has ended")))
+
+    async def _serve(self) -> None:
+        self._crossing.call_began()
+        try:
+            with self._scope:
+                self.outcome = outcome.Value(await self._function())
+        except BaseException as error:
+            failure = _without_cancellation(error)
+            raised = failure or self._crossing.ended_by
+            if raised is not None:  # on the other side
+                self.outcome = outcome.Error(raised)
+            if failure is None:  # cancelled from outside: the whole run ends, or what the nursery belongs to
+                raise
+        finally:
+            self._crossing.call_ended()
+            self.end(self.outcome)
+
+    def end(self, result: outcome.Outcome[T] | None) -> None:
+        """Return the result to the caller; on trio's side."""
+        self.outcome = result
+        self._crossing.into_asyncio(self._ended)
+
+    def _ended(self) -> None:
+        self._crossing.calls.discard(self)
+        self._over.set()
+        if self._on_over is not None:
+            self._on_over()
+
+    def cancel(self) -> None:
+        """Cancel it, from asyncio's side; `wait` returns when it has ended."""
+        with suppress(trio.RunFinishedError):
+            self._crossing.into_trio(partial(self._scope.cancel, reason="the task that waits for it was cancelled"))
+
+    async def wait(self) -> T:
+        """Wait for the result, on asyncio's side. Cancelled, it cancels the function and waits until it has unwound."""
+        try:
+            await self._over.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            with suppress(asyncio.CancelledError):
+                await wait_shielded(self._over)
+            if isinstance(self.outcome, outcome.Error):  # something went wrong beside the cancellation
+                self.outcome.unwrap()
+            raise
+        if self.outcome is None:
+            raise asyncio.CancelledError("the trio run that this was part of has ended")
+        return self.outcome.unwrap()
+
+
+def _without_cancellation(error: BaseException) -> BaseException | None:
+    """The error without cancellations, which a nursery raises in groups; None if nothing else is left."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1]
+    return None if isinstance(error, trio.Cancelled) else error
+
+
+class _AsyncioCall(Generic[T]):
+    """A function that runs on asyncio's side while its caller waits on trio's."""
+
+    def __init__(self, crossing: Crossing, function: Callable[[], Awaitable[T]]) -> None:
+        self._crossing = crossing
+        self._function = function
+        self._waiting = trio.lowlevel.current_task()
+        self._context = contextvars.copy_context()
+        self._context.run(current_crossing.set, crossing)
+        # The caller runs under trio, the function does not.
+        self._context.run(sniffio.current_async_library_cvar.set, "asyncio")
+        # These two are changed on asyncio's side only.
+        self._task: asyncio.Task[outcome.Outcome[T]] | None = None
+        self._cancelled = False
+        # How trio wants the caller's cancellation raised, once there is one; changed on trio's side only.
+        self._raise_cancel: Callable[[], Any] | None = None
+
+    async def run(self) -> T:
+        # Not at once, even in one thread: a loop with eager tasks would run the function inside of trio's.
+        loop = self._crossing.loop
+        soon = loop.call_soon if self._crossing.one_thread else loop.call_soon_threadsafe
+        soon(self._start)
+        result: outcome.Outcome[T] | None = await trio.lowlevel.wait_task_rescheduled(self._abort)
+        if result is None:
+            if self._raise_cancel is not None:
+                self._raise_cancel()
+            # Not cancelled from here. A loop that cancels all its tasks has cancelled this run too by now.
+            await trio.lowlevel.checkpoint()
+            raise Retryable("its asyncio task was cancelled, and not by seedbed")
+        return result.unwrap()
+
+    def _start(self) -> None:
+        if self._cancelled:
+            self._resume_caller(None)
+            return
+        self._task = self._crossing.loop.create_task(self._guarded(), context=self._context)
+        self._task.add_done_callback(self._done)
+
+    async def _guarded(self) -> outcome.Outcome[T]:
+        """Everything the function raises goes to its caller: a `SystemExit` that leaves a task would end the loop."""
+        try:
+            return outcome.Value(await self._function())
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            return outcome.Error(error)
+
+    def _done(self, task: asyncio.Task[outcome.Outcome[T]]) -> None:
+        self._resume_caller(None if task.cancelled() else task.result())
+
+    def _resume_caller(self, result: outcome.Outcome[T] | None) -> None:
+        with suppress(trio.RunFinishedError):
+            self._crossing.into_trio(partial(trio.lowlevel.reschedule, self._waiting, outcome.Value(result)))
+
+    def _abort(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
+        if self._crossing.loop.is_closed():  # its task will never end
+            return trio.lowlevel.Abort.SUCCEEDED
+        self._raise_cancel = raise_cancel
+        self._crossing.into_asyncio(self._cancel)
+        return trio.lowlevel.Abort.FAILED
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def wait_shielded(event: asyncio.Event) -> None:
+    """Wait for an event even if cancelled; the cancellation is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    with _shielded():
+        while not event.is_set():
+            try:
+                await event.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _shielded() -> AbstractContextManager[object]:
+    """Keep anyio, if it is imported, from cancelling the task again in every iteration of its loop."""
+    anyio: Any = sys.modules.get("anyio")
+    if anyio is None:
+        return nullcontext()
+    shield: AbstractContextManager[object] = anyio.CancelScope(shield=True)
+    return shield

@@ -1,0 +1,396 @@
+"""Trio as a guest of asyncio's loop, and users' asyncio functions called from trio.
+
+Trio allows one run per thread, so all builds and engines of a loop share one guest run, started by the first and ended
+with the last. It must not outlive its loop, or the thread could never run trio again. So an asyncio task owns it, and a
+host that ends a loop properly cancels all tasks: the cancelled owner cancels trio and waits until it has ended.
+
+Users' asyncio functions run on the loop that trio is a guest of. Where trio is not a guest they run on one asyncio loop
+in a thread, which the first of them starts and which ends with the trio run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections import deque
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import outcome
+import trio
+
+from ...errors import SeedbedError
+from ..threads import hold_clock, release_clock
+from .crossing import Crossing, current_crossing, wait_shielded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from types import TracebackType
+
+    from .crossing import Call
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_own_loop: trio.lowlevel.RunVar[_LoopThread | None] = trio.lowlevel.RunVar("seedbed.own_loop", default=None)
+
+
+class _Thread(threading.local):
+    guest: Guest | None = None
+
+
+_thread = _Thread()
+
+
+class Guest:
+    """One guest run: starting until it has a crossing, then running, then closing until `over` is set.
+
+    Everything here happens on the loop's thread except `_soon_threadsafe`, which trio's own thread calls.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.users = 0  # changed by `open_crossing` only
+        self.crossing: Crossing | None = None
+        self.is_closing = False
+        # Steps that trio requested and the loop has not executed yet; each has a `_step` in the loop.
+        self._steps: deque[Callable[[], object]] = deque()
+        self._scope = trio.CancelScope()
+        self._interrupted = False  # by a Ctrl-C that no caller can raise
+        self._is_started = False
+        self._attach(loop)
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.running = asyncio.Event()  # set when it can be used, and when it never will
+        self._ended = asyncio.Event()
+        self.over = asyncio.Event()  # its owner has ended too, so nothing of it is left in the loop
+        # Not in the context of the first caller.
+        self._owner = loop.create_task(self._own(), name="seedbed-guest", context=contextvars.Context())
+        self._owner.add_done_callback(self._disowned)
+
+    async def _main(self) -> None:
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                self.crossing = Crossing(nursery, self.loop)
+                self.running.set()
+                try:
+                    await trio.sleep_forever()
+                except KeyboardInterrupt as interrupt:
+                    # Trio could not raise it where it arrived. The callers that wait raise it.
+                    self.crossing.ended_by = interrupt
+                    self._interrupted = not self.crossing.calls
+                    self.close()
+
+    async def _own(self) -> None:
+        # Started here: a task that is cancelled before its first step never runs, and must own nothing.
+        if not self._is_started:
+            self._is_started = True
+            trio.lowlevel.start_guest_run(
+                self._main,
+                run_sync_soon_threadsafe=self._soon_threadsafe,
+                run_sync_soon_not_threadsafe=self._soon,
+                done_callback=self._done,
+                host_uses_signal_set_wakeup_fd=True,
+            )
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self.close()
+            await wait_shielded(self._ended)
+            raise
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _disowned(self, _owner: asyncio.Task[None]) -> None:
+        if not self._is_started:
+            self._done(outcome.Value(None))
+        self.over.set()
+
+    def close(self) -> None:
+        """Cancel all of it; `over` is set when it has ended."""
+        self.is_closing = True
+        self._scope.cancel(reason="the guest run ends")
+
+    def rescue(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Continue in another loop, to end there: the previous one was closed under it."""
+        self._attach(loop)
+        for _ in self._steps:
+            loop.call_soon(self._step)
+        self.close()
+
+    def _soon(self, step: Callable[[], object]) -> None:
+        self._steps.append(step)
+        self.loop.call_soon(self._step)
+
+    def _soon_threadsafe(self, step: Callable[[], object]) -> None:
+        self._steps.append(step)
+        try:
+            self.loop.call_soon_threadsafe(self._step)
+        except RuntimeError:  # the loop is closed; `rescue` executes the step
+            if not self.loop.is_closed():
+                raise
+
+    @trio.lowlevel.enable_ki_protection  # between tasks trio cannot raise a Ctrl-C; it passes it to `_main`
+    def _step(self) -> None:
+        try:
+            self._steps.popleft()()
+        except BaseException as error:
+            self._done(outcome.Error(error))  # there will be no further step
+            raise
+
+    def _done(self, result: outcome.Outcome[None]) -> None:
+        self.is_closing = True
+        _thread.guest = None
+        self.running.set()
+        self._ended.set()
+        if isinstance(result, outcome.Error) and self.crossing is not None:
+            for call in list(self.crossing.calls):  # trio broke and did not end them
+                call.end(result)
+
+
+@asynccontextmanager
+async def open_crossing() -> AsyncIterator[Crossing]:
+    """The crossing from the current asyncio task to trio, while the block is open.
+
+    For code of a column that runs on asyncio it leads to its build, for all others to the guest of this thread. The end
+    of the last block waits until the guest has ended.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise SeedbedError("neither trio nor asyncio runs here: await it under trio, anyio or asyncio") from None
+    own = current_crossing.get()
+    if own is not None and own.loop is loop:
+        yield own
+        return
+    guest = await _usable_guest(loop)
+    try:
+        await guest.running.wait()
+        if guest.crossing is None:
+            raise asyncio.CancelledError("the loop is being shut down")
+        yield guest.crossing
+    finally:
+        guest.users -= 1
+        if not guest.users:
+            guest.close()
+            await wait_shielded(guest.over)
+
+
+async def _usable_guest(loop: asyncio.AbstractEventLoop) -> Guest:
+    """The guest of this thread, with one more user; waits for one that is about to end."""
+    while (guest := _thread.guest) is not None and (guest.is_closing or guest.loop is not loop):
+        if guest.loop is not loop:
+            if not guest.loop.is_closed():
+                raise SeedbedError(
+                    "another asyncio loop of this thread has builds or engines open: close them, "
+                    "or await seedbed.runtime.asyncio.aclose() there"
+                )
+            guest.rescue(loop)
+        await guest.over.wait()
+    if guest is None:
+        if trio.lowlevel.in_trio_run():
+            raise SeedbedError("trio already runs in this thread as a guest of other code: await it in a trio task")
+        guest = _thread.guest = Guest(loop)
+    guest.users += 1
+    return guest
+
+
+async def run_in_trio(function: Callable[[], Awaitable[T]]) -> T:
+    """Await a function that is written for trio, in an asyncio task."""
+    async with open_crossing() as crossing:
+        return await crossing.call(function).wait()
+
+
+async def close_guest() -> None:
+    """End the guest run of this thread, with all that is open in it."""
+    loop = asyncio.get_running_loop()
+    guest = _thread.guest
+    if guest is None:
+        return
+    if guest.loop is loop:
+        guest.close()
+    elif guest.loop.is_closed():
+        guest.rescue(loop)
+    else:
+        raise SeedbedError("the builds and engines of this thread belong to another asyncio loop: await aclose() there")
+    await wait_shielded(guest.over)
+
+
+def host_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that the current trio run is a guest of; None if it is not a guest, or not ours."""
+    return None if _thread.guest is None else _thread.guest.loop
+
+
+class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
+    """One trio task enters the manager, keeps it open and exits it, on behalf of the block.
+
+    What the block raises is raised there, so that the manager sees it; a cancelled block cancels that task. If the
+    manager cancels the task, because something that it runs has failed, the block is cancelled.
+    """
+
+    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
+        self._manager = manager
+        self._stack = AsyncExitStack()
+        self._host: asyncio.Task[object] | None = None
+        self._call: Call[None]
+        self._entered = asyncio.Event()  # also set if it failed to enter
+        self._values: list[T] = []
+        self._left = trio.Event()
+        self._raised: Exception | None = None
+        self._in_block = False
+        self._interrupted = False  # the block was cancelled from here
+
+    async def __aenter__(self) -> T:
+        self._host = asyncio.current_task()
+        async with AsyncExitStack() as stack:
+            self._crossing = await stack.enter_async_context(open_crossing())
+            self._call = self._crossing.call(self._live, self._over)
+            try:
+                await self._entered.wait()
+            except asyncio.CancelledError:
+                self._call.cancel()
+                await self._call.wait()
+                raise
+            if not self._values:
+                await self._call.wait()
+            self._in_block = True
+            self._stack = stack.pop_all()
+        return self._values[0]
+
+    async def _live(self) -> None:
+        """The trio task."""
+        async with self._manager as value:
+            self._values.append(value)
+            self._crossing.into_asyncio(self._entered.set)
+            await self._left.wait()
+            if self._raised is not None:
+                raise self._raised
+
+    def _over(self) -> None:
+        self._entered.set()
+        if self._in_block and self._host is not None:
+            self._interrupted = True
+            self._host.cancel()
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        self._in_block = False
+        async with self._stack:
+            if self._interrupted:
+                await self._give_way(error)
+                return False
+            if error is None or isinstance(error, Exception):
+                return await self._leave(error)
+            # A cancellation or an exit of the program: what is open is cancelled too.
+            self._call.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._call.wait()
+            return False
+
+    async def _leave(self, error: Exception | None) -> bool:
+        trace = None if error is None else error.__traceback__
+        self._raised = error
+        self._crossing.into_trio(self._left.set)
+        try:
+            await self._call.wait()
+        except Exception as found:
+            if found is not error:
+                raise
+            # It leaves the block with its original traceback.
+            error.__traceback__ = trace
+            return False
+        return error is not None  # the manager swallowed it
+
+    async def _give_way(self, error: BaseException | None) -> None:
+        """The manager ended before the block, which was cancelled because of it."""
+        if not isinstance(self._call.outcome, outcome.Error):
+            return  # it ended with the whole run, which is being shut down
+        assert self._host is not None
+        if not isinstance(error, asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):  # it has not been raised yet
+                await asyncio.sleep(0)
+        self._host.uncancel()
+        self._call.outcome.unwrap()
+
+
+def on_asyncio(
+    function: Callable[P, Awaitable[T]], adapt: Callable[[Any, Crossing], Any] | None = None
+) -> Callable[P, Awaitable[T]]:
+    """Adapt a function that is written for asyncio to trio; it runs in an asyncio task.
+
+    When the caller is cancelled or out of time, that task is cancelled and waited for. What the function awaits
+    through `anywhere` runs under the caller's scopes. `adapt` returns, for each argument, what the function receives in
+    its place.
+    """
+
+    @functools.wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        loop = host_loop() or await _own_asyncio_loop()
+        error: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            crossing = Crossing(nursery, loop, holds_clock=True)
+            bound = functools.partial(function, *args, **kwargs)
+            if adapt is not None:
+                values = [adapt(value, crossing) for value in args]
+                named = {name: adapt(value, crossing) for name, value in kwargs.items()}
+                bound = functools.partial(function, *values, **named)
+            try:
+                result = await crossing.run(bound)
+            except Exception as raised:  # noqa: BLE001  raised below, outside of the nursery's group
+                error = raised
+            # Calls of tasks that outlive the function have no caller left.
+            nursery.cancel_scope.cancel(reason="the function that made these calls has returned")
+        if error is not None:
+            raise error
+        return result
+
+    return call
+
+
+class _LoopThread:
+    """An asyncio loop in its own thread. `run` is a system task: it ends with the trio run."""
+
+    def __init__(self) -> None:
+        self.started = trio.Event()
+        self.loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    async def run(self) -> None:
+        token = trio.lowlevel.current_trio_token()
+
+        async def main() -> None:
+            self.loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            token.run_sync_soon(self.started.set)
+            await self._stop.wait()
+
+        async def work() -> None:
+            # Shielded without a deadline: it ends when the tasks of the loop have been cancelled, as a nursery does.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(asyncio.run, main(), limiter=trio.CapacityLimiter(1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self.started.wait()
+                self.loop.call_soon_threadsafe(self._stop.set)
+
+
+async def _own_asyncio_loop() -> asyncio.AbstractEventLoop:
+    own = _own_loop.get()
+    if own is None:
+        own = _LoopThread()
+        _own_loop.set(own)
+        trio.lowlevel.spawn_system_task(own.run, name="seedbed-asyncio")
+    hold_clock()
+    try:
+        await own.started.wait()
+    finally:
+        release_clock()
+    return own.loop

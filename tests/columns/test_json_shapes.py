@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seedbed.columns.structured import schema_checker, schema_dtype, shaped
+from seedbed.errors import BadOutput, ConfigError
+from seedbed.models.answers import fitting_value
+from seedbed.store.schema import arrow_table, declared_type
+
+NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "dtype"),
+    [
+        ({"type": "string"}, pl.String),
+        ({"type": "string", "format": "date-time"}, pl.String),
+        ({"type": ["integer", "null"]}, pl.Int64),
+        ({"type": ["integer", "number"]}, pl.Float64),
+        ({"enum": ["a", "b", None]}, pl.String),
+        ({"enum": [1, 2.5]}, pl.Float64),
+        ({"const": True}, pl.Boolean),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, pl.Float64),
+        ({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": NAMED}}, pl.Struct({"a": pl.String})),
+        (
+            {"type": "array", "items": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": NAMED}},
+            pl.List(pl.Struct({"a": pl.String})),
+        ),
+        ({**NAMED, "additionalProperties": False}, pl.Struct({"a": pl.String})),
+    ],
+)
+def test_types_that_a_schema_describes(schema: dict[str, Any], dtype: Any) -> None:
+    """Where every part has one type the column has it too."""
+    assert schema_dtype(schema) == dtype
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"type": "array"},
+        {"type": "array", "items": True},
+        {"type": ["string", "integer"]},
+        {"enum": ["a", 1]},
+        {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        {**NAMED, "additionalProperties": True},
+        {**NAMED, "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}},
+        {"type": "object", "properties": {"child": {"$ref": "#"}}},
+        {"$ref": "https://example.org/schema"},
+        {"$ref": "#/$defs/missing"},
+        {"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "string"}},
+    ],
+)
+def test_free_parts_leave_the_type_open(schema: dict[str, Any]) -> None:
+    """A part that may be anything, or holds itself, has no type, so neither has the column."""
+    assert schema_dtype(schema) is None
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/missing", "https://example.org/schema"])
+def test_a_reference_that_leads_nowhere_is_found_before_anything_runs(reference: str) -> None:
+    """What no schema could be found for would fail every cell after its call."""
+    with pytest.raises(ConfigError, match=f"column 'x': schema refers to '{re.escape(reference)}', which is not in it"):
+        schema_checker({"type": "array", "items": {"$ref": reference}}, column="x")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    ],
+)
+def test_a_reference_that_leads_back_to_itself_is_found_before_anything_runs(schema: dict[str, Any]) -> None:
+    """A circle of references says nothing of a value, and following it would never end."""
+    with pytest.raises(ConfigError, match=r"column 'x': schema refers to '#.*', which leads back to itself"):
+        schema_checker(schema, column="x")
+
+
+@pytest.mark.parametrize("reference", ["#", "#/$defs/a", "#here", "https://example.org/own#/$defs/a"])
+def test_references_within_a_schema_are_followed(reference: str) -> None:
+    """The whole, a definition and an anchor can be referred to."""
+    check = schema_checker(
+        {
+            "$id": "https://example.org/own",
+            "type": ["array", "string"],
+            "items": {"$ref": reference},
+            "$defs": {"a": {"type": "string", "$anchor": "here"}},
+        },
+        column="x",
+    )
+    assert check(["a"]) is None
+    assert check([1]) is not None
+
+
+def test_values_are_shaped_like_their_type() -> None:
+    """What the type does not name is dropped, what is missing is null, at every level."""
+    dtype = pl.Struct({"a": pl.Int64, "b": pl.List(pl.Struct({"c": pl.String, "d": pl.String}))})
+    assert shaped({"b": [{"c": "x", "e": 1}, None], "z": 1}, dtype) == {"a": None, "b": [{"c": "x", "d": None}, None]}
+    assert shaped([{"any": 1}], None) == [{"any": 1}]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "kept"),
+    [
+        (1.0, pl.Int64(), 1),
+        (1, pl.Float64(), 1.0),
+        (2**60 + 1, pl.Float64(), float(2**60)),
+        (2**63, pl.Int64(), None),
+        (1e30, pl.Int64(), None),
+        (10**400, pl.Float64(), None),
+        (True, pl.Boolean(), True),
+        (2**63, None, 2**63),
+    ],
+)
+def test_numbers_have_the_type_of_their_column(value: Any, dtype: Any, kept: Any) -> None:
+    """A number is kept as its type has it, and one that it cannot hold is no good answer."""
+    if kept is None:
+        with pytest.raises(BadOutput, match="is too large a number"):
+            shaped([value], pl.List(dtype))
+    else:
+        (found,) = shaped([value], pl.List(dtype)) if dtype is not None else shaped([value], None)
+        assert found == kept
+        assert type(found) is type(kept)
+
+
+def test_errors_are_told_with_their_places() -> None:
+    """At most five are spelled out, so that a correction stays short."""
+    check = schema_checker({"type": "array", "items": {"type": "string"}}, column="x")
+    assert check(["a"]) is None
+    assert check(["a", 1]) == "$[1]: 1 is not of type 'string'"
+    told = check(list(range(8)))
+    assert told is not None
+    assert told.count("is not of type") == 5
+    assert told.endswith("; and 3 more")
+
+
+_LEAVES = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "integer", "minimum": 1, "maximum": 9},
+        {"type": "number"},
+        {"type": "boolean"},
+        {"enum": ["x", "y"]},
+        {"type": ["string", "null"]},
+    ]
+)
+SCHEMAS = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.builds(lambda items: {"type": "array", "items": items}, inner),
+        st.builds(
+            lambda properties, closed: {"type": "object", "properties": properties, **closed},
+            st.dictionaries(st.sampled_from("abcd"), inner, min_size=1, max_size=3),
+            st.sampled_from([{}, {"additionalProperties": False}]),
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(SCHEMAS, st.lists(st.integers(), min_size=1, max_size=3))
+def test_what_fits_a_schema_fits_its_type(schema: dict[str, Any], prompts: list[int]) -> None:
+    """Values of a schema are stored under the type that was planned for it, whatever the schema."""
+    check = schema_checker(schema, column="x")
+    dtype = schema_dtype(schema)
+    assert dtype is not None
+    values = [json.loads(json.dumps(fitting_value(schema, str(prompt)))) for prompt in prompts]
+    assert [check(value) for value in values] == [None] * len(values)
+    table, conflicts = arrow_table({"x": [shaped(value, dtype) for value in values]}, {"x": declared_type(dtype)})
+    assert not conflicts
+    assert table.column("x").type == declared_type(dtype)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "string", "pattern": "^(a+)+$"}, "a" * 60 + "!"),
+        ({"type": "object", "patternProperties": {"^(a+)+$": {"type": "null"}}}, {"a" * 60 + "!": 1}),
+        (
+            {"type": "object", "patternProperties": {"^(a+)+$": {}}, "additionalProperties": {"type": "null"}},
+            {"a" * 60 + "!": None},
+        ),
+        (
+            {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "anyOf": [{"pattern": "^(a+)+$"}, {"type": "array", "items": {"$ref": "#"}}],
+            },
+            ["a" * 60 + "!"],
+        ),
+    ],
+)
+def test_patterns_are_matched_in_linear_time(schema: dict[str, Any], value: Any) -> None:
+    """A pattern that backtracks exponentially in Python's engine does not hang on what a model wrote."""
+    schema_checker(schema, column="c")(value)
+
+
+@pytest.mark.parametrize("pattern", [r"(?=a)b", r"(a)\1"])
+def test_a_pattern_without_a_linear_time_engine_is_rejected(pattern: str) -> None:
+    """Look-around and back-references are found before anything runs, wherever the pattern is."""
+    expected = rf"column 'c': schema has the pattern {re.escape(repr(pattern))}, which cannot be matched in linear time"
+    for schema in (
+        {"properties": {"a": {"pattern": pattern}}},
+        {"$defs": {"x": {"patternProperties": {pattern: {}}}}},
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            schema_checker(schema, column="c")
+    schema_checker({"properties": {"pattern": {"const": pattern}}, "required": ["pattern"]}, column="c")
+
+
+def test_patterns_and_their_properties() -> None:
+    """Patterns are searched for, apply to keys, and keys that match none are additional."""
+    schema = {
+        "properties": {"name": {"pattern": "^[a-z]+$"}},
+        "patternProperties": {"^x_": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    check = schema_checker(schema, column="c")
+    assert check({"name": "ab", "x_1": 3}) is None
+    assert check({"name": "A"}) == "$.name: 'A' does not match '^[a-z]+$'"
+    assert check({"x_1": "3"}) == "$.x_1: '3' is not of type 'integer'"
+    assert check({"y": 1, "z": 2}) == "$: additional properties are not allowed: 'y', 'z'"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import sys
+import threading
+from datetime import date
+from typing import Any
+
+import pytest
+from sampling import drawn
+
+import seedbed
+from seedbed.columns.person import PERSON, Person
+from seedbed.columns.spec import Environment, make_column
+from seedbed.errors import ConfigError
+
+pytest.importorskip("faker")
+
+
+def test_a_person() -> None:
+    """Every part is there and they fit together."""
+    for person in drawn(Person("p"), 30):
+        assert list(person) == [field.name for field in PERSON.fields]
+        assert person["name"] == f"{person['first_name']} {person['last_name']}"
+        assert person["country"] == "United States"
+        assert person["email"].partition("@")[2] in {"example.com", "example.org", "example.net"}
+        assert all(person[field] for field in ("street", "city", "postcode", "phone"))
+        assert "\n" not in person["street"]
+
+
+@pytest.mark.parametrize("as_of", [date(2025, 1, 1), date(2024, 2, 29), date(2025, 2, 28)])
+def test_birth_dates_give_the_age(as_of: date) -> None:
+    """On the day `as_of` each person has the given age; ages cover the range, its ends included."""
+    people = drawn(Person("p", age=(20, 23), as_of=as_of), 200)
+    for person in people:
+        born = person["birth_date"]
+        had_birthday = (born.month, born.day) <= (as_of.month, as_of.day)
+        assert as_of.year - born.year - (not had_birthday) == person["age"]
+    assert {person["age"] for person in people} == {20, 21, 22, 23}
+
+
+def test_lives_fit_the_age() -> None:
+    """Children go to school and are single, old people are retired, degrees take years; texts repeat the fields."""
+    people = drawn(Person("p", age=(0, 100)), 400)
+    for person in people:
+        assert (person["occupation"] in {"pupil", "none"}) == (person["age"] < 18)
+        assert (person["occupation"] == "retired") == (person["age"] >= 67)
+        assert person["age"] >= 18 or person["marital_status"] == "single"
+        assert person["age"] >= 27 or person["education"] != "doctorate"
+        assert len(set(person["interests"])) == 3
+        assert all(text in person["background"] for text in (person["city"], person["education"], *person["interests"]))
+    assert {person["marital_status"] for person in people} == {"single", "married", "divorced", "widowed"}
+    assert len({person["occupation"] for person in people}) > 50
+
+
+@pytest.mark.parametrize("locale", ["en_US", "en_GB", "de_DE", "fr_FR", "pt_BR", "ja_JP"])
+def test_the_parts_of_a_street(locale: str) -> None:
+    """The parts are pieces of the street, and nothing of it but commas is in none of them."""
+    people = drawn(Person("p", locale=locale), 50)
+    for person in people:
+        parts = [person[field] for field in ("house_number", "street_name", "unit") if person[field] is not None]
+        assert all(part in person["street"] for part in parts)
+        assert sum(map(len, parts)) + len(parts) - 1 + person["street"].count(",") == len(person["street"])
+    assert all(person["state"] for person in people)
+    assert any(person["house_number"] for person in people)
+
+
+def test_sexes() -> None:
+    """Both sexes are drawn, or only the given one."""
+    assert {person["sex"] for person in drawn(Person("p"), 50)} == {"female", "male"}
+    assert {person["sex"] for person in drawn(Person("p", sex="female"), 50)} == {"female"}
+
+
+def test_locales() -> None:
+    """People are from the given locales; e-mail addresses are ASCII for any name."""
+    people = drawn(Person("p", locale=["fr_FR", "ja_JP"]), 60)
+    assert {(person["locale"], person["country"]) for person in people} == {("fr_FR", "France"), ("ja_JP", "Japan")}
+    assert all(person["email"].isascii() and person["email"][0].isalpha() for person in people)
+
+
+def test_a_locale_without_a_phone() -> None:
+    """What a locale does not have is null."""
+    (person,) = drawn(Person("p", locale="tl_PH"), 1)
+    assert person["phone"] is None
+
+
+def test_an_unknown_locale_is_rejected() -> None:
+    """The nearest one that there is is named."""
+    with pytest.raises(ConfigError, match=r"column 'p': Faker has no locale 'fr_FX'.*'fr_FR'"):
+        make_column(Person("p", locale="fr_FX"), Environment())
+
+
+def test_people_belong_to_rows() -> None:
+    """Where a call begins does not matter, nor what was drawn before."""
+    spec = Person("p", locale=["en_US", "de_DE"])
+    people = drawn(spec, range(1_000, 1_060))
+    assert drawn(spec, range(1_020, 1_040)) == people[20:40]
+    assert drawn(spec, range(1_000, 1_060), seed=8) != people
+
+
+def test_people_drawn_at_the_same_time() -> None:
+    """Threads that draw from one column at once do not disturb each other."""
+    column = make_column(Person("p"), Environment(seed=7))
+    assert column.call is not None
+    found: dict[int, list[Any]] = {}
+
+    def draw(part: int) -> None:
+        assert column.call is not None
+        found[part] = column.call.function(range(part * 40, part * 40 + 40))
+
+    threads = [threading.Thread(target=draw, args=(part,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [person for part in range(4) for person in found[part]] == drawn(Person("p"), 160)
+
+
+def test_people_in_a_build() -> None:
+    """The declared type holds them."""
+    frame = seedbed.preview([make_column(Person("p"), Environment(seed=7))], rows=5).to_polars()
+    assert frame.schema["p"] == PERSON
+    assert frame["p"].to_list() == drawn(Person("p"), 5)
+
+
+def test_without_faker_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Faker the message names the extra to install."""
+    monkeypatch.setitem(sys.modules, "faker", None)
+    with pytest.raises(ConfigError, match=r"column 'p' needs faker, .*: install seedbed\[person\]"):
+        make_column(Person("p"), Environment())

@@ -1,0 +1,122 @@
+"""A complete dataset directory read with polars, DuckDB, pyarrow and `Dataset`: all see exactly the same rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pyarrow.dataset
+import pytest
+
+import seedbed as sb
+from seedbed.store.manifest import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trio.testing import MockClock
+
+PROCESSORS: dict[str, list[tuple[str, Callable[..., pl.DataFrame | pl.LazyFrame]]]] = {
+    "none": [],
+    "pre-batch": [("pre_batch", lambda frame: frame.filter(pl.col("n") % 3 != 1))],
+    "post-batch": [("post_batch", lambda frame: frame.filter(pl.col("n") % 3 != 1).with_columns(m=pl.col("n") * 2))],
+    "filter": [("after_generation", lambda frame: frame.filter(pl.col("n") > 4))],
+    "explode": [("after_generation", lambda frame: frame.with_columns(x=pl.lit([1, 2, 3])).explode("x"))],
+    "nothing left but one": [("after_generation", lambda frame: frame.select(pl.col("n").sum()))],
+    "all": [
+        ("pre_batch", lambda frame: frame.filter(pl.col("n") != 2)),
+        ("post_batch", lambda frame: frame.filter(pl.col("n") != 5)),
+        ("after_generation", lambda frame: frame.sort("n", descending=True)),
+    ],
+}
+
+
+def _numbers(rows: range) -> list[int]:
+    return list(rows)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+async def test_every_loader_reads_exactly_the_dataset(name: str, autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Only `batch_*.parquet` is in the root, and every loader gives the rows of `Dataset.open`, in order."""
+    duckdb = pytest.importorskip("duckdb")
+    out = tmp_path / "out"
+    await sb.build_async(
+        [
+            sb.Column("n", _numbers, kind="from_scratch"),
+            sb.Column("text", lambda n: f"row {n}"),
+        ],
+        rows=11,
+        out=out,
+        config=sb.RunConfig(buffer_size=3),
+        processors=[sb.Processor(stage=stage, apply=apply, name=f"{stage} step") for stage, apply in PROCESSORS[name]],
+    )
+    dataset = sb.Dataset.open(out)
+    assert dataset.complete
+    expected = dataset.to_polars()
+    assert expected.height
+    files = {path.name for path in out.iterdir()} - {".seedbed"}
+    assert files == {part.name for part in dataset.parts}
+    assert all(file.startswith("batch_") and file.endswith(".parquet") for file in files)
+    assert not list((out / ".seedbed").rglob("*.parquet"))
+    assert pl.read_parquet(f"{out}/*.parquet").equals(expected)
+    assert pl.DataFrame(pyarrow.dataset.dataset(out).to_table()).equals(expected)
+    rows = duckdb.sql(f"select * from read_parquet('{out}/*.parquet', file_row_number = false)").fetchall()
+    assert rows == expected.rows()
+    # What was requested and what processors added is written, removed or dropped; each processor is named.
+    manifest = read(out).manifest
+    resized = [each for group in manifest.groups.values() for each in group.resized]
+    resized += manifest.published.resized if manifest.published is not None else ()
+    assert 11 + sum(added for _, _, added in resized) == expected.height + sum(removed for _, removed, _ in resized)
+    assert {name for name, _, _ in resized} == {f"{stage} step" for stage, _ in PROCESSORS[name]}
+    generated = sorted((out / ".seedbed" / "parts").glob("generated_*.part"))
+    assert bool(generated) == any(stage == "post_batch" for stage, _ in PROCESSORS[name])
+    for file in generated:  # as they were before the post-batch processors, which may change
+        assert pl.read_parquet(file).columns == ["n", "text"]
+    if generated:
+        numbers = pl.concat([pl.read_parquet(file) for file in generated])["n"].to_list()
+        assert numbers == [n for n in range(11) if name != "all" or n != 2]
+
+
+def _fails_on_odd(n: int) -> str:
+    if n % 2:
+        raise ValueError(f"{n} is odd")
+    return "even"
+
+
+@pytest.mark.parametrize("durability", ["cell", "row_group"])
+async def test_dropped_rows_are_beside_the_dataset(durability: str, autojump_clock: MockClock, tmp_path: Path) -> None:
+    """`Dataset.dropped` has every dropped row with its reason, and with the cells that the journal stored of it."""
+    out = tmp_path / "out"
+    columns = [
+        sb.Column("n", _numbers, kind="from_scratch"),
+        sb.Column("text", lambda n: f"row {n}"),
+        sb.Column("parity", _fails_on_odd),
+    ]
+    config = sb.RunConfig(buffer_size=3, durability=durability)
+    await sb.build_async(columns, rows=6, out=out, config=config)
+    dataset = sb.Dataset.open(out)
+    assert dataset.complete
+    dropped = dataset.dropped()
+    assert dropped["_row"].to_list() == [1, 3, 5]
+    assert dropped["_column"].to_list() == ["parity"] * 3
+    assert "3 is odd" in dropped["_error"][1]
+    if durability == "cell":
+        assert dropped["n"].to_list() == [1, 3, 5]
+        assert dropped["text"].to_list() == ["row 1", "row 3", "row 5"]
+    assert dropped["parity"].null_count() == 3
+    assert (out / ".seedbed" / "dropped.part").is_file()
+    assert pl.read_parquet(f"{out}/*.parquet").height == 3
+    # A file that is damaged is found, and written again by a resume.
+    (out / ".seedbed" / "dropped.part").write_bytes(b"damaged")
+    (sentence,) = dataset.damage()
+    assert "dropped.part" in sentence
+    await sb.build_async(columns, rows=6, out=out, config=config, resume=True)
+    assert sb.Dataset.open(out).dropped().equals(dropped)
+
+
+async def test_no_dropped_rows(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """A dataset without drops has no file of them, and `dropped` is empty."""
+    dataset = await sb.build_async([sb.Column("n", _numbers, kind="from_scratch")], rows=3, out=tmp_path / "out")
+    assert not (tmp_path / "out" / ".seedbed" / "dropped.part").exists()
+    assert dataset.dropped().height == 0
