@@ -164,5 +164,5 @@ def test_a_finished_dataset_leaves_no_journal(builds: Builds, tmp_path: Path) ->
         trial.run().through  # noqa: B018
         made = Made.read(trial.out)
     parts = {part.name for part in sb.Dataset.open(trial.out).parts}
-    assert made.files == {*parts, ".seedbed", ".seedbed/manifest.log", ".seedbed/recipe.yaml"}
+    assert made.files == {*parts, ".seedbed", ".seedbed/manifest.log", ".seedbed/parts", ".seedbed/recipe.yaml"}
     assert made.lost == set()

@@ -78,7 +78,7 @@ async def test_every_loader_reads_exactly_the_dataset(name: str, autojump_clock:
         assert numbers == [n for n in range(11) if name != "all" or n != 2]
 
 
-def _fails_on_odd(n: int) -> str:
+def _fails_on_odd(n: int, text: str) -> str:
     if n % 2:
         raise ValueError(f"{n} is odd")
     return "even"
