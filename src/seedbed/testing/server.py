@@ -25,7 +25,7 @@ import trio
 
 from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
 from ..models.scripted import OutcomeSource, SimulatedOutcome, behaviour_from, rate_limit_headers
-from ..runtime.sockets import SocketWire, accept
+from ..runtime.sockets import SocketWire, open_wire
 from ..runtime.tasks import Timers, open_hidden_nursery
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class OpenAIServer:
         """Serve one connection until either side closes it."""
         self.statistics.connections += 1
         try:
-            wire = await accept(stream, self._ssl_context)
+            wire = await open_wire(stream, self._ssl_context, server_side=True)
         except OSError:  # the client rejects the certificate
             return
         connection = _Connection(wire, self.timers)
