@@ -287,11 +287,6 @@ class Scripted(Behaviour, Limits):
     # Seconds after which a hanging call fails; `latency` is not limited by it.
     timeout: float = attrs.field(default=120.0, validator=checks.seconds)
 
-    def __attrs_post_init__(self) -> None:
-        """Run the checks of both base classes."""
-        Behaviour.__attrs_post_init__(self)
-        Limits.__attrs_post_init__(self)
-
     def key(self, domain: str) -> str:
         """The throttle key."""
         return f"scripted {self.model} {domain}"
