@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seedbed.columns.structured import fit_schema, schema_dtype, schema_validator, shaped
 from seedbed.errors import BadOutput, ConfigError
-from seedbed.models.answers import fitting_value
+from seedbed.models.answers import fitting_json
 from seedbed.store.schema import arrow_table, declared_type
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def test_what_fits_a_schema_fits_its_type(schema: dict[str, Any], prompts: list[
     check = schema_checker(schema)
     dtype = schema_dtype(schema)
     assert dtype is not None
-    values = [json.loads(json.dumps(fitting_value(schema, str(prompt)))) for prompt in prompts]
+    values = [json.loads(fitting_json(schema, str(prompt))) for prompt in prompts]
     assert [check(value) for value in values] == [None] * len(values)
     table, conflicts = arrow_table({"x": [shaped(value, dtype) for value in values]}, {"x": declared_type(dtype)})
     assert not conflicts

@@ -24,8 +24,8 @@ import httptools
 import trio
 
 from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
-from ..models.scripted import OutcomeSource, SimulatedOutcome, behaviour_from, rate_limit_headers
-from ..runtime.sockets import SocketWire, accept
+from ..models.scripted import Behaviour, OutcomeSource, SimulatedOutcome, rate_limit_headers
+from ..runtime.sockets import SocketWire, open_wire
 from ..runtime.tasks import Timers, open_hidden_nursery
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class OpenAIServer:
         """Serve one connection until either side closes it."""
         self.statistics.connections += 1
         try:
-            wire = await accept(stream, self._ssl_context)
+            wire = await open_wire(stream, self._ssl_context, server_side=True)
         except OSError:  # the client rejects the certificate
             return
         connection = _Connection(wire, self.timers)
@@ -380,11 +380,8 @@ async def serve_openai(
     `behaviour` are the fields of `Behaviour`: latency, capacity, shares of failures. `script` decides call by call;
     markers such as `[[500 x2]]` in a prompt do so without code. `answer` replaces the generated text of answers.
     """
-    decided, unknown = behaviour_from(behaviour)
-    if unknown:
-        raise TypeError(f"serve_openai has no option {', '.join(map(repr, unknown))}")
     server = OpenAIServer(
-        outcomes=OutcomeSource(decided),
+        outcomes=OutcomeSource(Behaviour(**behaviour)),
         script=script,
         answer=answer,
         usage=usage,
