@@ -203,13 +203,15 @@ class Environment:
         return path
 
     def import_object(self, reference: str, where: str) -> Any:
-        """Import `module:name` from a module beside the recipe or an installed one. Raises `ConfigError`."""
+        """Import `module:name` from a module beside the recipe or an installed one, if the user allows code."""
+        if not self.allow_code:
+            raise ConfigError(f"{where}: {reference!r} is code, which needs --allow-code")
         return import_object(reference, base=self.path("", where), where=where)
 
-    def model(self, alias: str) -> ModelSpec:
+    def model(self, alias: str, error_prefix: str = "") -> ModelSpec:
         """The model of an alias. Raises `ConfigError` if the recipe has none of that name."""
         if alias not in self.models:
-            raise ConfigError(f"model {alias!r} is not in models{nearest(alias, self.models)}")
+            raise ConfigError(f"{error_prefix}model {alias!r} is not in models{nearest(alias, self.models)}")
         return self.models[alias]
 
 

@@ -26,8 +26,7 @@ from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
-from .scheduler import PermitRequest
-from .tasks import Status
+from .tasks import PermitRequest, Status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
