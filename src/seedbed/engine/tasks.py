@@ -1,21 +1,22 @@
-"""The unit of work: a processor or a step of the plan, a task on its way through the scheduler, and its outcome."""
+"""The values that the scheduler and the trio side exchange: steps, tasks, outcomes and actions."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
 from ..errors import ConfigError
 from ..graph import GROUP, Kind
+from ..observe.report import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import polars as pl
 
-    from ..columns.base import Call, Column, TaskUsage
+    from ..columns.base import Call, Column
     from ..errors import RateLimited
     from ..observe import events
 
@@ -181,6 +182,25 @@ class Task:
 
 
 @attrs.define(eq=False)
+class TaskUsage:
+    """The usage that one task reported. Changed by `Context` only."""
+
+    total: Usage = attrs.field(factory=Usage)
+    # Of each model, since the last `take`.
+    _by_model: dict[str, Usage] = attrs.field(factory=dict)
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count a call, or several."""
+        self.total += usage
+        self._by_model[model] = self._by_model[model] + usage if model in self._by_model else usage
+
+    def take(self) -> dict[str, Usage]:
+        """The usage of each model since the last call of this method."""
+        taken, self._by_model = self._by_model, {}
+        return taken
+
+
+@attrs.define(eq=False)
 class Outcome:
     """How one attempt ended. Created by the attempt, read by the scheduler."""
 
@@ -205,6 +225,76 @@ class Outcome:
         """Calls, tokens and seconds; a task that reported nothing was one call."""
         usage = None if self.usage is None else self.usage.total
         return (1, 0, self.seconds) if usage is None else (max(1, usage.calls), usage.tokens, self.seconds)
+
+
+@attrs.define(eq=False)
+class PermitRequest:
+    """A running task waits for a permit for one more call."""
+
+    task: Task
+    key: str
+    tokens: int
+    wake: Callable[[], None]  # called when `Grant` is performed
+    permit: Permit | None = None
+    withdrawn: bool = False
+
+
+# Actions: what the scheduler decides and `run.py` performs.
+
+
+@attrs.frozen
+class Start:
+    """Run an attempt of a task, then report `finished` or `aborted`."""
+
+    task: Task
+
+
+@attrs.frozen
+class Cancel:
+    """Cancel a running task whose row was dropped. Its attempt still reports `finished`."""
+
+    task: Task
+    reason: str
+
+
+@attrs.frozen
+class Grant:
+    """Wake a task that waits for a permit."""
+
+    request: PermitRequest
+
+
+@attrs.frozen
+class Admit:
+    """Open row group `index`, then report `admitted` or `passed_over`."""
+
+    index: int
+    turn: int  # in the order of row groups for stateful generators
+
+
+@attrs.frozen
+class Close:
+    """Write a row group whose cells are all done or dropped, or leave it unfinished; then report `closed`."""
+
+    index: int
+    is_complete: bool
+
+
+@attrs.frozen
+class WakeAt:
+    """Call `decide` at that instant."""
+
+    when: float
+
+
+@attrs.frozen
+class CancelRun:
+    """The grace period of a stopped run has ended."""
+
+    reason: str
+
+
+Action: TypeAlias = Start | Cancel | Grant | Admit | Close | WakeAt | CancelRun
 
 
 class Notices:

@@ -32,7 +32,8 @@ _MAX_HISTORY = 1_000
 _rate = checks.optional(checks.above(0, "None for no limit, or a number"))
 
 
-@attrs.frozen(kw_only=True)
+# Without slots: the specs of models extend it, and have several base classes.
+@attrs.frozen(kw_only=True, slots=False)
 class KeyLimits:
     """The limits of one key."""
 
