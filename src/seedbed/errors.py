@@ -151,9 +151,7 @@ class ThreadsStuck(BuildStopped):
 
     def __init__(self, columns: Sequence[str], held: str, grace: float) -> None:
         names = ", ".join(repr(name) for name in columns)
-        super().__init__(
-            f"threads that exceeded their timeout have held {held} for {grace:g} s; columns: {names}"
-        )
+        super().__init__(f"threads that exceeded their timeout have held {held} for {grace:g} s; columns: {names}")
         self.columns = tuple(columns)
 
 
