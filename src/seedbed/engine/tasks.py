@@ -9,13 +9,14 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import GROUP, Kind
+from ..observe.report import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import polars as pl
 
-    from ..columns.base import Call, Column, TaskUsage
+    from ..columns.base import Call, Column
     from ..errors import RateLimited
     from ..observe import events
 
@@ -178,6 +179,25 @@ class Task:
     def row_or_none(self) -> int | None:
         """The local row, None for a task of the whole row group, as events and traces have it."""
         return None if self.row == GROUP else self.row
+
+
+@attrs.define(eq=False)
+class TaskUsage:
+    """The usage that one task reported. Changed by `Context` only."""
+
+    total: Usage = attrs.field(factory=Usage)
+    # Of each model, since the last `take`.
+    _by_model: dict[str, Usage] = attrs.field(factory=dict)
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count a call, or several."""
+        self.total += usage
+        self._by_model[model] = self._by_model[model] + usage if model in self._by_model else usage
+
+    def take(self) -> dict[str, Usage]:
+        """The usage of each model since the last call of this method."""
+        taken, self._by_model = self._by_model, {}
+        return taken
 
 
 @attrs.define(eq=False)

@@ -30,7 +30,7 @@ _MATTERS = 0.25
 class KeyLoad:
     """The use of a throttle key, in shares of the run's time; `models` are the aliases that share it.
 
-    `limit`: what the throttle allowed, on average. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
+    `limit`: the median of what the throttle allowed. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
     many calls in flight as allowed at the time. `held_up`: that, and work waited. `paced`: work waited although fewer
     were in flight, for rates per minute or a pause after rate limits. `rate_limited` counts calls.
     """
