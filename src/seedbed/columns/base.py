@@ -21,25 +21,28 @@ if TYPE_CHECKING:
     from .templates import SkipRule
 
 T = TypeVar("T")
+_NO_USAGE = Usage()
 
 
 @attrs.define(eq=False)
 class TaskUsage:
     """The usage that one task reported. Changed by `CellContext.report_usage` only."""
 
-    total: Usage = attrs.field(factory=Usage)
-    by_model: dict[str, Usage] = attrs.field(factory=dict)
-    _taken: dict[str, Usage] = attrs.field(factory=dict)
+    total: Usage = _NO_USAGE
+    _untaken: list[tuple[str, Usage]] = attrs.field(factory=list)  # by model
 
     def add(self, model: str, usage: Usage) -> None:
         """Count a call, or several."""
-        self.total += usage
-        self.by_model[model] = self.by_model[model] + usage if model in self.by_model else usage
+        # Most tasks make one call (overhead benchmark).
+        self.total = usage if self.total is _NO_USAGE else self.total + usage
+        self._untaken.append((model, usage))
 
-    def take(self) -> dict[str, Usage]:
-        """The usage of each model since the last call of this method."""
-        before, self._taken = self._taken, dict(self.by_model)
-        return {model: usage - before.get(model, Usage()) for model, usage in self._taken.items()}
+    def take(self) -> list[tuple[str, Usage]]:
+        """What was reported since the last call of this method, with the model of each."""
+        # A worker thread may append meanwhile.
+        taken = self._untaken.copy()
+        del self._untaken[: len(taken)]
+        return taken
 
 
 @runtime_checkable
