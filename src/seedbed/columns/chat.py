@@ -130,19 +130,17 @@ def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> di
     return {"key": key, "lane": f"{spec.aliases()[0]} {domain}", "lane_limit": model.max_parallel_requests}
 
 
-def bind_model(spec: ColumnSpec, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-    """The column's model, for one cell whose function awaits nothing after a chat that failed."""
+def model_binder(spec: ColumnSpec, environment: Environment) -> Bind:
+    """What binds the column's model to a cell whose function awaits nothing after a chat that failed."""
     (alias,) = spec.aliases()
-    return context.bind_model(
-        alias,
-        environment.model(alias),
-        environment.client(alias),
-        seed=environment.seed,
-        dedupe=dedupe,
-        ends_at_failure=True,
+    model, client, seed = find_model(spec, environment), environment.client, environment.seed
+    return lambda context, dedupe=None: context.bind_model(
+        alias, model, client(alias), seed=seed, dedupe=dedupe, ends_at_failure=True
     )
 
 
+Bind = Callable[..., "Model"]
+"""From the context of a cell, and optionally a `Dedupe`, to the model of the column."""
 Read = Callable[[str], Any]
 """From the text of an answer to the value of the cell. Raises `BadOutput` with what is wrong."""
 Ask = Callable[[Mapping[str, Any]], "str | None"]
@@ -179,7 +177,7 @@ def chat_column(
         dtypes[spec.reasoning_name] = pl.String
     conversation = _Conversation(
         spec=spec,
-        environment=environment,
+        bind=model_binder(spec, environment),
         ask=ask,
         system=system,
         read=read,
@@ -212,7 +210,7 @@ class _Conversation:
     """How one column calls its model; it holds no state of a cell."""
 
     spec: ChatSpec
-    environment: Environment
+    bind: Bind
     ask: Ask
     system: Template | None
     read: Read
@@ -237,13 +235,12 @@ class _Conversation:
         messages = [Message(role="user", text=prompt, images=images)]
         if self.system is not None:
             messages.insert(0, Message(role="system", text=self.system.render(values)))
-        model = bind_model(spec, self.environment, context_, self.dedupe)
+        model = self.bind(context_, self.dedupe)
         for repairs in range(spec.max_repairs + 1):
             answer = await model.complete(messages, schema=self.schema, **spec.parameters)
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
                 raise Retryable(f"column {spec.name!r}: model {spec.model!r} returned an empty answer")
-            messages.append(Message(role="assistant", text=text))
             try:
                 value = self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
             except BadOutput as misfit:
@@ -252,18 +249,22 @@ class _Conversation:
                     problem = f"it was cut off at its token limit ({problem})"
                 if repairs == spec.max_repairs:
                     raise BadOutput(self._failure(problem, text)) from None
-                messages.append(Message(role="user", text=self._correction(problem)))
+                messages += (
+                    Message(role="assistant", text=text),
+                    Message(role="user", text=self._correction(problem)),
+                )
                 # Only first requests are shared: a cell that waits for the repair of another would still hold its
                 # own permit, and the other may wait for that permit.
                 if self.dedupe is not None and repairs == 0:
-                    model = bind_model(spec, self.environment, context_)
+                    model = self.bind(context_)
             else:
                 break
         if not self.side_effects:
             return value
         cell: dict[str, Any] = {spec.name: value}
         if spec.trace:
-            cell[spec.trace_name] = [{"role": message.role, "text": message.text} for message in messages]
+            turns = [{"role": message.role, "text": message.text} for message in messages]
+            cell[spec.trace_name] = [*turns, {"role": "assistant", "text": text}]
         if spec.reasoning:
             cell[spec.reasoning_name] = answer.reasoning or thoughts
         return cell

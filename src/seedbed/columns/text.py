@@ -20,12 +20,12 @@ from .base import CellContext, Column
 from .chat import (
     ChatSpec,
     as_text,
-    bind_model,
     chat_column,
     check_alias,
     check_parameters,
     check_prompt,
     extract_code,
+    model_binder,
     model_options,
 )
 from .spec import ColumnSpec, Environment
@@ -188,11 +188,13 @@ class Image(ColumnSpec):
 
 
 def _embedder(spec: Embedding, environment: Environment) -> Callable[..., Any]:
+    bind = model_binder(spec, environment)
+
     async def fill(context_: CellContext, /, **values: Any) -> list[float] | None:
         value = values[spec.of]
         if value is None:
             return None
-        (vector,) = await bind_model(spec, environment, context_).embed([as_text(value)], **spec.parameters)
+        (vector,) = await bind(context_).embed([as_text(value)], **spec.parameters)
         return vector
 
     return fill
@@ -202,12 +204,12 @@ _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image
 
 
 def _painter(spec: Image, environment: Environment, prompt: Template) -> Callable[..., Any]:
-    artifacts = environment.artifacts
+    artifacts, bind = environment.artifacts, model_binder(spec, environment)
     # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
     folder = f"{PRIVATE}/images/{quote(spec.name, safe='').replace('.', '%2E')}"
 
     async def fill(context_: CellContext, /, **values: Any) -> bytes | str:
-        picture = await bind_model(spec, environment, context_).image(prompt.render(values), **spec.parameters)
+        picture = await bind(context_).image(prompt.render(values), **spec.parameters)
         if artifacts is None:
             return picture.data
         path = f"{folder}/{_file_name(picture, context_.row)}"
