@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..columns.base import TaskUsage
+from ..columns.base import SyncModel
 from ..errors import (
     BuildStopped,
     CellTimeout,
@@ -26,7 +26,7 @@ from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
-from .tasks import PermitRequest, Status
+from .tasks import PermitRequest, Status, TaskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -335,19 +335,11 @@ class CellModel:
         self._calls = 0  # so far; each call draws anew
 
     @property
-    def sync(self) -> CellSyncModel:
-        return CellSyncModel(self, self._context)
+    def sync(self) -> SyncModel:
+        return SyncModel(self, self._context)
 
-    async def chat(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        system: str | None = None,
-        images: Iterable[Image] = (),
-        schema: Mapping[str, Any] | None = None,
-        **parameters: Any,
-    ) -> str:
-        answer = await self.complete(prompt, system=system, images=images, schema=schema, **parameters)
+    async def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
+        answer: ChatAnswer = await self.complete(prompt, **options)
         return answer.text
 
     # Not a coroutine around that of the context: each one costs whenever the call resumes (overhead benchmark).
@@ -426,27 +418,3 @@ class CellModel:
         tokens, spec = answer.tokens, self._spec
         cost = (tokens.input * spec.input_price + tokens.output * spec.output_price) / 1_000_000
         self._context.report_usage(model=self.alias, input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)
-
-
-class CellSyncModel:
-    """The engine's side of `columns.SyncModel`."""
-
-    def __init__(self, model: CellModel, context: Context) -> None:
-        self._model = model
-        self._context = context
-
-    @property
-    def alias(self) -> str:
-        return self._model.alias
-
-    def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
-        return self._context.run(partial(self._model.chat, prompt, **options))
-
-    def complete(self, prompt: str | Sequence[Message], **options: Any) -> ChatAnswer:
-        return self._context.run(partial(self._model.complete, prompt, **options))
-
-    def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
-        return self._context.run(partial(self._model.embed, texts, **parameters))
-
-    def image(self, prompt: str, **parameters: Any) -> Image:
-        return self._context.run(partial(self._model.image, prompt, **parameters))
