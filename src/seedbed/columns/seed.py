@@ -6,6 +6,7 @@ import datetime
 import functools
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import weakref
@@ -25,7 +26,7 @@ from ..graph import Kind, nearest
 from ..models.base import NOT_IN_FINGERPRINT
 from .base import Column
 from .code import import_extra
-from .spec import ColumnSpec, Environment, fixed_part
+from .spec import ColumnSpec, Environment
 
 # Formats of seed files: the suffixes of their names (.gz and .zst may follow, except for parquet) and DuckDB's reader.
 _SUFFIXES = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json"), "parquet": (".parquet", ".pq")}
@@ -34,6 +35,16 @@ _READERS: dict[str, tuple[str, dict[str, Any]]] = {
     "jsonl": ("read_json", {"format": "auto"}),
     "parquet": ("read_parquet", {}),
 }
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def _fixed_part(path: Path) -> Path:
+    """The part before the first wildcard of a pattern; the path itself if it has none."""
+    parts = path.parts
+    first = next((at for at, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
+    return Path(*parts[:first])
 
 
 def _as_path(value: Any) -> Any:
@@ -79,7 +90,7 @@ _partition_check = _check("(i, n) with i from 0 to n - 1", _is_partition)
 _options_check = checks.expect("a mapping from names of reader options to values", _are_options)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Seed(ColumnSpec):
     """Rows of a CSV, JSONL or parquet file (or several, by a pattern with `*`), or of a frame; read in batches.
 
@@ -96,24 +107,18 @@ class Seed(ColumnSpec):
     type: ClassVar[str] = "seed"
 
     # Not in the fingerprint: a resume compares the content of the file, wherever it is.
-    path: str | None = attrs.field(
-        default=None, kw_only=True, converter=_as_path, validator=_path_check, metadata=NOT_IN_FINGERPRINT
-    )
-    frame: Any = attrs.field(
-        default=None, kw_only=True, converter=_as_frame, validator=_frame_check, eq=False, repr=False
-    )
-    format: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.one_of(*_SUFFIXES)))
+    path: str | None = attrs.field(default=None, converter=_as_path, validator=_path_check, metadata=NOT_IN_FINGERPRINT)
+    frame: Any = attrs.field(default=None, converter=_as_frame, validator=_frame_check, eq=False, repr=False)
+    format: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of(*_SUFFIXES)))
     columns: tuple[str, ...] | dict[str, str] | None = attrs.field(
-        default=None, kw_only=True, converter=_as_columns, validator=_columns_check
+        default=None, converter=_as_columns, validator=_columns_check
     )
-    order: str = attrs.field(default="ordered", kw_only=True, validator=checks.one_of("ordered", "shuffled"))
-    start: int = attrs.field(default=0, kw_only=True, validator=checks.whole(0))
-    stop: int | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.whole(1)))
-    partition: tuple[int, int] | None = attrs.field(
-        default=None, kw_only=True, converter=_as_pair, validator=_partition_check
-    )
-    cycle: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
-    options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=_options_check)
+    order: str = attrs.field(default="ordered", validator=checks.one_of("ordered", "shuffled"))
+    start: int = attrs.field(default=0, validator=checks.whole(0))
+    stop: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
+    partition: tuple[int, int] | None = attrs.field(default=None, converter=_as_pair, validator=_partition_check)
+    cycle: bool = attrs.field(default=True, validator=checks.flag)
+    options: Mapping[str, Any] = attrs.field(factory=dict, validator=_options_check)
 
     def __attrs_post_init__(self) -> None:
         if (self.path is None) == (self.frame is None):
@@ -419,7 +424,7 @@ class SeedReader:
         where = f"column {self._spec.name!r}, path"
         # Also before anything is listed: a pattern must not walk through folders that the recipe may not read.
         path = self._environment.base / Path(given).expanduser()
-        self._environment.path(fixed_part(path), where)
+        self._environment.path(_fixed_part(path), where)
         if not _is_pattern(str(path)) and not path.is_file():
             raise ConfigError(f"{self._spec.error_prefix}file not found: {str(path)!r}")
         for name in self._matches(str(path)):
