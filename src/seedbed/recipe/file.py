@@ -102,7 +102,7 @@ class _Reader:
             access=self._access,
         )
         if self._problems:
-            found = recipe.problems(recipe.environment(allow_code=self._access.grants.code), unreadable=unreadable)
+            found = recipe.problems(recipe.environment(), unreadable=unreadable)
             raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
         return recipe
 
