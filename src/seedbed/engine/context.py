@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from ..columns.base import TaskUsage
-from ..errors import (
-    BuildStopped,
-    CellTimeout,
-    ModelMisconfigured,
-    QuotaExhausted,
-    RateLimited,
-    Retryable,
-    SeedbedError,
-)
+from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
 from ..graph import GROUP
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
 from ..models.distributions import draw, is_distribution, stable_seed

@@ -111,14 +111,7 @@ class RowGroup:
     """One row group. `queued` and `in_flight` are changed by the scheduler, which moves tasks from one to the other."""
 
     def __init__(
-        self,
-        index: int,
-        turn: int,
-        shared: Shared,
-        rows: Rows,
-        *,
-        journal: GroupJournal | None,
-        barrier: bool,
+        self, index: int, turn: int, shared: Shared, rows: Rows, *, journal: GroupJournal | None, barrier: bool
     ) -> None:
         """`turn` is its place in the order of stateful generators; `barrier` if pre-batch processors are to run."""
         self.index = index
