@@ -152,7 +152,7 @@ def check_all_is_back(result: Result) -> None:
     assert limits.submitted_peak <= config.max_submitted_tasks
     assert limits.active_peak <= config.max_active_tasks
     assert run.scheduler.groups == {}
-    assert not any(instance.busy for instance in run.instances.values())
+    assert not any(instance.busy for instance in run.services.shared.instances.values())
     for throttle in run.throttles.statistics().values():
         assert (throttle.in_flight, throttle.waiting) == (0, 0)
         assert max(limit for _, limit in throttle.history) <= throttle.ceiling

@@ -108,7 +108,7 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     order: list[int] | None = None
     revision = 0
     if retry is not None:
-        if retry.order is None:
+        if retry.rows.order is None:
             # Post-batch processors made the part, and have made another of all rows of the group.
             before = services.history.retrying[index].rows
             order = list(range(before, before + _height(rows)))

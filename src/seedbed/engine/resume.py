@@ -115,10 +115,6 @@ class History:
         if not self.is_done(index):
             self._written.add(index)
 
-    def must_replay(self, step: Step) -> bool:
-        """True if a stateful generator must be called again for rows that earlier runs finished."""
-        return step.instance is not None and id(step.instance) in self.replaying
-
     def group_done(self, index: int) -> None:
         """A row group is checkpointed or skipped."""
         self._written.discard(index)
@@ -155,12 +151,6 @@ def read_state(step: Step) -> bytes | None:
     return state
 
 
-def is_called_again(step: Step) -> bool:
-    """True if a stateful generator is replayed where its state is missing: damage may lose a saved one."""
-    generator = step.instance
-    return generator is not None and getattr(generator, "replays", True) and step.key is None
-
-
 def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes], *, trusted: bool) -> bool:
     """Restore the state of a stateful generator from an earlier run; False if it has to be replayed instead.
 
@@ -174,7 +164,12 @@ def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[s
         if found:
             set_state(found[0][0])
             return True
-    return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
+    return not all(_is_replayed(steps[node]) for node in nodes)
+
+
+def _is_replayed(step: Step) -> bool:
+    """True if a stateful generator is called again where its state is missing: damage may lose a saved one."""
+    return step.instance is not None and getattr(step.instance, "replays", True) and step.key is None
 
 
 def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[GeneratorCall]:
@@ -182,7 +177,7 @@ def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> lis
     return [
         GeneratorCall(column=step.name, identities=identities, inputs=rows.buffer.take(step.inputs, of))
         for step, of in calls
-        if is_called_again(step)
+        if _is_replayed(step)
         # Columns from scratch are generated for the source rows, before pre-batch processors change them.
         for identities in [
             identities_by_position(rows.source, len(of)) if step.kind is Kind.FROM_SCRATCH else rows.identities(of)
@@ -251,24 +246,22 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
 
 @attrs.frozen(kw_only=True)
 class RetriedRows:
-    """The rows of a finished row group that are retried.
+    """The rows of a finished row group that are retried, and `drops`, those that stay dropped.
 
-    `order` names the rows that its part holds now, in its `revision`; None if a new part is written from all rows.
-    `drops` are those that stay dropped. `resized` is how many rows pre-batch processors removed and added, None if
-    they have yet to see the rows.
+    `rows.order` names the rows that its part holds now, in its `revision`; None if a new part is written from all rows.
+    `rows.resized` is None if the pre-batch processors have yet to see the rows.
     """
 
     revision: int
-    identities: tuple[Identity, ...]
-    order: tuple[Identity, ...] | None
+    rows: KeptRows
     drops: tuple[Drop, ...]
-    resized: Resized | None
 
     def merged(self, added: Sequence[Identity]) -> tuple[list[int], list[Identity]]:
         """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are."""
-        assert self.order is not None
-        order = merge_order(self.order, added)
-        return order, [[*self.order, *added][at] for at in order]
+        assert self.rows.order is not None
+        both = [*self.rows.order, *added]
+        order = sorted(range(len(both)), key=both.__getitem__)
+        return order, [both[at] for at in order]
 
 
 def plan_retry(
@@ -281,38 +274,27 @@ def plan_retry(
     to the processors and has no identity behind them.
     """
     failed = [drop for drop in record.drops if drop.kind == "failed"]
-    known: Sequence[Entry] = ()
-    order: list[Identity] | None
-    resized: Resized | None = ()
     if kept and isinstance(kept[0], KeptRows):
-        header, known = kept[0], kept[1:]
-        resized, identities = header.resized, list(header.identities)
-        order = None if header.order is None else list(header.order)
-        if processed and len(known) != header.count:
+        rows, known = kept[0], kept[1:]
+        if processed and len(known) != rows.count:
             return None  # some values are not stored and cannot be generated from rows before the processors
     else:
-        gone = {drop.row for drop in failed}
+        gone, known = {drop.row for drop in failed}, ()
         order = [(row, 0) for row in range(record.start, record.stop) if row not in gone]
-        identities = sorted((row, 0) for row in gone)
-        if processed:
-            if order or any(drop.column not in seeds for drop in failed):
-                return None
-            resized = None  # every row failed before the processors
-    if not identities or (order is not None and len(order) != record.rows):
+        if processed and (order or any(drop.column not in seeds for drop in failed)):
+            return None
+        identities = [(row, 0) for row in sorted(gone)]
+        rows = KeptRows(order=order, identities=identities, resized=None if processed else (), count=0)
+    if not rows.identities or (rows.order is not None and len(rows.order) != record.rows):
         return None
+    identified = set(rows.identities)
     tried = {
         drop
         for drop in failed
-        if (drop.row, drop.copy) in set(identities) and (resized is None or drop.column not in seeds)
+        if (drop.row, drop.copy) in identified and (rows.resized is None or drop.column not in seeds)
     }
-    retry = RetriedRows(
-        revision=record.revision,
-        identities=tuple(identities),
-        order=None if order is None else tuple(order),
-        drops=tuple(drop for drop in record.drops if drop not in tried),
-        resized=resized,
-    )
-    return retry, known
+    drops = tuple(drop for drop in record.drops if drop not in tried)
+    return RetriedRows(revision=record.revision, rows=rows, drops=drops), known
 
 
 def kept_entries(
@@ -335,20 +317,3 @@ def kept_entries(
     of = None if order is None else list(order)
     header = KeptRows(order=of, identities=rows.identities(kept), resized=resized, count=len(entries))
     return [header, *entries]
-
-
-def merge_order(before: Sequence[Identity], added: Sequence[Identity]) -> list[int]:
-    """Where the rows of a part come from when rows are added to it: positions in `before` followed by `added`.
-
-    Each added row goes in front of the first row that comes after it in the dataset; the others keep their order.
-    """
-    places: dict[int, list[int]] = {}
-    for position in sorted(range(len(added)), key=added.__getitem__):
-        place = next((at for at, identity in enumerate(before) if identity > added[position]), len(before))
-        places.setdefault(place, []).append(len(before) + position)
-    order: list[int] = []
-    for at in range(len(before) + 1):
-        order += places.get(at, ())
-        if at < len(before):
-            order.append(at)
-    return order

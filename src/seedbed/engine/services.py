@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
-    from ..runtime.throttle import ThrottleManager
     from ..store.entries import Key
     from .failures import UnkeyedSteps
     from .plan import BuildPlan
     from .recorder import GroupEntries, Recorder
     from .resume import History, RetriedRows
-    from .row_group import RowGroup
+    from .row_group import RowGroup, Shared
     from .rows import Rows
     from .scheduler import Scheduler
     from .storage import Store
@@ -66,7 +65,7 @@ class Services:
 
     plan: BuildPlan
     scheduler: Scheduler
-    throttles: ThrottleManager
+    shared: Shared
     processes: Processes
     unkeyed: UnkeyedSteps
     history: History
@@ -74,7 +73,6 @@ class Services:
     recorder: Recorder | None = None
     ledger: Ledger
     notify: Notices
-    trace: bool  # a `TaskTrace` of every attempt is recorded
     now: Callable[[], float]
     wake: Callable[[], None]  # something was reported to the scheduler: ask it for actions
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)

@@ -116,7 +116,7 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
         outcome.keeps_answers = context.end(outcome)
     if task.permit is not None or context is not None or outcome.status is Status.RATE_LIMITED:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
-    if services.trace:
+    if services.plan.config.trace:
         services.ledger.traces.append(_trace(outcome, context))
     return outcome
 
