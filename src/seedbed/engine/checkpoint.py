@@ -15,7 +15,7 @@ from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import FinishedRows, KeptRows, Key, Purpose
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
-from .resume import call_entries, kept_entries, read_state, state_name
+from .resume import call_entries, kept_entries, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -106,8 +106,7 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     """
     plan, recorder, retry, index, state = services.plan, services.recorder, group.retry, group.index, group.state
     assert state is not None
-    live = group.live_rows()
-    identities = group.rows.identities(live)
+    frontier, identities = state.frontier, group.rows.identities(group.live_rows())
     order: list[int] | None = None
     if retry is not None and retry.rows.order is not None:
         order, identities = retry.merged(identities)
@@ -116,13 +115,13 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         order = list(range(before, before + _height(rows)))
     if recorder is not None:
         await recorder.flush_states()
-        dropped = [row for row in range(state.frontier.rows) if state.frontier.dropped[row]]
+        dropped = [row for row in range(frontier.rows) if frontier.dropped[row]]
         if dropped:
             # For a run that retries them; post-batch processors need the other rows of the group too.
-            of, named = (range(state.frontier.rows), None) if plan.post_batch else (dropped, identities)
-            entries = kept_entries(plan, group.rows, of, state.frontier.is_done, order=named, resized=state.resized)
+            of, named = (range(frontier.rows), None) if plan.post_batch else (dropped, identities)
+            kept = kept_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
             revision = 0 if retry is None else retry.revision + 1
-            await recorder.keep(Key(group=index, revision=revision, purpose=Purpose.KEPT), entries)
+            await recorder.keep(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
         if retry is None and (plan.post_batch or dropped):
             # The part will not show what stateful generators were called with.
             calls = call_entries(group.rows, [(step, called) for step, _, called in state.calls])
@@ -141,8 +140,7 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
 
 def _states(plan: BuildPlan) -> dict[str, bytes]:
     """The states of all stateful generators that have `get_state`."""
-    steps = plan.steps
-    found = {state_name(steps, nodes): read_state(steps[nodes[0]]) for nodes in plan.instances.values()}
+    found = {name: read_state(plan.steps[plan.instances[at][0]]) for at, name in plan.state_names.items()}
     return {name: state for name, state in found.items() if state is not None}
 
 
@@ -209,8 +207,7 @@ async def finish(services: Services) -> None:
         dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
         # Last: a dataset that says that it is complete has the rows that the processors returned.
         conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))
-        states = _states(plan)
-        if states:
+        if states := _states(plan):
             await _wind_up(services, lambda _: writer.write_states(states))
         if journal is not None:
             await _wind_up(services, lambda _: _finish_journal(journal, services.history.calls_kept))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ class BuildPlan:
         """What columns made from scratch give: what a pre-batch processor sees."""
         return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)
 
-    @property
+    @functools.cached_property
     def runs_always(self) -> frozenset[int]:
         """The nodes that run for every row whose inputs to them succeeded, also where another cell of it failed.
 
@@ -84,9 +85,7 @@ class BuildPlan:
         """
         found: set[int] = set()
         for node in reversed(self.graph.order):
-            if self.steps[node].instance is not None or any(
-                down in found for down in self.graph.nodes[node].downstream
-            ):
+            if self.steps[node].instance is not None or found.intersection(self.graph.nodes[node].downstream):
                 found.add(node)
         return frozenset(found)
 
@@ -110,10 +109,16 @@ class BuildPlan:
         may_run_code = recipe.access is None or recipe.access.grants.code
         return any(code_fields(spec) for spec in specs) or (has_plugins and may_run_code)
 
-    @property
+    @functools.cached_property
     def instances(self) -> dict[int, tuple[int, ...]]:
         """For each stateful generator (by identity) the nodes that use it, in the order of their turns."""
         return stateful_nodes(self.graph, self.steps)
+
+    @functools.cached_property
+    def state_names(self) -> dict[int, str]:
+        """For each stateful generator (by identity) the name that its state is stored under: its columns."""
+        steps = self.steps
+        return {identity: "+".join(steps[node].name for node in nodes) for identity, nodes in self.instances.items()}
 
 
 def _is_ours(function: object) -> bool:

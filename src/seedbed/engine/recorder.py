@@ -10,7 +10,7 @@ import trio
 from ..errors import StoreError
 from ..store.entries import Answer, Failed, Finished, cells_in
 from ..store.journal import Batch
-from .resume import read_state, state_name
+from .resume import read_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     from .plan import BuildPlan
     from .row_group import Consequence
     from .rows import Rows
-    from .tasks import Step, Task
+    from .tasks import Task
 
 # A disk that hangs must not hang the run.
 COMMIT_DEADLINE = 60.0
 
 
 class OpenCell(Protocol):
-    """A running cell that makes calls."""
+    """A running cell that makes calls; `record_answers` adds an entry for each answer that has none yet."""
 
-    def record_answers(self) -> None:
-        """Add an entry for each answer that has none yet."""
-        ...
+    def record_answers(self) -> None: ...
 
 
 class Recorder:
@@ -96,7 +94,7 @@ class Recorder:
         """A cell finished: its outcome replaces its answers."""
         self._open.discard(cell)
 
-    def keep_state(self, name: str, state: bytes) -> None:
+    def save_state(self, name: str, state: bytes) -> None:
         """The state of a stateful generator after the entry that is added next."""
         self._states[name] = state
         self._has_states = True
@@ -196,47 +194,34 @@ class GroupEntries:
 
     def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
         """A task succeeded."""
-        self._keep_state(task.step)
-        self._add(
-            Finished(
-                column=task.step.name,
-                row=task.row,
-                attempt=task.attempt,
-                salvage_round=task.salvage_round,
-                value=value,
-                cost=work,
-            )
+        name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round
+        self._ended(
+            task,
+            Finished(column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, cost=work),
         )
 
     def failed(self, task: Task, error: str, consequence: Consequence) -> None:
         """An attempt failed."""
-        self._keep_state(task.step)
-        self._add(
-            Failed(
-                column=task.step.name,
-                row=task.row,
-                attempt=task.attempt,
-                salvage_round=task.salvage_round,
-                error=error,
-                consequence=consequence.value,
-            )
+        name, attempt, fate = task.step.name, task.attempt, consequence.value
+        entry = Failed(
+            column=name, row=task.row, attempt=attempt, salvage_round=task.salvage_round, error=error, consequence=fate
         )
+        self._ended(task, entry)
 
     def answered(self, task: Task, key: bytes, answer: Any) -> None:
         """A call of a running task was answered."""
-        self._add(Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer))
+        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer)
+        self._recorder.add(self._key, entry)
 
     def rebuilt(self) -> None:
         """Pre-batch processors have run."""
-        self._add(self._rows.rebuilt_as())
+        self._recorder.add(self._key, self._rows.rebuilt_as())
 
-    def _add(self, entry: Entry) -> None:
+    def _ended(self, task: Task, entry: Entry) -> None:
+        """Add the entry of an attempt; the state of a stateful generator, if it can be read, is saved with it."""
+        step = task.step
+        if step.instance is not None:
+            state = read_state(step)
+            if state is not None:
+                self._recorder.save_state(self._plan.state_names[id(step.instance)], state)
         self._recorder.add(self._key, entry)
-
-    def _keep_state(self, step: Step) -> None:
-        """A stateful generator was called: its state is saved with the outcome, if it can be read."""
-        if step.instance is None:
-            return
-        state = read_state(step)
-        if state is not None:
-            self._recorder.keep_state(state_name(self._plan.steps, self._plan.instances[id(step.instance)]), state)

@@ -23,7 +23,7 @@ from .row_group import Consequence
 from .rows import identities_by_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from ..observe.report import Ledger, Resized
     from ..store.entries import Entry
@@ -94,8 +94,9 @@ class History:
             budget.take_over(column, usage)
         if manifest.groups or recovered.groups:
             states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
-            for identity, nodes in self._plan.instances.items():
-                if not restore_state(self._plan.steps, nodes, states, trusted=self._plan.runs_own_code):
+            for identity, name in self._plan.state_names.items():
+                steps = [self._plan.steps[node] for node in self._plan.instances[identity]]
+                if not restore_state(steps, states.get(name), trusted=self._plan.runs_own_code):
                     self.replaying.add(identity)
 
     def is_open(self, index: int) -> bool:
@@ -135,11 +136,6 @@ class History:
         return ranges
 
 
-def state_name(steps: Sequence[Step], nodes: Sequence[int]) -> str:
-    """The name that the state of a stateful generator is stored under: the columns that it fills."""
-    return "+".join(steps[node].name for node in nodes)
-
-
 def read_state(step: Step) -> bytes | None:
     """The state of a stateful generator that has `get_state`, as the journal stores it."""
     get_state = getattr(step.instance, "get_state", None)
@@ -151,20 +147,19 @@ def read_state(step: Step) -> bytes | None:
     return state
 
 
-def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes], *, trusted: bool) -> bool:
-    """Restore the state of a stateful generator from an earlier run; False if it has to be replayed instead.
+def restore_state(steps: Sequence[Step], state: bytes | None, *, trusted: bool) -> bool:
+    """Restore the state of the generator of `steps` from an earlier run; False if it has to be replayed instead.
 
     One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
     again: that would be paid for twice. A state of user-defined types is read only if the directory is `trusted`.
     """
-    generator = steps[nodes[0]].instance
-    state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
+    set_state = getattr(steps[0].instance, "set_state", None)
     if state is not None and set_state is not None:
         found = decode(state, trusted=trusted)
         if found:
             set_state(found[0][0])
             return True
-    return not all(_is_replayed(steps[node]) for node in nodes)
+    return not all(map(_is_replayed, steps))
 
 
 def _is_replayed(step: Step) -> bool:
