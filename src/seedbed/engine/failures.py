@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from ..errors import (
@@ -15,6 +16,7 @@ from ..errors import (
     RateLimited,
     Retryable,
     SeedbedError,
+    ThreadsStuck,
 )
 from ..runtime.asyncio import looks_like_asyncio
 from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import RunConfig
+    from .stateful import Instance
     from .tasks import Outcome, Step, Task
 
 # A salvage round of fewer cells, or of a smaller share of its row group, says nothing about the run: rows that keep
@@ -127,37 +130,14 @@ class ErrorWindow:
         return error and len(outcomes) >= size and self._errors > self.threshold * len(outcomes)
 
 
-class SalvageWindow:
-    """Whether the salvage rounds of one row group show that trying again is no use now.
-
-    Each round that can say something has a window of its own, at most as large as the round, and only its own cells
-    enter it. A round of a few cells is about those rows and not about the run: they are dropped, and that is all.
-    """
-
-    def __init__(self, size: int, threshold: float) -> None:
-        self._largest = size
-        self.threshold = threshold
-        self._round = 0
-        self._window: ErrorWindow | None = None
-
-    def round_started(self, number: int, cells: int, rows: int) -> None:
-        """Salvage round `number` begins, with so many cells of a row group that has so many rows."""
-        if cells >= SALVAGE_MINIMUM and cells >= SALVAGE_SHARE * rows:
-            self._round = number
-            self._window = ErrorWindow(min(self._largest, cells), self.threshold)
-
-    def record(self, number: int, *, error: bool) -> ErrorWindow | None:
-        """Enter the outcome of a cell of round `number`; gives the window when its errors have passed the threshold."""
-        if self._window is None or number != self._round:
-            return None
-        return self._window if self._window.record(error=error) else None
-
-
 class Salvage:
     """The deferred tasks of one row group, which is the only one to change it.
 
     A task has `salvage_max_rounds` + 1 attempts. Deferred tasks wait until their row group has nothing ready; then all
     of them are retried, each not before the end of its backoff: one salvage round.
+
+    A round has an error window of its own, at most as large as the round. One of a few cells is about those rows and
+    not about the run: they are dropped, and nothing stops.
     """
 
     def __init__(self, config: RunConfig, rng: random.Random) -> None:
@@ -167,7 +147,10 @@ class Salvage:
         self._rng = rng
         self._deferred: dict[Task, float] = {}  # when each is eligible, in the order in which they failed
         self.rounds = 0
-        self.window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
+        self._window_size = config.shutdown_error_window
+        self._threshold = config.salvage_error_threshold
+        self._judged_round = 0
+        self._window: ErrorWindow | None = None
 
     def __len__(self) -> int:
         return len(self._deferred)
@@ -188,16 +171,63 @@ class Salvage:
         """
         self.rounds += 1
         deferred, self._deferred = list(self._deferred.items()), {}
-        self.window.round_started(self.rounds, len(deferred), rows)
+        cells = len(deferred)
+        if cells >= SALVAGE_MINIMUM and cells >= SALVAGE_SHARE * rows:
+            self._judged_round = self.rounds
+            self._window = ErrorWindow(min(self._window_size, cells), self._threshold)
         for task, _ in deferred:
             task.attempt += 1
             task.salvage_round = self.rounds
             task.rate_limits = 0
         return deferred
 
+    def record(self, number: int, *, error: bool) -> ErrorWindow | None:
+        """Enter the outcome of a cell of round `number`; returns the window when its errors exceed the threshold."""
+        window = self._window if number == self._judged_round else None
+        return window if window is not None and window.record(error=error) else None
+
     def discard(self, task: Task) -> None:
         """A task is no longer deferred: its row was dropped, or an earlier run retried it."""
         self._deferred.pop(task, None)
+
+
+class AbandonedThreads:
+    """Threads of tasks that were cancelled or timed out, as long as they run: they keep their slots."""
+
+    def __init__(self, slots: int, grace: float) -> None:
+        self._slots = slots
+        self._grace = grace
+        self.running: Counter[str] = Counter()  # by column
+        self._ended = 0
+        self._checks: list[tuple[float, int, str, Instance | None]] = []  # (when, how many had ended, column, …)
+
+    def add(self, column: str, instance: Instance | None, now: float) -> None:
+        """A thread was abandoned, in this stateful generator if its column has one."""
+        self.running[column] += 1
+        if instance is not None or self.running.total() >= self._slots:
+            self._checks.append((now + self._grace, self._ended, column, instance))
+
+    def ended(self, column: str) -> None:
+        """An abandoned thread really ended."""
+        self._ended += 1
+        self.running[column] -= 1
+
+    @property
+    def next_check(self) -> float:
+        """When `stuck` is to be asked next."""
+        return min((when for when, *_ in self._checks), default=math.inf)
+
+    def stuck(self, now: float) -> ThreadsStuck | None:
+        """The error to stop with if abandoned threads held everything for `grace` and none of them ended."""
+        due = [check for check in self._checks if check[0] <= now and check[1] == self._ended]
+        self._checks = [check for check in self._checks if check[0] > now]
+        for _, _, column, instance in due:
+            if self.running.total() >= self._slots:
+                columns = [name for name, count in self.running.items() if count]
+                return ThreadsStuck(columns, f"all {self._slots} execution slots", self._grace)
+            if instance is not None and instance.wanted:
+                return ThreadsStuck([column], "a stateful generator that others need", self._grace)
+        return None
 
 
 class UnkeyedSteps:
