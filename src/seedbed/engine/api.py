@@ -61,7 +61,7 @@ class Build:
         self._plan = plan
         self._events = emitter
         self._throttles = throttles
-        self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
+        self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.layout.count or 1)
         # Received and not handed out: a row group that arrives while a cancelled caller waited goes to the next caller.
         self._arrived: deque[FinishedGroup] = deque()
         self._over = trio.Event()

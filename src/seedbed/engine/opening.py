@@ -66,7 +66,7 @@ def _new_group(
     services: Services, index: int, turn: int, nursery: trio.Nursery, retry: RetriedRows | None
 ) -> tuple[OpenGroup, RowGroup]:
     plan, recorder = services.plan, services.recorder
-    rows = Rows(plan, plan.group_rows(index), None if retry is None else list(retry.rows.identities))
+    rows = Rows(plan, plan.layout.group_rows(index), None if retry is None else list(retry.rows.identities))
     barrier, key = bool(plan.pre_batch), Key(group=index)
     if retry is not None:
         key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)

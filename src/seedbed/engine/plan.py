@@ -22,6 +22,7 @@ from ..store.schema import declared_type
 from ..store.writer import check_output
 from .config import RunConfig
 from .fingerprint import check_resumable, columns_fingerprint
+from .source import allows_code
 from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Stage, Step
 
@@ -59,19 +60,6 @@ class BuildPlan:
     retry_dropped: bool = False  # rows that earlier runs dropped are tried again
 
     @property
-    def default_limits(self) -> KeyLimits:
-        """Of keys that have no limits of their own."""
-        return KeyLimits(max_parallel_requests=self.config.max_parallel_requests)
-
-    @property
-    def group_count(self) -> int:
-        return self.layout.count
-
-    def group_rows(self, index: int) -> range:
-        """The rows of a row group; the last one may be undersized."""
-        return self.layout.group_rows(index)
-
-    @property
     def seed_outputs(self) -> tuple[str, ...]:
         """What columns made from scratch give: what a pre-batch processor sees."""
         return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)
@@ -106,8 +94,7 @@ class BuildPlan:
             return True
         specs = (*recipe.columns, *recipe.models.values(), *recipe.processors)
         has_plugins = not all(_is_ours(type(spec)) for spec in specs)
-        may_run_code = recipe.access is None or recipe.access.grants.code
-        return any(code_fields(spec) for spec in specs) or (has_plugins and may_run_code)
+        return any(code_fields(spec) for spec in specs) or (has_plugins and allows_code(recipe))
 
     @functools.cached_property
     def instances(self) -> dict[int, tuple[int, ...]]:

@@ -129,9 +129,9 @@ class History:
         plan = self._plan
         ranges: list[range] = []
         start = self._done_below
-        for index in [*sorted(self._done_above), plan.group_count]:
+        for index in [*sorted(self._done_above), plan.layout.count]:
             if start < index:
-                ranges.append(range(plan.group_rows(start).start, plan.group_rows(index - 1).stop))
+                ranges.append(range(plan.layout.group_rows(start).start, plan.layout.group_rows(index - 1).stop))
             start = index + 1
         return ranges
 

@@ -21,7 +21,7 @@ from ..observe import events
 from ..observe.report import Ledger
 from ..runtime.tasks import Timers, leaves
 from ..runtime.threads import open_processes
-from ..runtime.throttle import ThrottleManager
+from ..runtime.throttle import KeyLimits, ThrottleManager
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
 from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
@@ -62,7 +62,7 @@ async def run_build(
     own = throttles or ThrottleManager(
         limits=plan.limits,
         timers=timers,
-        default=plan.default_limits,
+        default=KeyLimits(max_parallel_requests=config.max_parallel_requests),
         patience=config.throttle_patience,
         backoff_base=config.backoff_base,
         backoff_max=config.backoff_max,
@@ -77,7 +77,7 @@ async def run_build(
         notify.emit(
             events.BuildStarted,
             rows=plan.rows,
-            row_groups=plan.group_count,
+            row_groups=plan.layout.count,
             columns=plan.graph.outputs,
             keys={column.name: column.key for column in plan.source.columns},
             limits={key: each.max_parallel_requests for key, each in plan.source.limits.items()},
@@ -180,7 +180,7 @@ class Run:
         )
         self.scheduler = Scheduler(
             shared,
-            group_count=plan.group_count,
+            group_count=plan.layout.count,
             is_open=history.is_open,
             throttle=self._throttle,
             processes=processes.count,
