@@ -73,8 +73,8 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     if store is not None and services.recorder is None:
         services.committed(added * len(services.plan.steps))
     ledger.written += added
-    ledger.removed += group.rows.removed - (0 if earlier is None else earlier.removed)
-    ledger.added += group.rows.added - (0 if earlier is None else earlier.added)
+    ledger.removed += sum(removed for _, removed, _ in group.rows.resized) - (earlier.removed if earlier else 0)
+    ledger.added += sum(added for _, _, added in group.rows.resized) - (earlier.added if earlier else 0)
     ledger.dropped.extend(group.rows.drops)
     if group.retry is not None:
         ledger.dropped.extend(group.retry.drops)
@@ -186,7 +186,7 @@ async def _write_part(
 
 
 async def write_usage(services: Services, writer: DatasetWriter) -> None:
-    """Have the manifest say what all runs of this dataset have used so far."""
+    """Record the usage of all runs of this dataset so far in the manifest."""
     entries = services.usage_entries()
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
         await services.store_thread(lambda: writer.write_spending(entries))
@@ -219,7 +219,7 @@ async def finish(services: Services) -> None:
 
 
 def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journal | None) -> dict[str, list[Any]]:
-    """All dropped rows, with what the journal stores of them: no other place has it."""
+    """All dropped rows, with their finished cells, which only the journal stores."""
     outputs = plan.graph.outputs
     steps = {step.name: step for step in plan.steps}
     drops: list[Drop] = []
@@ -253,22 +253,22 @@ def _finish_journal(journal: Journal, calls: Iterable[Key]) -> None:
 async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T]) -> T:
     """Write off the loop, however long it takes; when cancelled, the writer is notified and has some time to stop."""
     is_abandoned = False
-    over = trio.Event()
+    finished = trio.Event()
     shield = trio.CancelScope(shield=True)
 
-    async def tell() -> None:
+    async def notice_cancellation() -> None:
         nonlocal is_abandoned
         try:
-            await over.wait()
+            await finished.wait()
         finally:
             is_abandoned = True
             shield.deadline = trio.current_time() + CHECKPOINT_DEADLINE
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell)
+        nursery.start_soon(notice_cancellation)
         with shield:
             result = await services.store_thread(lambda: write(lambda: is_abandoned))
-        over.set()
+        finished.set()
     return result
 
 

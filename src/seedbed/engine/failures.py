@@ -1,4 +1,4 @@
-"""What failed attempts lead to: their class, retries in salvage rounds, waits after rate limits, the end of the run."""
+"""Consequences of failed attempts: retries in salvage rounds, waits after rate limits, the end of the run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from .stateful import Instance
     from .tasks import Outcome, Step, Task
 
-# A salvage round of fewer cells, or of a smaller share of its row group, says nothing about the run: rows that keep
-# failing among others that do not are only rows.
+# A salvage round of fewer cells, or of a smaller share of its row group, does not stop the run: a few rows that fail
+# again and again only fail themselves.
 SALVAGE_MINIMUM = 10
 SALVAGE_SHARE = 0.1
 
 
 def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
-    """What kind of failure this is, and the exception that says why."""
+    """The status of an attempt that raised, and the exception that explains it."""
     if isinstance(error, ExceptionGroup):
         # A generator's own nursery raised it: the leaf that weighs most stands for all, of equals the first.
         error = max((leaf for leaf in leaves(error) if isinstance(leaf, Exception)), key=_weight)
@@ -47,7 +47,7 @@ def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
     if isinstance(error, Retryable) or (step.column is not None and isinstance(error, step.column.retry_on)):
         return Status.RETRYABLE, error
     if looks_like_asyncio(error):
-        explained = Permanent(f"its code is written for asyncio: say runtime='asyncio' of the column ({error})")
+        explained = Permanent(f"its code is written for asyncio: pass runtime='asyncio' to the column ({error})")
         explained.__cause__ = error
         return Status.PERMANENT, explained
     return Status.PERMANENT, error
@@ -68,7 +68,7 @@ def error_text(error: BaseException) -> str:
 
 
 def locate(error: Exception, row_group: int, task: Task | None = None, row: int | None = None) -> None:
-    """Note on an unexpected exception what the engine was working on; our own errors contain it."""
+    """Add a note to an unexpected exception: the column and row it is about, which our own errors contain."""
     if isinstance(error, SeedbedError) or any(note.startswith("(column=") for note in getattr(error, "__notes__", ())):
         return
     column = None if task is None else task.step.name
@@ -76,21 +76,21 @@ def locate(error: Exception, row_group: int, task: Task | None = None, row: int 
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether Rust code panicked, polars for example; pyo3 raises that as a BaseException that cannot be imported."""
+    """True if Rust code panicked, polars for example; pyo3 raises a BaseException that cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def breakdown(error: BaseException, where: str = "") -> BuildStopped | None:
-    """What ends a run where memory ran out or a library panicked; None for any other error."""
+    """The error to stop with if memory ran out or a library panicked; None for any other error."""
     if isinstance(error, MemoryError):
-        said = f" ({error})" if str(error) else ""
+        details = f" ({error})" if str(error) else ""
         stopped = BuildStopped(
-            f"{where}memory ran out{said}; what is finished is stored; resume with a smaller buffer_size, "
+            f"{where}memory ran out{details}; finished cells are stored; resume with a smaller buffer_size, "
             "max_concurrent_row_groups or max_processes, or with more memory"
         )
     elif is_panic(error):
-        said = str(error).partition("\n")[0]
-        stopped = BuildStopped(f"{where}polars failed internally ({said}); what is finished is stored")
+        details = str(error).partition("\n")[0]
+        stopped = BuildStopped(f"{where}polars failed internally ({details}); finished cells are stored")
     else:
         return None
     stopped.__cause__ = error
@@ -118,7 +118,7 @@ class ErrorWindow:
         return self._errors
 
     def record(self, *, error: bool, in_flight: int = 0) -> bool:
-        """Enter an outcome; True when the share of errors has passed the threshold."""
+        """Enter an outcome; True if the share of errors now exceeds the threshold."""
         outcomes = self._outcomes
         outcomes.append(error)
         if error:
@@ -156,7 +156,7 @@ class Salvage:
         return len(self._deferred)
 
     def defer(self, task: Task, now: float, mean_latency: float | None) -> float | None:
-        """Keep a failed task for the next round and return when it is eligible; None if it has no attempts left."""
+        """Defer a failed task to the next round and return when it is eligible; None if it has no attempts left."""
         if task.attempt >= self._max_attempts:
             return None
         base = backoff_base(mean_latency, self._base)
@@ -165,10 +165,7 @@ class Salvage:
         return eligible_at
 
     def start_round(self, rows: int) -> list[tuple[Task, float]]:
-        """All deferred tasks, with when each is eligible; each begins its next attempt.
-
-        `rows` is how many rows the row group has.
-        """
+        """All deferred tasks of a row group of `rows` rows, each with its next attempt and when it is eligible."""
         self.rounds += 1
         deferred, self._deferred = list(self._deferred.items()), {}
         cells = len(deferred)
@@ -252,7 +249,7 @@ class UnkeyedSteps:
         self._limited_since: dict[str, float] = {}
 
     def mean_latency(self, step: Step) -> float | None:
-        """How long a call of the step's key takes, or an attempt of a step without one; None until one succeeded."""
+        """Seconds of a call of the step's key, or of an attempt of a step without one; None until one succeeded."""
         return self._latency.get(step.name) if step.key is None else self._mean_latency_of_key(step.key)
 
     def succeeded(self, outcome: Outcome) -> None:
@@ -264,7 +261,7 @@ class UnkeyedSteps:
             self._limited_since.pop(name, None)
 
     def rate_limited(self, task: Task, error: RateLimited) -> float:
-        """How long a task waits that was rate-limited without a permit; stops the run when patience ends."""
+        """Seconds that a task waits that was rate-limited without a permit; stops the run when patience ends."""
         step, config, now = task.step, self._config, self._now()
         delay = parse_retry_after(error.retry_after, time.time())
         if delay is None:

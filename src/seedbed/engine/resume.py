@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -23,7 +22,7 @@ from .row_group import Consequence
 from .rows import identities_by_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ..observe.report import Ledger, Resized
     from ..store.entries import Entry
@@ -143,7 +142,9 @@ def read_state(step: Step) -> bytes | None:
         return None
     state, lost = encode([(get_state(),)])
     if lost:
-        raise StoreError(f"the state of column {step.name!r} cannot be kept: what get_state returns cannot be pickled")
+        raise StoreError(
+            f"the state of column {step.name!r} cannot be saved: the value that get_state returned cannot be pickled"
+        )
     return state
 
 
@@ -168,7 +169,7 @@ def _is_replayed(step: Step) -> bool:
 
 
 def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[GeneratorCall]:
-    """What stateful generators were called with, for those that may have to be replayed."""
+    """The arguments of calls of stateful generators that may have to be replayed."""
     return [
         GeneratorCall(column=step.name, identities=identities, inputs=rows.buffer.take(step.inputs, of))
         for step, of in calls
@@ -180,33 +181,24 @@ def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> lis
     ]
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing that is replayed is garbage, and scanning a million cells for it takes longer than the replay.
-
-    Never held across an await: the collector belongs to the whole process.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def restore_entries(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable[Entry]) -> Counter[str]:
     """Restore every entry that still fits; returns the finished cells by column.
 
-    `StoreError` if an entry is none that a run of this recipe writes: a directory may come from someone else.
+    `StoreError` if no run of this recipe writes such an entry: a directory may come from someone else.
     """
-    with _collector_paused():
-        try:
-            return _restore_entries(group, rows, {step.name: step for step in steps}, entries)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise StoreError(
-                f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
-            ) from error
+    # Nothing that is restored is garbage, and scanning a million cells for it takes longer than the restore. Never held
+    # across an await: the collector belongs to the whole process.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _restore_entries(group, rows, {step.name: step for step in steps}, entries)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise StoreError(
+            f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
+        ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
@@ -262,11 +254,11 @@ class RetriedRows:
 def plan_retry(
     record: GroupRecord, kept: Sequence[Entry], *, seeds: Collection[str], processed: bool
 ) -> tuple[RetriedRows, Sequence[Entry]] | None:
-    """Which rows of a finished row group can be retried, and what is finished of them; None if nothing can.
+    """The rows of a finished row group that can be retried, and their finished cells; None if no row can be retried.
 
-    Rows that processors have seen (`processed`) can be retried only with what was stored of them. `seeds` are the
-    columns that pre-batch processors see, if there are such processors: a row that failed in one of them never reached
-    to the processors and has no identity behind them.
+    Rows that processors have seen (`processed`) can be retried only if their values were stored. `seeds` are the
+    columns that pre-batch processors see, if any: a row that failed in one of them never reached the processors and has
+    no identity after them.
     """
     failed = [drop for drop in record.drops if drop.kind == "failed"]
     if kept and isinstance(kept[0], KeptRows):
@@ -301,7 +293,7 @@ def kept_entries(
     order: Sequence[Identity] | None,
     resized: Resized | None,
 ) -> list[Entry]:
-    """What is finished of the rows `kept` of a row group, for `plan_retry`; `order` names the rows of its part."""
+    """The finished cells of some rows of a row group, for `plan_retry`; `order` identifies the rows of its part."""
     entries: list[Entry] = []
     for node in plan.graph.order:
         step = plan.steps[node]
