@@ -100,7 +100,7 @@ async def run_scenario(
                 readers=[watch.read] if scenario.listening else [],
                 throttles=throttles,
             ) as build:
-                while build._run is None and not build._over.is_set():
+                while build._run is None and not build._ended.is_set():
                     await trio.lowlevel.checkpoint()
                 result.run = build._run
                 assert result.run is not None

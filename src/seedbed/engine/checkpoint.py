@@ -121,13 +121,13 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
             of, named = (range(frontier.rows), None) if plan.post_batch else (dropped, identities)
             kept = kept_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
             revision = 0 if retry is None else retry.revision + 1
-            await recorder.keep(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
+            await recorder.store(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
         if retry is None and (plan.post_batch or dropped):
             # The part will not show what stateful generators were called with.
             calls = call_entries(group.rows, [(step, called) for step, _, called in state.calls])
             if calls:
                 key = Key(group=index, purpose=Purpose.CALLS)
-                await recorder.keep(key, calls)
+                await recorder.store(key, calls)
                 services.history.calls_kept.add(key)
     record = await _write_part(services, writer, group, rows, order)
     services.history.group_written(index)

@@ -12,7 +12,6 @@ import trio
 
 from ..columns.base import TaskUsage
 from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
-from ..graph import GROUP
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
 from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
@@ -71,7 +70,7 @@ class Context:
 
     @property
     def row(self) -> int | None:
-        return None if self._task.row == GROUP else self._group.rows.identity(self._task.row)[0]
+        return self._group.number(self._task)
 
     @property
     def attempt(self) -> int:

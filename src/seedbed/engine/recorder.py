@@ -1,4 +1,4 @@
-"""Make finished cells durable during a run: entries are collected on the loop and committed in a thread."""
+"""The journal of a run: entries are collected on the loop and committed in a thread."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class OpenCell(Protocol):
 class Recorder:
     """Collects entries and commits them every `commit_interval`, or sooner when there are `commit_count` of them.
 
-    Everything but the work that is handed to threads happens on trio's thread. Entries keep their order: what is
-    durable is always a beginning of what happened.
+    Everything happens on trio's thread but the work in the store's threads. Entries stay in order: the durable ones are
+    always a prefix of all.
     """
 
     def __init__(
@@ -99,6 +99,17 @@ class Recorder:
         self._states[name] = state
         self._has_states = True
 
+    @asynccontextmanager
+    async def committing(self) -> AsyncIterator[None]:
+        """Commit entries during the block and, however it ends, all of them at its end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.run)
+                yield
+                nursery.cancel_scope.cancel(reason="the run has ended")
+        finally:
+            await self.flush()
+
     async def run(self) -> None:
         """Commit in a loop until cancelled; raises `StoreError` when the journal cannot be written."""
         while True:
@@ -158,13 +169,13 @@ class Recorder:
         """The number of the last commit."""
         return self._journal.commits
 
-    async def keep(self, key: Key, entries: Sequence[Entry]) -> None:
-        """Store entries beyond the checkpoint that is to come."""
+    async def store(self, key: Key, entries: Sequence[Entry]) -> None:
+        """Store entries that outlive the next checkpoint."""
         async with self._alone():
             await self._in_thread(lambda: self._journal.keep(key, entries))
 
     async def free(self, key: Key) -> None:
-        """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""
+        """Forget the entries of a key, committed or not: its row group is in the dataset."""
         gone = self._pending.pop(key, [])
         self._count -= len(gone)
         finished = self._finished()
@@ -174,7 +185,7 @@ class Recorder:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Have the journal alone, shielded from cancellation; one that hangs is a `StoreError`."""
+        """Exclusive use of the journal, shielded from cancellation; `StoreError` if it hangs."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + COMMIT_DEADLINE) as scope:
             async with self._lock:
                 yield

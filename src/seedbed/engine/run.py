@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import random
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -36,7 +35,7 @@ from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Sta
 from .worker import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from ..observe.report import BuildReport
     from ..runtime.threads import Processes
@@ -56,7 +55,7 @@ async def run_build(
     throttles: ThrottleManager | None = None,
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> BuildReport:
-    """Run a whole build. Raises what stopped it, with the report; checkpoints written by then stay."""
+    """Run a whole build; raises the error that stopped it, with the report. Checkpoints remain on disk."""
     config = plan.config
     timers = Timers()
     own = throttles or ThrottleManager(
@@ -86,11 +85,11 @@ async def run_build(
             notify.emit(events.DamageFound, message=message)
         unwatch = own.watch(lambda key, limit: notify.emit(events.ThrottleChanged, key=key, limit=limit))
         try:
-            async with _committing(run.services.recorder):
+            async with run.services.recorder.committing() if run.services.recorder else contextlib.nullcontext():
                 await run.execute()
         except BaseException as failure:  # it is raised below, with the report
             found = list(leaves(failure))
-            # Where memory ran out or polars panicked, that is the message, whatever else failed because of it.
+            # Memory that ran out or a panic of polars is the message, whatever else failed because of it.
             error = next(filter(None, map(breakdown, found)), None) or failure
             if not all(isinstance(leaf, Exception) or is_panic(leaf) for leaf in found):
                 raise
@@ -108,7 +107,7 @@ async def run_build(
             dropped=len(report.dropped),
             error=None if error is None else error_text(error),
         )
-    # A reader that raised stopped the run; one that raised when there was nothing left to stop counts too.
+    # A reader that raised stopped the run; one that raised after the end counts too.
     error = error or emitter.failure
     if error is None:
         return report
@@ -116,21 +115,6 @@ async def run_build(
     if isinstance(sole, BuildError | StoreError):
         sole.report = report
     raise sole
-
-
-@asynccontextmanager
-async def _committing(recorder: Recorder | None) -> AsyncIterator[None]:
-    """Commit journal entries while the run goes on and, however it ends, all of them at its end."""
-    if recorder is None:
-        yield
-        return
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(recorder.run)
-            yield
-            nursery.cancel_scope.cancel(reason="the run has ended")
-    finally:
-        await recorder.flush()
 
 
 class Run:
@@ -231,12 +215,12 @@ class Run:
             self._scope.cancel(reason=f"the build is stopping: {self.stopping}")
 
     def close(self) -> None:
-        """The run has ended: throttles that it shares with others need not call it any more."""
+        """Unsubscribe from throttles, which may be shared with other runs."""
         for unsubscribe in self._unsubscribe.values():
             unsubscribe()
 
     def report(self) -> BuildReport:
-        """What the run has done so far."""
+        """The report of the run so far."""
         return self.ledger.report(
             rows=self.plan.rows,
             unfinished=self.history.unfinished(),
@@ -246,8 +230,8 @@ class Run:
         )
 
     def _reader_failed(self, event: events.Event, error: Exception) -> None:
-        what = type(event).__name__
-        stopped = BuildStopped(f"a reader of events raised on {what}: {type(error).__name__}: {error}")
+        kind = type(event).__name__
+        stopped = BuildStopped(f"a reader of events raised on {kind}: {type(error).__name__}: {error}")
         stopped.__cause__ = error
         self.stop(stopped)
 
@@ -268,7 +252,7 @@ class Run:
                     self._drain()
                 if self.stopping is None:
                     await finish(self.services)
-                    # A stop that came meanwhile was too late to stop anything.
+                    # A stop that came in the meantime was too late.
                     finished = True
                 nursery.cancel_scope.cancel(reason="all row groups are done")
         if self._scope.cancelled_caught and self.stopping is None:
@@ -299,9 +283,9 @@ class Run:
         try:
             self.scheduler.finished(outcome)
         except Exception as error:
-            group = self.services.groups[outcome.task.group]
             task = outcome.task
-            locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
+            group = self.services.groups[task.group]
+            locate(error, group.index, task, group.number(task))
             raise
 
     def _perform(self, action: Action, nursery: trio.Nursery) -> None:
@@ -371,7 +355,7 @@ class Run:
             # The run ends: what is still queued must not start in the slot that is released here.
             self.scheduler.aborted(task)
             if isinstance(error, Exception):
-                locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
+                locate(error, group.index, task, group.number(task))
             raise
         self._send.send_nowait(outcome)
 
