@@ -344,7 +344,7 @@ def test_what_a_function_may_not_be() -> None:
         return [number] * frame.height
 
     @column
-    def fixed(number: int, /) -> int:
+    def fixed(number: int, /, writer: Model) -> int:
         return number
 
     @column(process=True)
@@ -359,8 +359,8 @@ def test_what_a_function_may_not_be() -> None:
         made(Recipe(columns=[number, frameless, more, fixed, local, modelled], models=ECHOES))
     assert caught.value.problems == (
         "columns[1]: column 'frameless': list the columns of its frame with requires=[…]",
-        "columns[2]: column 'more' is called with 'frame' alone, but its function also requires 'number'",
-        "columns[3]: column 'fixed': parameter 'number' is positional-only, but values are passed by name",
+        "columns[3]: column 'fixed': parameter 'number' is positional-only; with models, values have names",
         "columns[4]: column 'local' runs in a process: its function must be defined at the top level of a module",
         "columns[5]: column 'modelled' runs in a process, where its function cannot call a model",
+        "column 'more' is called with one argument, its frame, but its function wants frame, number",
     )

@@ -16,7 +16,7 @@ import trio
 from pydantic import BaseModel
 
 import seedbed
-from seedbed.columns import validation as python_checks
+from seedbed.columns import validation
 from seedbed.columns.spec import Environment, make_column
 from seedbed.columns.validation import CHECKED, REPORTED, Validation
 from seedbed.errors import BadOutput, ConfigError, Permanent, RateLimited, Retryable
@@ -95,7 +95,7 @@ def test_without_ruff(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ruff_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for a verdict."""
     column = make_column(python(lint=True), Environment())
-    monkeypatch.setattr(python_checks, "_command", lambda *_: ["false"])
+    monkeypatch.setattr(validation, "_RUFF_OPTIONS", ("check", "--no-such-option"))
     assert column.call is not None
     with pytest.raises(Permanent, match="column 'ok': ruff failed"):
         column.call.function(pl.DataFrame({"v": ["x = 1"]}))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import seedbed as sb
-from seedbed.columns.base import TaskUsage
 from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
 from seedbed.engine.row_group import Phase, RowGroup, Shared
@@ -38,6 +37,7 @@ from seedbed.engine.tasks import (
     Status,
     Step,
     Task,
+    TaskUsage,
     WakeAt,
 )
 from seedbed.errors import CellError, ProcessorFailed

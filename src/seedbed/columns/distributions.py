@@ -58,7 +58,7 @@ def _grid(low: Any, high: Any, decimals: int) -> tuple[Any, Any]:
     return np.ceil(low * scale - GRID_SLACK), np.floor(high * scale + GRID_SLACK)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Uniform(Sampler):
     """A number from `low` to `high`, all equally likely.
 
@@ -68,9 +68,9 @@ class Uniform(Sampler):
 
     type: ClassVar[str] = "uniform"
 
-    low: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number, kw_only=True)
-    high: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=any_number, kw_only=True)
-    decimals: int | None = attrs.field(default=None, kw_only=True, validator=_decimals)
+    low: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number)
+    high: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=any_number)
+    decimals: int | None = attrs.field(default=None, validator=_decimals)
 
     def __attrs_post_init__(self) -> None:
         check_order(self, self.low, self.high)
@@ -100,17 +100,13 @@ class Uniform(Sampler):
         return pl.Series(steps if self.decimals == 0 else steps / 10**self.decimals)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class _Bounded(Sampler):
     """A value outside of `low` and `high` is set to that bound; values are rounded to `decimals`."""
 
-    low: float | Reference | None = attrs.field(
-        default=None, converter=as_reference, validator=_optional_number, kw_only=True
-    )
-    high: float | Reference | None = attrs.field(
-        default=None, converter=as_reference, validator=_optional_number, kw_only=True
-    )
-    decimals: int | None = attrs.field(default=None, kw_only=True, validator=_decimals)
+    low: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
+    high: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
+    decimals: int | None = attrs.field(default=None, validator=_decimals)
 
     def __attrs_post_init__(self) -> None:
         check_order(self, self.low, self.high)
@@ -127,7 +123,7 @@ class _Bounded(Sampler):
         return pl.Series(rounded.astype(np.int64) if decimals == 0 else rounded)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Gaussian(_Bounded):
     """A normally distributed number; a value outside of `low` and `high` is set to that bound.
 
@@ -136,8 +132,8 @@ class Gaussian(_Bounded):
 
     type: ClassVar[str] = "gaussian"
 
-    mean: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number, kw_only=True)
-    std: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=_spread, kw_only=True)
+    mean: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number)
+    std: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=_spread)
 
     def sample_dtype(self) -> Any:
         return _dtype(self.decimals)
@@ -149,13 +145,13 @@ class Gaussian(_Bounded):
         return self.fit(draw, mean + std * standard, self.decimals)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Bernoulli(Sampler):
     """True with probability `p`."""
 
     type: ClassVar[str] = "bernoulli"
 
-    p: float | Reference = attrs.field(default=0.5, converter=as_reference, validator=_probability, kw_only=True)
+    p: float | Reference = attrs.field(default=0.5, converter=as_reference, validator=_probability)
 
     def sample_dtype(self) -> Any:
         return pl.Boolean
@@ -164,14 +160,14 @@ class Bernoulli(Sampler):
         return pl.Series(draw.uniform() < draw.numbers("p", self.p, _probability))
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Binomial(Sampler):
     """How many of `n` trials succeed, each with probability `p`."""
 
     type: ClassVar[str] = "binomial"
 
-    n: int | Reference = attrs.field(converter=as_reference, validator=_trials, kw_only=True)
-    p: float | Reference = attrs.field(default=0.5, converter=as_reference, validator=_probability, kw_only=True)
+    n: int | Reference = attrs.field(converter=as_reference, validator=_trials)
+    p: float | Reference = attrs.field(default=0.5, converter=as_reference, validator=_probability)
 
     def sample_dtype(self) -> Any:
         return pl.Int64
@@ -181,13 +177,13 @@ class Binomial(Sampler):
         return _counts(_binomial_table, draw.uniform(), n, p)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Poisson(Sampler):
     """How many events happen if `mean` are expected."""
 
     type: ClassVar[str] = "poisson"
 
-    mean: float | Reference = attrs.field(converter=as_reference, validator=_expected, kw_only=True)
+    mean: float | Reference = attrs.field(converter=as_reference, validator=_expected)
 
     def sample_dtype(self) -> Any:
         return pl.Int64
@@ -200,7 +196,7 @@ def _parameters(value: Any) -> Any:
     return {name: as_reference(each) for name, each in value.items()} if isinstance(value, Mapping) else value
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Scipy(_Bounded):
     """A value of any distribution of scipy.stats: `dist="beta", params={"a": 2, "b": 5}`; needs `seedbed[scipy]`.
 
@@ -210,8 +206,8 @@ class Scipy(_Bounded):
 
     type: ClassVar[str] = "scipy"
 
-    dist: str = attrs.field(kw_only=True, validator=checks.text)
-    params: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, converter=_parameters, validator=checks.mapping)
+    dist: str = attrs.field(validator=checks.text)
+    params: Mapping[str, Any] = attrs.field(factory=dict, converter=_parameters, validator=checks.mapping)
 
     def references(self) -> dict[str, Reference]:
         """The parameters that are taken from other columns; those of the distribution are named `params.…`."""

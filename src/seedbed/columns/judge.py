@@ -196,7 +196,7 @@ class Judge(ChatSpec):
 
     def to_column(self, environment: Environment) -> Column:
         """A column of scores."""
-        prompt = self.template("prompt")
+        prompt = None if self.prompt is None else self.template("prompt")
         rubric = self._rubric()
 
         def ask(values: Mapping[str, Any]) -> str | None:

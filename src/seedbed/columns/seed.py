@@ -79,7 +79,7 @@ _partition_check = _check("(i, n) with i from 0 to n - 1", _is_partition)
 _options_check = checks.expect("a mapping from names of reader options to values", _are_options)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Seed(ColumnSpec):
     """Rows of a CSV, JSONL or parquet file (or several, by a pattern with `*`), or of a frame; read in batches.
 
@@ -96,24 +96,18 @@ class Seed(ColumnSpec):
     type: ClassVar[str] = "seed"
 
     # Not in the fingerprint: a resume compares the content of the file, wherever it is.
-    path: str | None = attrs.field(
-        default=None, kw_only=True, converter=_as_path, validator=_path_check, metadata=NOT_IN_FINGERPRINT
-    )
-    frame: Any = attrs.field(
-        default=None, kw_only=True, converter=_as_frame, validator=_frame_check, eq=False, repr=False
-    )
-    format: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.one_of(*_SUFFIXES)))
+    path: str | None = attrs.field(default=None, converter=_as_path, validator=_path_check, metadata=NOT_IN_FINGERPRINT)
+    frame: Any = attrs.field(default=None, converter=_as_frame, validator=_frame_check, eq=False, repr=False)
+    format: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of(*_SUFFIXES)))
     columns: tuple[str, ...] | dict[str, str] | None = attrs.field(
-        default=None, kw_only=True, converter=_as_columns, validator=_columns_check
+        default=None, converter=_as_columns, validator=_columns_check
     )
-    order: str = attrs.field(default="ordered", kw_only=True, validator=checks.one_of("ordered", "shuffled"))
-    start: int = attrs.field(default=0, kw_only=True, validator=checks.whole(0))
-    stop: int | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.whole(1)))
-    partition: tuple[int, int] | None = attrs.field(
-        default=None, kw_only=True, converter=_as_pair, validator=_partition_check
-    )
-    cycle: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
-    options: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=_options_check)
+    order: str = attrs.field(default="ordered", validator=checks.one_of("ordered", "shuffled"))
+    start: int = attrs.field(default=0, validator=checks.whole(0))
+    stop: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
+    partition: tuple[int, int] | None = attrs.field(default=None, converter=_as_pair, validator=_partition_check)
+    cycle: bool = attrs.field(default=True, validator=checks.flag)
+    options: Mapping[str, Any] = attrs.field(factory=dict, validator=_options_check)
 
     def __attrs_post_init__(self) -> None:
         if (self.path is None) == (self.frame is None):

@@ -6,10 +6,10 @@ written in Python has no `Access` and is not restricted: it is the user's own co
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import shlex
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -203,13 +203,15 @@ class Environment:
         return path
 
     def import_object(self, reference: str, where: str) -> Any:
-        """Import `module:name` from a module beside the recipe or an installed one. Raises `ConfigError`."""
+        """Import `module:name` from a module beside the recipe or an installed one, if the user allows code."""
+        if not self.allow_code:
+            raise ConfigError(f"{where}: {reference!r} is code, which needs --allow-code")
         return import_object(reference, base=self.path("", where), where=where)
 
-    def model(self, alias: str) -> ModelSpec:
+    def model(self, alias: str, error_prefix: str = "") -> ModelSpec:
         """The model of an alias. Raises `ConfigError` if the recipe has none of that name."""
         if alias not in self.models:
-            raise ConfigError(f"model {alias!r} is not in models{nearest(alias, self.models)}")
+            raise ConfigError(f"{error_prefix}model {alias!r} is not in models{nearest(alias, self.models)}")
         return self.models[alias]
 
 
@@ -374,48 +376,41 @@ def processor_types() -> Mapping[str, type[ProcessorSpec]]:
 
 
 Spec = type[ColumnSpec] | type[ProcessorSpec]
-_lock = threading.Lock()
-# What the entry points had at the last look, the types they gave and what is wrong with them. Changed under the lock.
-_loaded: tuple[list[EntryPoint], dict[str, Spec], list[str]] | None = None
 
 
 def _types() -> dict[str, Spec]:
     """Every type by name. Raises one `ConfigError` that names all plug-ins that cannot be loaded."""
-    global _loaded  # noqa: PLW0603  plug-ins are loaded once per process, as modules are
-    with _lock:
-        entries = _entry_points()
-        if _loaded is None or _loaded[0] != entries:
-            types: dict[str, Spec] = {}
-            # First, so that a plug-in cannot replace a built-in type.
-            for module in _OWN:
-                _register(types, _specs_of(importlib.import_module(f"{__package__}.{module}")))
-            problems = [problem for entry in entries if (problem := _load(entry, types)) is not None]
-            _loaded = entries, types, problems
-        _, types, problems = _loaded
+    found = [entry for group in GROUPS for entry in entry_points(group=group)]
+    # Each once: one that is on the path twice, or in both groups, is still one.
+    types, problems = _load_types(tuple({entry.value: entry for entry in found}.values()))
     if problems:
         raise ConfigError("; ".join(problems))
     return types
 
 
-def _entry_points() -> list[EntryPoint]:
-    """All plug-ins, each once: one that is on the path twice, or in both groups, is still one."""
-    found = [entry for group in GROUPS for entry in entry_points(group=group)]
-    return list({entry.value: entry for entry in found}.values())
-
-
-def _load(entry: EntryPoint, types: dict[str, Spec]) -> str | None:
-    """Load a plug-in; returns what is wrong with it."""
-    try:
-        plugin = entry.load()
-        if isinstance(plugin, ModuleType):
-            _register(types, _specs_of(plugin))
-        elif _is_spec(plugin):
-            _register(types, [plugin])
-        else:
-            return f"{_described(entry)} is neither a module nor a spec class but {plugin!r}"
-    except Exception as error:  # noqa: BLE001  a plug-in may raise anything
-        return f"{_described(entry)} cannot be loaded: {type(error).__name__}: {error}; repair or uninstall it"
-    return None
+@functools.lru_cache(maxsize=1)
+def _load_types(plugins: tuple[EntryPoint, ...]) -> tuple[dict[str, Spec], list[str]]:
+    """Every type by name, and the problems of the plug-ins; as modules, plug-ins are loaded once per process."""
+    types: dict[str, Spec] = {}
+    # First, so that a plug-in cannot replace a built-in type.
+    for module in _OWN:
+        _register(types, _specs_of(importlib.import_module(f"{__package__}.{module}")))
+    problems: list[str] = []
+    for entry in plugins:
+        of = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+        described = f"plug-in {entry.name!r}{of} ({entry.group}: {entry.value})"
+        try:
+            plugin = entry.load()
+            if isinstance(plugin, ModuleType):
+                _register(types, _specs_of(plugin))
+            elif _is_spec(plugin):
+                _register(types, [plugin])
+            else:
+                problems.append(f"{described} is neither a module nor a spec class but {plugin!r}")
+        except Exception as error:  # noqa: BLE001  a plug-in may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            problems.append(f"{described} cannot be loaded: {reason}; repair or uninstall it")
+    return types, problems
 
 
 def _specs_of(module: ModuleType) -> list[Spec]:
@@ -431,14 +426,5 @@ def _register(types: dict[str, Spec], specs: list[Spec]) -> None:
     for spec in specs:
         other = types.setdefault(spec.type, spec)
         if other is not spec:
-            raise ConfigError(f"duplicate type {spec.type!r}: {_full(spec)} and {_full(other)}")
-
-
-def _full(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _described(entry: EntryPoint) -> str:
-    distribution = entry.dist
-    of = f" of {distribution.name} {distribution.version}" if distribution is not None else ""
-    return f"plug-in {entry.name!r}{of} ({entry.group}: {entry.value})"
+            names = " and ".join(f"{cls.__module__}.{cls.__qualname__}" for cls in (spec, other))
+            raise ConfigError(f"duplicate type {spec.type!r}: {names}")

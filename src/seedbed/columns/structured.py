@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 SCHEMA_FILES = (".json", ".yaml", ".yml")
+
+
+# Errors in one message.
+_SHOWN = 5
 
 
 def _is_file(value: object) -> bool:
@@ -69,7 +73,7 @@ class LLMStructured(ChatSpec):
 
     def to_column(self, environment: Environment) -> Column:
         """A column of values that fit a schema."""
-        prompt = self.prompt_template()
+        prompt = self.template("prompt")
         given = find_schema(self, environment)
         if is_model_class(given):
             schema = given.model_json_schema()
@@ -79,7 +83,7 @@ class LLMStructured(ChatSpec):
         else:
             schema = given
             dtype = schema_dtype(schema)
-            fit = partial(_fit_schema, schema_checker(schema, column=self.name))
+            fit = partial(fit_schema, schema_validator(schema, column=self.name))
 
         def read(text: str) -> Any:
             return shaped(fit(extract_json(text)), dtype)
@@ -104,8 +108,6 @@ def find_schema(spec: LLMStructured, environment: Environment) -> Any:
         return given
     if _is_file(given):
         return _read_schema(environment.path(given, where), where)
-    if not environment.allow_code:
-        raise ConfigError(f"{where}: {given!r} is code, which needs --allow-code")
     found = environment.import_object(str(given), where)
     if not (is_model_class(found) or isinstance(found, dict)):
         raise ConfigError(f"{where}: {given!r} is neither a pydantic model nor a JSON Schema but {found!r}")
@@ -124,10 +126,15 @@ def _read_schema(path: Path, where: str) -> Any:
     return found
 
 
-def _fit_schema(problem_of: Callable[[Any], str | None], value: Any) -> Any:
-    problem = problem_of(value)
-    if problem is not None:
-        raise BadOutput(f"it does not fit the schema: {problem}")
+def fit_schema(validator: Any, value: Any) -> Any:
+    """The value if it fits a compiled schema. Raises `BadOutput` with what does not fit."""
+    errors = list(validator.iter_errors(value))
+    if errors:
+        from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
+
+        # Of an error about alternatives the one of the closest alternative.
+        found = filter(None, (best_match([error]) for error in errors))
+        raise _misfit((error.json_path, error.message) for error in found)
     return value
 
 
@@ -139,25 +146,14 @@ def _fit_model(model: Any, value: Any) -> Any:
         errors = getattr(error, "errors", None)
         if not callable(errors):
             raise
-        found = [("$" + "".join(f".{part}" for part in each["loc"]), each["msg"]) for each in errors()]
-        raise BadOutput(f"it does not fit the schema: {format_errors(found)}") from None
+        raise _misfit(("$" + "".join(f".{part}" for part in each["loc"]), each["msg"]) for each in errors()) from None
 
 
-# Errors in one message.
-_SHOWN = 5
-
-
-def schema_checker(schema: Mapping[str, Any], *, column: str) -> Callable[[Any], str | None]:
-    """A function that describes what is wrong with a value, None if it fits; the schema is compiled here, once."""
-    from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
-
-    validator = schema_validator(schema, column=column)
-
-    def check(value: Any) -> str | None:
-        found = [best_match([error]) for error in validator.iter_errors(value)]
-        return format_errors([(error.json_path, error.message) for error in found if error is not None])
-
-    return check
+def _misfit(errors: Iterable[tuple[str, str]]) -> BadOutput:
+    """The exception for errors, each a place and a message: it lists the first ones by their places."""
+    lines = [f"{place}: {message[:300]}" for place, message in sorted(errors)]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return BadOutput(f"it does not fit the schema: {'; '.join([*lines[:_SHOWN], *more])}")
 
 
 def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
@@ -262,16 +258,6 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Map
     elif isinstance(allowed, Mapping):
         for key in extra:
             yield from validator.descend(value[key], allowed, path=key)
-
-
-def format_errors(found: list[tuple[str, str]]) -> str | None:
-    """Errors, each with its place, in a sentence; None if there are none."""
-    if not found:
-        return None
-    lines = [f"{place}: {message[:300]}" for place, message in sorted(found)[:_SHOWN]]
-    if len(found) > _SHOWN:
-        lines.append(f"and {len(found) - _SHOWN} more")
-    return "; ".join(lines)
 
 
 _SIMPLE: dict[object, pl.DataType] = {

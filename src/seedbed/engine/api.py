@@ -21,7 +21,7 @@ from ..columns.spec import Grants
 from ..errors import Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
-from ..observe.log import BlockWarning, watch_blocking
+from ..observe.log import BlockingWatch
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
@@ -140,7 +140,7 @@ class Build:
                 self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
             watched = self._plan.source.watched  # warn about async functions that block the event loop
             async with self._plan.source.resources():
-                with watch_blocking(BlockWarning(watched)) if watched else nullcontext():
+                with BlockingWatch(watched) if watched else nullcontext():
                     self._report = await run_build(
                         self._plan,
                         store=self._store,

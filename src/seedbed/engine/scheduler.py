@@ -49,10 +49,9 @@ from .tasks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from ..columns.base import TaskUsage
     from ..observe.report import Usage
     from .row_group import RowGroup, Shared
-    from .tasks import Action, Permit, Step
+    from .tasks import Action, Permit, Step, TaskUsage
 
 # Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
 SLICE = 4_096

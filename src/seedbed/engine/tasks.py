@@ -9,13 +9,14 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import GROUP, Kind
+from ..observe.report import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import polars as pl
 
-    from ..columns.base import Call, Column, TaskUsage
+    from ..columns.base import Call, Column
     from ..errors import RateLimited
     from ..observe import events
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ASYNC_LANE = ("local", "async")
 THREAD_LANE = ("local", "thread")
 PROCESS_LANE = ("local", "process")
+_NO_USAGE = Usage()
 
 
 class Stage(enum.Enum):
@@ -178,6 +180,26 @@ class Task:
     def row_or_none(self) -> int | None:
         """The local row, None for a task of the whole row group, as events and traces have it."""
         return None if self.row == GROUP else self.row
+
+
+@attrs.define(eq=False)
+class TaskUsage:
+    """The usage that one task reported. Changed by `Context` only."""
+
+    total: Usage = _NO_USAGE
+    _untaken: list[tuple[str, Usage]] = attrs.field(factory=list)  # with the model of each
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count a call, or several."""
+        # Most tasks make one call (overhead benchmark).
+        self.total = usage if self.total is _NO_USAGE else self.total + usage
+        self._untaken.append((model, usage))
+
+    def take(self) -> list[tuple[str, Usage]]:
+        """What was reported since the last call of this method, with the model of each."""
+        taken = self._untaken.copy()
+        del self._untaken[: len(taken)]  # a worker thread may have appended to it meanwhile
+        return taken
 
 
 @attrs.define(eq=False)

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -95,7 +96,8 @@ class Sampler:
             key=key,
             models=models,
             ceiling=ceiling,
-            limit=_mean([limit for _, limit, _ in samples]),
+            # The median: a mean moves with each probe above what the server takes.
+            limit=float(median(limit for _, limit, _ in samples)),
             busy=_mean([used for used, _, _ in samples]) / ceiling,
             at_limit=_mean(full),
             held_up=_mean([a and b for a, b in zip(full, waits, strict=True)]),
