@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_world import KEYS, ColumnPlan, Plan, World
+from scheduler_world import KEYS, LARGE, ColumnPlan, Plan, World
 
 from seedbed.engine.config import RunConfig
 from seedbed.engine.tasks import Status
@@ -175,7 +175,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.world.sendable())
-    @rule(count=st.integers(1, 4), key=st.sampled_from(KEYS), tokens=st.integers(0, 12), batch=st.booleans())
+    @rule(
+        count=st.integers(1, 4),
+        key=st.sampled_from(KEYS),
+        tokens=st.sampled_from([0, 5, LARGE + 1, LARGE + 1]),
+        batch=st.booleans(),
+    )
     def call_again(self, count: int, key: str, tokens: int, batch: bool) -> None:
         for attempt in self.world.sendable()[:count]:
             if attempt.task in self.world.attempts:
