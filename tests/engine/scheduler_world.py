@@ -270,14 +270,13 @@ class World:
         self.log: list[tuple[int, tuple[Any, ...]]] = []
         self.written: dict[int, Rows] = {}  # checkpointed row groups
         self.used: list[tuple[str, int, int, float]] = []  # usage by column of all runs: calls, tokens, cost
-        self.runs = 0
+        self.is_damaged = False  # entries in the middle of the log were lost
         self.start_run(plan.config)
 
     # A run.
 
     def start_run(self, config: RunConfig) -> None:
         """Begin a run; row groups take in what the log has of them when they are admitted."""
-        self.runs += 1
         self.config = config
         self.recorded = list(self.log)
         self.budget = Budget(config.max_tokens, config.max_cost, metered=frozenset(KEYS), priced=frozenset(KEYS))
@@ -608,15 +607,17 @@ class World:
         match entry:
             case ("finished", name, row, value, work):
                 was_live = group.frontier.live
-                restored = group.restore_finished(steps[name], row, value, work)
-                assert restored or (row == GROUP and not was_live), f"{name!r} of row {row} is lost"
-                self.succeeded.add((group.index, rows.generation, steps[name].node, row))
+                if group.restore_finished(steps[name], row, value, work):
+                    self.succeeded.add((group.index, rows.generation, steps[name].node, row))
+                else:
+                    assert self.is_damaged or (row == GROUP and not was_live), f"{name!r} of row {row} is lost"
             case ("failed", name, row, attempt, salvage_round, error, fate):
                 group.restore_failed(
                     steps[name], row, attempt=attempt, salvage_round=salvage_round, error=error, consequence=fate
                 )
+            case ("rebuilt", count, resized, dropped) if not group.can_restore_rebuilt():
+                assert self.is_damaged
             case ("rebuilt", count, resized, dropped):
-                assert group.can_restore_rebuilt()
                 before = rows.count
                 rows.replace(count)
                 rows.resized, rows.dropped_before = resized, dropped
@@ -644,6 +645,10 @@ class World:
             if not is_dropped and (rows.generation or not self.pre_batch):
                 for step in self.steps:
                     assert rows.has(step, row), f"row {row} has no {step.name!r}"
+            for step in self.steps if is_dropped else ():
+                # A retry of the row takes over the cells that are there.
+                is_there = all((name, row) in rows.written for name in step.outputs)
+                assert group.frontier.is_done(step.node, row) or not is_there
         if self.pre_batch and not rows.generation:
             assert not group.frontier.live
         else:

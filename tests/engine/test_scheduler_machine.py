@@ -231,6 +231,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         if really and entries is not None:
             self._resume(entries + more)
 
+    @precondition(lambda self: len(self.world.log) > 1)
+    @rule(really=seldom, data=st.data())
+    def crash_with_damage(self, really: bool, data: st.DataObject) -> None:
+        """The process ends, and entries in the middle of the journal are damaged: their cells run again."""
+        world = self.world
+        if really and len(world.written) < len(world.plan.rows):
+            first = data.draw(st.integers(0, len(world.log) - 1))
+            if not world.ended:
+                world.end_run()
+            del world.log[first : first + data.draw(st.integers(1, 4))]
+            world.is_damaged = True
+            self._resume(len(world.log))
+
     def _resume(self, entries: int) -> None:
         """Begin another run with the first entries of the journal."""
         world = self.world
