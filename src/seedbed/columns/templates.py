@@ -70,6 +70,7 @@ def _environment(cls: type[_Environment]) -> _Environment:
 _TEMPLATES = _environment(_Environment)
 _EXPRESSIONS = _environment(_NullEnvironment)
 _GLOBALS = dict(_TEMPLATES.globals)
+_TEXTS = frozenset({str})
 
 
 def _context(compiled: jinja2.Template, given: Mapping[str, Any]) -> BoundedContext:
@@ -85,7 +86,7 @@ class SkipRule:
     decide: Callable[[Mapping[str, Any]], bool]
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class Template:
     """A compiled template. `where` begins the messages of its errors; `requires` are the columns that it names."""
 
@@ -93,11 +94,16 @@ class Template:
     where: str
     requires: tuple[str, ...]
     _compiled: jinja2.Template = attrs.field(repr=False)
+    _format: str | None = attrs.field(repr=False)
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for a row, given the values of at least the columns that it requires. Raises `Permanent`."""
         try:
-            context = _context(self._compiled, {name: values[name] for name in self.requires})
+            given = {name: values[name] for name in self.requires}
+            if self._format is not None and _TEXTS.issuperset(map(type, given.values())):
+                # Most prompts insert texts and do nothing else: no context, no steps to count (overhead benchmark).
+                return self._format % given
+            context = _context(self._compiled, given)
             try:
                 return "".join(self._compiled.root_render_func(context))
             except Exception:  # noqa: BLE001  raised again
@@ -147,12 +153,11 @@ def compile_template(text: str, *, where: str) -> Template:
     if not isinstance(text, str):
         raise ConfigError(f"{where}: a template is text, not {text!r}")
     try:
-        requires, compiled = _template(text)
+        return Template(text, where, *_template(text))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{where}, line {error.lineno}: {error.message}") from error
     except _UNCOMPILABLE as error:
         raise ConfigError(f"{where}: the template cannot be compiled: {_reason(error)}") from error
-    return Template(text=text, where=where, requires=requires, compiled=compiled)
 
 
 def compile_condition(text: str, *, where: str) -> Condition:
@@ -196,13 +201,28 @@ def lone_expression(text: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
+def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template, str | None]:
     _check_length(text)
     tree = _TEMPLATES.parse(text)
     check_depth(tree)
     for node in tree.find_all(tuple(_ELSEWHERE)):
         raise jinja2.TemplateSyntaxError(f"{_ELSEWHERE[type(node)]!r} has no other template to read", node.lineno)
-    return _names(tree), _TEMPLATES.build(tree)
+    names = _names(tree)
+    form = _format(tree, names)
+    return names, _TEMPLATES.build(tree), form
+
+
+def _format(tree: nodes.Template, requires: tuple[str, ...]) -> str | None:
+    """The template as a format of Python, if it inserts columns and does nothing else."""
+    found = ""
+    for part in (part for node in tree.body for part in (node.nodes if isinstance(node, nodes.Output) else (node,))):
+        if isinstance(part, nodes.TemplateData):
+            found += part.data.replace("%", "%%")
+        elif isinstance(part, nodes.Name) and part.name in requires:
+            found += f"%({part.name})s"
+        else:
+            return None
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
