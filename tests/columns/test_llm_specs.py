@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 import pytest
 
+from seedbed import load_recipe
 from seedbed.columns.chat import ChatSpec
 from seedbed.columns.judge import Judge, Score
-from seedbed.columns.spec import Grants, make_column
 from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import Embedding, Image, LLMCode, LLMText
 from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.models import Scripted
-from seedbed.recipe.file import load_recipe
 from seedbed.recipe.fingerprint import fingerprint, recipe_data, recipe_text
 from seedbed.recipe.recipe import Recipe
 
@@ -198,7 +197,7 @@ def test_a_recipe_file_with_every_kind(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     recipe = load_recipe(tmp_path / "recipe.yaml")
     environment = recipe.environment()
-    assert len(recipe.resolve(lambda spec: make_column(spec, environment))) == 7
+    assert len(recipe.resolve(environment)) == 7
     for name, text in (("again.yaml", recipe_text(recipe)), ("again.json", json.dumps(recipe_data(recipe)))):
         (tmp_path / name).write_text(text)
         again = load_recipe(tmp_path / name)
@@ -210,7 +209,7 @@ def test_a_pydantic_model_is_stored_by_its_name(tmp_path: Path) -> None:
     """A recipe with a class in it is written with what names it."""
     recipe = Recipe(columns=[spec(LLMStructured, schema=Shape)], models={"writer": Scripted()})
     (tmp_path / "recipe.yaml").write_text(recipe_text(recipe))
-    again = load_recipe(tmp_path / "recipe.yaml", grants=Grants(code=True))
+    again = load_recipe(tmp_path / "recipe.yaml", allow_code=True)
     assert again.columns[0].code() == (f"{__name__}:Shape",)
     with pytest.raises(DatasetGenerationError, match="which needs --allow-code"):
         load_recipe(tmp_path / "recipe.yaml")

@@ -60,7 +60,7 @@ def inspect(
     profiles = load_profile(directory) if profile else []
     if machine.json:
         more = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
-        output.print_json({**found, "sample": output.finite(rows), **more})
+        output.print_json({**found, "sample": rows, **more})
         return code
     _print_facts(found)
     output.print_records(rows)

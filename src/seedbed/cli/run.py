@@ -144,7 +144,7 @@ def preview(
     shown = api.preview(given, rows=rows, config=make_config(given, options))
     records = list(shown.to_polars().iter_rows(named=True))
     if machine.json:
-        output.print_json({"records": output.finite(records), **output.report_data(shown.report)})
+        output.print_json({"records": records, **output.report_data(shown.report)})
     else:
         output.print_records(records)
         output.print_drops(shown.report.drops_by_reason)

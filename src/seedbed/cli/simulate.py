@@ -96,7 +96,7 @@ def simulate(
     if html is not None:
         html.write_text(result.page(found, given.name or recipe.stem), encoding="utf-8")
     if machine.json:
-        output.print_json(output.finite(result.simulation_data(found)))
+        output.print_json(result.simulation_data(found))
     else:
         out = output.console()
         out.print(*result.render(found, width=max(20, min(100, out.width - 10))), sep="\n")

@@ -21,7 +21,7 @@ from ..columns.spec import Grants
 from ..errors import Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
-from ..observe.log import BlockWarning, watch_blocking
+from ..observe.log import BlockingWatch
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
@@ -133,10 +133,10 @@ class Build:
             self._failure_seen = True
             raise self._failure
 
-    def _watch(self) -> AbstractContextManager[None]:
+    def _watch(self) -> AbstractContextManager[object]:
         """Warn about user-defined async functions that block the event loop."""
         watched = self._plan.source.watched
-        return watch_blocking(BlockWarning(watched)) if watched else nullcontext()
+        return BlockingWatch(watched) if watched else nullcontext()
 
     async def _main(self) -> None:
         """Run the build to its end; raises nothing but a cancellation."""

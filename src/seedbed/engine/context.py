@@ -359,11 +359,13 @@ class CellModel:
             messages = list(prompt)
         if system is not None:
             messages.insert(0, Message(role="system", text=system))
-        seed, drawn = self._draw(parameters)
-        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed=seed, scope=self._scope)
+        parts, drawn = self._draw(parameters)
+        request = ChatRequest(
+            messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=self._scope
+        )
         key, context = self._spec.key("chat"), self._context
         send = partial(self._client.chat, request)
-        same = partial(request_key, str(seed), request)
+        same = lambda: request_key(str(request.seed), request)  # noqa: E731
         confirm = partial(send_small_call, self._client, "chat")
         if self._dedupe is None:
             return context.call(send, key=key, idempotency_key=same, report=self._report, confirm=confirm)
@@ -377,11 +379,11 @@ class CellModel:
 
     @anywhere
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
-        seed, drawn = self._draw(parameters)
+        parts, drawn = self._draw(parameters)
         answer: EmbeddingAnswer = await self._context.call(
             partial(self._client.embed, texts, drawn),
             key=self._spec.key("embedding"),
-            idempotency_key=partial(call_key, seed, list(texts), drawn),
+            idempotency_key=lambda: call_key(stable_seed(*parts), list(texts), drawn),
             report=self._report,
             confirm=partial(send_small_call, self._client, "embedding"),
         )
@@ -389,28 +391,28 @@ class CellModel:
 
     @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
-        seed, drawn = self._draw(parameters)
+        parts, drawn = self._draw(parameters)
         answer: ImageAnswer = await self._context.call(
             partial(self._client.image, prompt, drawn),
             key=self._spec.key("image"),
-            idempotency_key=partial(call_key, seed, prompt, drawn),
+            idempotency_key=lambda: call_key(stable_seed(*parts), prompt, drawn),
             report=self._report,
         )
         return answer.images[0]
 
-    def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The seed of the next call, and its parameters with the sampled ones drawn.
+    def _draw(self, given: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, Any]]:
+        """What the seed of the next call is computed from, and its parameters with the sampled ones drawn.
 
         The attempt does not count: a retried cell sends the same request.
         """
         self._calls += 1
         context = self._context
-        seed = stable_seed(self._seed, context.column, context.row, self.alias, self._calls)
+        parts = (self._seed, context.column, context.row, self.alias, self._calls)
         parameters = {**self._spec.parameters, **given}
         for name, value in parameters.items():
             if is_distribution(value):
-                parameters[name] = draw(value, random.Random(stable_seed(seed, name)))
-        return seed, parameters
+                parameters[name] = draw(value, random.Random(stable_seed(stable_seed(*parts), name)))
+        return parts, parameters
 
     def _report(self, answer: ChatAnswer | EmbeddingAnswer | ImageAnswer) -> None:
         tokens, spec = answer.tokens, self._spec

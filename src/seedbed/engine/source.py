@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..columns.custom import Custom, used_models
-from ..columns.spec import Grants, make_column, make_processor
+from ..columns.spec import Grants, make_processor
 from ..errors import ConfigError, ManifestError, StoreError
 from ..models import open_http, open_models
 from ..recipe.file import MAX_BYTES
@@ -169,7 +169,7 @@ def _compile(
         return connections[0]
 
     environment = recipe.environment(client=client, http=http, artifacts=artifacts, allow_code=allows_code(recipe))
-    columns = recipe.resolve(lambda spec: make_column(spec, environment))
+    columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)
     known = {**_model_limits(used), **limits}
     keys = {column.key for column in columns if column.key is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import attrs
 from ..checks import is_whole
 from ..columns.base import Column
 from ..columns.seed import Seed
-from ..columns.spec import Access, ColumnSpec, Contact, Environment, ProcessorSpec, contacts
+from ..columns.spec import Access, ColumnSpec, Contact, Environment, ProcessorSpec, contacts, make_column
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Kind, check_columns, closest, nearest
 
@@ -28,10 +28,6 @@ def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]
 
 def _models(value: Mapping[str, ModelLike]) -> dict[str, ModelLike]:
     return dict(value)
-
-
-def _processors(value: Iterable[ProcessorSpec]) -> tuple[ProcessorSpec, ...]:
-    return tuple(value)
 
 
 def _run(value: Any) -> dict[str, Any]:
@@ -58,7 +54,7 @@ class Recipe:
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
     models: Mapping[str, ModelLike] = attrs.field(factory=dict, converter=_models)
     seed: int = 0
-    processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=_processors)
+    processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=tuple)
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
     name: str | None = None
     base: Path = attrs.field(default=Path(), converter=Path, eq=False)
@@ -95,9 +91,9 @@ class Recipe:
         models: Any = self.models  # specs, as `__attrs_post_init__` checked
         return Environment(seed=self.seed, models=models, base=self.base, access=self.access, **more)
 
-    def resolve(self, make: Callable[[ColumnSpec], Column]) -> tuple[Column, ...]:
-        """The engine's columns, each built from its spec by `make`. Raises one error that lists all problems."""
-        columns, problems = self._resolve(make, {})
+    def resolve(self, environment: Environment) -> tuple[Column, ...]:
+        """The engine's columns. Raises one error that lists all problems."""
+        columns, problems = self._resolve(environment, {})
         # A model that may not read its file is not checked further: that would open the file.
         in_models = self.access_problems() or [
             f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()
@@ -106,12 +102,12 @@ class Recipe:
             raise DatasetGenerationError([*in_models, *problems])
         return tuple(columns)
 
-    def problems(self, make: Callable[[ColumnSpec], Column], *, unreadable: Mapping[int, str]) -> list[str]:
+    def problems(self, environment: Environment, *, unreadable: Mapping[int, str]) -> list[str]:
         """The problems of its columns and processors, a sentence each.
 
         `unreadable` has the names of columns that are not in `columns`, because their fields are invalid, by position.
         """
-        return self._resolve(make, unreadable)[1]
+        return self._resolve(environment, unreadable)[1]
 
     def access_problems(self) -> list[str]:
         """What its models read and may not, a sentence each; columns check their paths when they are created."""
@@ -125,9 +121,7 @@ class Recipe:
         """True if it names local files or code, which are looked up below `base`."""
         return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.columns)
 
-    def _resolve(
-        self, make: Callable[[ColumnSpec], Column], unreadable: Mapping[int, str]
-    ) -> tuple[list[Column], list[str]]:
+    def _resolve(self, environment: Environment, unreadable: Mapping[int, str]) -> tuple[list[Column], list[str]]:
         made: list[Column] = []
         problems: list[str] = []
         failed = list(unreadable.values())
@@ -135,10 +129,12 @@ class Recipe:
         positions = (index for index in range(len(self.columns) + len(unreadable)) if index not in unreadable)
         for index, spec in zip(positions, self.columns, strict=True):
             try:
-                unknown = [alias for alias in spec.aliases() if alias not in self.models]
-                if unknown:
-                    raise DatasetGenerationError(self._unknown_alias(spec, alias) for alias in unknown)
-                made.append(make(spec))
+                if unknown := [alias for alias in spec.aliases() if alias not in self.models]:
+                    raise DatasetGenerationError(
+                        f"{spec.error_prefix}model {alias!r} is not in models{nearest(alias, self.models)}"
+                        for alias in unknown
+                    )
+                made.append(make_column(spec, environment))
                 continue
             except DatasetGenerationError as error:
                 found = error.problems
@@ -159,9 +155,6 @@ class Recipe:
         possible = missing if has_unread_seed else {name for name in missing if closest(name, names) is None}
         placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
         return made, [*problems, *check_columns([*made, *placeholders])]
-
-    def _unknown_alias(self, spec: ColumnSpec, alias: str) -> str:
-        return f"column {spec.name!r} uses model {alias!r}, which is not in models{nearest(alias, self.models)}"
 
     def _processor_problems(self, made: Sequence[Column]) -> list[str]:
         problems: list[str] = []
