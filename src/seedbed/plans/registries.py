@@ -33,7 +33,7 @@ _DEFAULT_PORTS = {"redis": 6379, "http": 80}
 _MAX_TIMEOUT_MS = 86_400_000
 
 
-class KeyType(enum.Enum):
+class KeyType(enum.StrEnum):
     """What a column of a row set holds."""
 
     INT = "int"
