@@ -105,9 +105,9 @@ def test_what_chats_refuse(kind: type, field: str, value: Any, problem: str) -> 
         (Judge, {"of": [""]}, "of must be the name of a column, or a list of names"),
         (Judge, {"scores": {}}, "scores must be a mapping of names to scores"),
         (Judge, {"scores": ["clarity"]}, "scores must be a mapping of names to scores"),
-        (Judge, {"scores": {"a": "good"}}, "scores.a must be a range such as '1 to 5'"),
+        (Judge, {"scores": {"a": "good"}}, "scores.a: must be a range such as '1 to 5'"),
         (Judge, {"scores": {"a": "5 to 1"}}, "scores.a: range must be two numbers, the lower one first"),
-        (Judge, {"scores": {"a": 5}}, "scores.a must be a range as text, or a mapping"),
+        (Judge, {"scores": {"a": 5}}, "scores.a: must be a range .*, or a mapping"),
         (Judge, {"scores": {"a": {}}}, "scores.a: needs either a range or options"),
         (Judge, {"scores": {"a": {"range": [1, 2], "options": [1, 2]}}}, "needs either a range or options"),
         (Judge, {"scores": {"a": {"option": [1, 2]}}}, "scores.a: unknown field 'option'.*'options'"),
@@ -227,6 +227,6 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     told = "\n".join(caught.value.problems)
     assert "error_share must be a number from 0 to 1" in told
     assert "column 'code': max_repairs must be" in told
-    assert "column 'quality': scores.clarity must be a range" in told
+    assert "column 'quality': scores.clarity: must be a range" in told
     assert "'qestion'" in told
     assert len(caught.value.problems) == 4
