@@ -59,7 +59,7 @@ def test_all_problems_at_once() -> None:
     assert caught.value.problems == (
         "models.writer: TOY_KEY is not in the environment",
         "columns[1]: column 'answer': model 'writr' is not in models; did you mean 'writer'?",
-        "columns[6]: column 'z' runs user-defined code ('module:function'), which needs --allow-code",
+        "columns[6]: column 'z', function: 'module' cannot be imported: ModuleNotFoundError: No module named 'module'",
         "duplicate column 'number'",
         "column 'question' requires 'nmber', which no column generates; did you mean 'number'?",
         "column 'question' requires 'numbr', which no column generates; did you mean 'number'?",

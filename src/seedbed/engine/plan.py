@@ -22,7 +22,6 @@ from ..store.schema import declared_type
 from ..store.writer import check_output
 from .config import RunConfig
 from .fingerprint import check_resumable, columns_fingerprint
-from .source import allows_code
 from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Stage, Step
 
@@ -94,7 +93,8 @@ class BuildPlan:
             return True
         specs = (*recipe.columns, *recipe.models.values(), *recipe.processors)
         has_plugins = not all(_is_ours(type(spec)) for spec in specs)
-        return any(code_fields(spec) for spec in specs) or (has_plugins and allows_code(recipe))
+        may_run_code = recipe.access is None or recipe.access.grants.code
+        return any(code_fields(spec) for spec in specs) or (has_plugins and may_run_code)
 
     @functools.cached_property
     def instances(self) -> dict[int, tuple[int, ...]]:
