@@ -46,19 +46,21 @@ ExceptionClass = type[Exception]
 
 def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
     """Exception classes; those built in may be named, others are `module:name`, which is imported later."""
-    found: list[ExceptionClass | str] = []
-    for each in (value,) if isinstance(value, type | str) else tuple(value):
-        exception = getattr(builtins, each, None) if isinstance(each, str) and ":" not in each else each
-        if isinstance(exception, str) or (isinstance(exception, type) and issubclass(exception, Exception)):
-            found.append(exception)
-        else:
+    given = (value,) if isinstance(value, type | str) else tuple(value)
+    found = tuple(_EXCEPTIONS.get(each, each) if isinstance(each, str) else each for each in given)
+    for each in found:
+        if not _is_exception(each) and not (isinstance(each, str) and ":" in each):
             hint = nearest(each, _EXCEPTIONS) if isinstance(each, str) else ""
             raise ConfigError(f"retry_on must hold exception classes, or their names, not {each!r}{hint}")
-    return tuple(found)
+    return found
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
 
 
 _names = checks.optional(checks.names)
-_EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception)]
+_EXCEPTIONS = {name: each for name, each in vars(builtins).items() if _is_exception(each)}
 
 
 @attrs.frozen(kw_only=True)
@@ -264,14 +266,13 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     return _custom(found, models=spec.models, **given)
 
 
-def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[type[Exception], ...]:
+def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[ExceptionClass, ...]:
     where = f"column {spec.name!r}, retry_on"
-    found: list[type[Exception]] = []
+    found: list[Any] = []
     for each in spec.retry_on:
-        exception = environment.import_object(each, where) if isinstance(each, str) else each
-        if not (isinstance(exception, type) and issubclass(exception, Exception)):
+        found.append(environment.import_object(each, where) if isinstance(each, str) else each)
+        if not _is_exception(found[-1]):
             raise ConfigError(f"{where}: {each!r} is not an exception class")
-        found.append(exception)
     return tuple(found)
 
 
