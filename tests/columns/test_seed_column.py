@@ -147,7 +147,9 @@ def test_without_cycle_rows_do_not_start_over(tmp_path: Path) -> None:
     """Too many rows are a problem before anything runs, and an error if they are requested anyway."""
     column = make_column(seed_of("csv", numbers(10), tmp_path, start=2, cycle=False), Environment())
     plan_build(make_source([column]), rows=8)
-    with pytest.raises(DatasetGenerationError, match="column 's' has 8 rows and does not begin again, but 9 are asked"):
+    with pytest.raises(
+        DatasetGenerationError, match="column 's' has 8 rows and does not repeat them, but 9 were requested"
+    ):
         plan_build(make_source([column]), rows=9)
     with pytest.raises(Permanent, match=r"has 8 rows for this column, and row 8 is requested.*set cycle to true"):
         rows_of(column, range(9))
