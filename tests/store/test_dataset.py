@@ -20,7 +20,7 @@ from seedbed.observe.report import Drop
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import MANIFEST_NAME
 from seedbed.store.parts import part_name
-from seedbed.store.records import Header
+from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 Columns = dict[str, list[Any]]
@@ -47,7 +47,7 @@ def write(
     )
     with DatasetWriter.create(directory, header) as writer:
         for index in reversed(range(len(groups))):
-            writer.write_group(index, groups[index], start=index * 2, stop=index * 2 + 2)
+            writer.write_group(GroupRecord(index=index, start=index * 2, stop=index * 2 + 2), groups[index])
         if finish:
             writer.finish()
     return Dataset.open(directory)
@@ -232,8 +232,8 @@ def test_drops_come_in_row_order(tmp_path: Path) -> None:
     drops = [Drop(row=row, column="a", attempts=1, error="no", kind="Permanent") for row in (0, 3)]
     header = Header(rows=4, buffer_size=2, columns=("a",), created=0.0, version="0")
     with DatasetWriter.create(tmp_path, header) as writer:
-        writer.write_group(1, {"a": [1]}, start=2, stop=4, drops=drops[1:])
-        writer.write_group(0, {"a": [1]}, start=0, stop=2, drops=drops[:1])
+        writer.write_group(GroupRecord(index=1, start=2, stop=4, drops=drops[1:]), {"a": [1]})
+        writer.write_group(GroupRecord(index=0, start=0, stop=2, drops=drops[:1]), {"a": [1]})
         dataset = Dataset.open(tmp_path)
     assert dataset.drops == tuple(drops)
     assert repr(dataset) == f"<Dataset {str(tmp_path)!r}: 2 rows, 2 dropped, incomplete, columns a>"

@@ -17,7 +17,7 @@ from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import Entry, Finished, Key, Purpose
 from seedbed.store.files import PRIVATE
-from seedbed.store.journal import Batch, Journal, Recovered, inspect_journal
+from seedbed.store.journal import Journal, Recovered, inspect_journal
 from seedbed.store.log import scan
 from seedbed.store.records import Header
 from seedbed.store.writer import DatasetWriter
@@ -63,7 +63,7 @@ def written() -> Written:
                 keys = [Key(group=commit // 5), Key(group=100, revision=2, purpose=Purpose.RETRY)]
                 batch = {key: [finished(commit, str(at) * (3, 500, 3_000)[commit % 3])] for at, key in enumerate(keys)}
                 states = {"counter": bytes(commit), "other": b"x" * 50}
-                journal.commit(Batch(groups=batch, spending=SPENT, states=states))
+                journal.commit(batch, usage=SPENT, states=states)
                 for key, entries in batch.items():
                     groups.setdefault(key, []).append(list(entries))
                 if commit % 10 == 9:
@@ -99,7 +99,7 @@ def check(before: Written, *, commits: int = 0) -> tuple[Recovered, int]:
             assert found.states == {}
         # It is whole from now on, and can be written.
         late = Key(group=5_000)
-        journal.commit(Batch(groups={late: [finished(1, "late")]}))
+        journal.commit({late: [finished(1, "late")]})
         journal.close()
         journal, again = Journal.open(directory, trusted=False, commits=commits)
         assert again == attrs.evolve(found, groups={**found.groups, late: 1}, damage=())
@@ -111,7 +111,7 @@ def check(before: Written, *, commits: int = 0) -> tuple[Recovered, int]:
 def test_whole_files_are_not_damaged() -> None:
     """Without damage nothing is said and all is there."""
     found, lost = check(written(), commits=written().commits)
-    assert (found.damage, lost, found.spending, found.states) == ((), 0, SPENT, written().states)
+    assert (found.damage, lost, found.usage, found.states) == ((), 0, SPENT, written().states)
 
 
 # Every example writes and reads a few hundred kilobytes and waits for the disk.
@@ -191,7 +191,7 @@ def test_looking_while_a_build_writes(tmp_path: Path) -> None:
         journal = Journal.create(out)
         assert inspect_journal(out) == Recovered()
         for number in range(1, 4):
-            journal.commit(Batch(groups={Key(group=0): [finished(number, "x")]}))
+            journal.commit({Key(group=0): [finished(number, "x")]})
             assert inspect_journal(out) == Recovered(groups={Key(group=0): number})
         journal.close()
 

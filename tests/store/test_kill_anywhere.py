@@ -17,7 +17,7 @@ from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
 from seedbed.store.parts import PARTS, internal_name, part_name
-from seedbed.store.records import Header
+from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class Write:
         if self.index not in rows:
             start = 2 * self.index
             drop = attrs.evolve(DROP, row=start)
-            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[drop])
+            writer.write_group(
+                GroupRecord(index=self.index, start=start, stop=start + 2, drops=(drop,)), {"a": self.values}
+            )
 
 
 @attrs.frozen
@@ -70,7 +72,9 @@ class Add:
         if self.index in rows:
             old, new = len(rows[self.index]), len(self.values)
             order = [*range(old, old + new), *range(old)]
-            writer.add_rows(self.index, {"a": self.values}, order=order, drops=[])
+            start = 2 * self.index
+            group = GroupRecord(index=self.index, start=start, stop=start + 2)
+            writer.write_group(group, {"a": self.values}, order=order)
 
 
 @attrs.frozen

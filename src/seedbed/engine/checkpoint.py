@@ -12,6 +12,7 @@ from ..errors import ProcessorFailed, StoreError
 from ..observe import events
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import FinishedRows, KeptRows, Key, Purpose
+from ..store.records import GroupRecord
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
 from .resume import call_entries, kept_entries, read_state, state_name
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..observe.report import Drop
     from ..store.entries import Entry
     from ..store.journal import Journal
-    from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
     from .rows import Identity
@@ -172,42 +172,26 @@ async def _write_part(
 ) -> GroupRecord:
     """Write a part off the loop. Cancellation waits for it until a deadline; an abandoned writer does not commit."""
     is_abandoned = False
-    retry = group.retry
-    commits = services.recorder.commits if services.recorder is not None else 0
+    record = GroupRecord(
+        index=group.index,
+        start=group.rows.source.start,
+        stop=group.rows.source.stop,
+        drops=(*(group.retry.drops if group.retry is not None else ()), *group.rows.drops),
+        resized=group.rows.resized,
+        skipped=group.rows.skipped,
+        commits=services.recorder.commits if services.recorder is not None else 0,
+    )
     generated = group.rows.before_post_batch(group.live_rows())
 
     def work() -> GroupRecord | None:
-        if retry is not None and order is not None:
-            return writer.add_rows(
-                group.index,
-                rows,
-                order=order,
-                drops=(*retry.drops, *group.rows.drops),
-                generated=generated,
-                resized=group.rows.resized,
-                skipped=group.rows.skipped,
-                commits=commits,
-                abandoned=lambda: is_abandoned,
-            )
-        return writer.write_group(
-            group.index,
-            rows,
-            start=group.rows.source.start,
-            stop=group.rows.source.stop,
-            drops=group.rows.drops,
-            generated=generated,
-            resized=group.rows.resized,
-            skipped=group.rows.skipped,
-            commits=commits,
-            abandoned=lambda: is_abandoned,
-        )
+        return writer.write_group(record, rows, order=order, generated=generated, abandoned=lambda: is_abandoned)
 
     try:
         with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
             scope.shield = True
-            record = await services.store_thread(work)
-            assert record is not None  # it was not abandoned
-            return record
+            written = await services.store_thread(work)
+            assert written is not None  # it was not abandoned
+            return written
     except trio.TooSlowError as slow:
         raise StoreError(
             f"writing row group {group.index} to {writer.path} took more than {CHECKPOINT_DEADLINE:g} s"
@@ -222,7 +206,7 @@ async def write_usage(services: Services, writer: DatasetWriter) -> None:
     """Have the manifest say what all runs of this dataset have used so far."""
     entries = services.usage_entries()
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-        await services.store_thread(lambda: writer.write_spending(entries))
+        await services.store_thread(lambda: writer.write_usage(entries))
 
 
 async def finish(services: Services) -> None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 
 from ..columns.code import describe_code, same_code
 from ..columns.custom import Custom
@@ -147,8 +147,8 @@ def check_resumable(
         raise ManifestError(f"the directory belongs to another build and cannot be resumed by this one:\n{lines}{hint}")
     if rows > header.rows:
         layout = header.layout.grown(rows)
-        header = attrs.evolve(header, rows=layout.rows, segments=layout.segments)
-    return attrs.evolve(header, fingerprint=dict(fingerprint)) if elsewhere else header
+        header = msgspec.structs.replace(header, rows=layout.rows, segments=layout.segments)
+    return msgspec.structs.replace(header, fingerprint=dict(fingerprint)) if elsewhere else header
 
 
 def _code_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:

@@ -155,7 +155,7 @@ def plan_build(
     header: Header | None = None
     layout = Layout(rows=rows, size=config.buffer_size)
     if out is not None:
-        done = read_manifest(out).manifest if resume and is_dataset(out) else None
+        done = read_manifest(out) if resume and is_dataset(out) else None
         if done is None:
             check_output(out)
         fingerprint = source.fingerprint() if source.fingerprint else columns_fingerprint(columns, processors)

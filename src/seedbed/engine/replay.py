@@ -12,7 +12,7 @@ import trio
 
 from ..graph import GROUP, Kind
 from ..store.entries import GeneratorCall, Key, Purpose
-from ..store.parts import locate, read_table
+from ..store.parts import read_table
 from .rows import Rows, identities_by_position
 from .services import OpenGroup
 from .worker import repeat_call
@@ -94,7 +94,7 @@ async def _read_group(services: Services, index: int, nursery: trio.Nursery) -> 
     columns: dict[str, list[Any]] = {}
     part = record.part
     if part is not None:
-        table = await services.store_thread(lambda: read_table(store.writer.path, locate(store.writer.path, part)))
+        table = await services.store_thread(lambda: read_table(store.writer.path, part))
         outputs = set(services.plan.graph.outputs)
         columns = {name: table.column(name).to_pylist() for name in table.column_names if name in outputs}
     # Where rows are missing in the part, or processors changed it, the calls were kept.

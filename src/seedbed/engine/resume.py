@@ -17,7 +17,7 @@ import attrs
 from ..errors import StoreError
 from ..graph import Kind
 from ..observe.report import Drop, Usage
-from ..store.codec import decode, encode
+from ..store import codec
 from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
 from .row_group import Consequence
 from .rows import identities_by_position
@@ -84,7 +84,7 @@ class History:
             else:
                 ledger.dropped.extend(group.drops)
         # The journal is usually ahead of the manifest, which was written at the last checkpoint.
-        entries = (*(manifest.spending.entries if manifest.spending is not None else ()), *recovered.spending)
+        entries = (*manifest.usage, *recovered.usage)
         for column, model, calls, input_tokens, output_tokens, cost in entries:
             if calls >= ledger.usage[column, model].calls:
                 ledger.usage[column, model] = Usage(
@@ -149,10 +149,13 @@ def read_state(step: Step) -> bytes | None:
     get_state = getattr(step.instance, "get_state", None)
     if get_state is None:
         return None
-    state, lost = encode([(get_state(),)])
-    if lost:
-        raise StoreError(f"the state of column {step.name!r} cannot be kept: what get_state returns cannot be pickled")
-    return state
+    state = get_state()
+    try:
+        return codec.encode(state)
+    except codec.FAILED as error:
+        raise StoreError(
+            f"the state of column {step.name!r} cannot be stored: what get_state returns cannot be pickled"
+        ) from error
 
 
 def is_called_again(step: Step) -> bool:
@@ -170,9 +173,12 @@ def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[s
     generator = steps[nodes[0]].instance
     state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
     if state is not None and set_state is not None:
-        found = decode(state, trusted=trusted)
-        if found:
-            set_state(found[0][0])
+        try:
+            found = codec.decode(state, trusted=trusted)
+        except codec.FAILED:
+            pass  # it is replayed
+        else:
+            set_state(found)
             return True
     return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
 
@@ -241,7 +247,7 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                 group.restore_answer(column, row, entry.key, entry.answer)
             case Rebuilt(columns=columns) if group.can_restore_rebuilt():
                 before = group.frontier.rows
-                after = rows.take_over(columns, entry.resized, [Drop(**drop) for drop in entry.drops])
+                after = rows.take_over(columns, entry.resized, entry.drops)
                 group.restore_rebuilt(before, after)
             case FinishedRows(column=column) if column in steps:
                 group.restore_rows(steps[column], entry.rows, entry.columns)

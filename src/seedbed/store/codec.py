@@ -1,11 +1,8 @@
-"""Entries of the journal as bytes and back, with every value and its type exactly as it was.
+"""Values of cells as msgpack and back, each with its type exactly as it was.
 
-The bytes are msgpack. Types that msgpack does not have are extensions, each with a number of the closed list below, so
-that untrusted bytes can name no code: they give plain values or nothing. Values of user-defined types are
-pickles, kept apart from all others and read only for a caller that trusts the directory as much as its own code.
-
-A batch of entries is the array `[entries, pickled]`: the entries in order without those that hold user-defined types,
-and these as `[position, pickle]`.
+Types that msgpack does not have are extensions, each with a number of the closed list below, so that untrusted bytes
+can name no code: they give plain values or nothing. Values of user-defined types are pickles in an extension of their
+own, which is read only for a caller that trusts the directory as much as its own code.
 """
 
 from __future__ import annotations
@@ -21,10 +18,9 @@ import struct
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
-from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -38,8 +34,11 @@ from ..models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-Entry: TypeAlias = tuple[Any, ...]
-
+# What msgpack holds as it is, but for lone surrogates and large numbers.
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+# What user-defined types raise when they are pickled, the constructors of the types below when they get nonsense, and a
+# frame library that panics.
+FAILED = (Exception, pl.exceptions.PanicException)
 # How deep a value may be nested. A deeper one is stored as a pickle, and bytes that hold one are refused: what reads
 # values recursively must not overflow the stack.
 MAX_DEPTH = 200
@@ -56,91 +55,45 @@ class _ForeignError(Exception):
     """A value that only pickle can store."""
 
 
-def encode(entries: Sequence[Entry]) -> tuple[bytes, list[int]]:
-    """Return the entries as bytes, and the positions of those left out because their values cannot be stored."""
-    if not entries:
-        return b"", []
-    plain: list[Any] = []
-    pickled: list[tuple[int, bytes]] = []
-    lost: list[int] = []
-    # Nearly all entries are plain, and msgspec encodes them as they are: `benchmarks/durability` pays for the rest.
-    if all(_FLAT.issuperset(map(type, entry)) for entry in entries):
-        with suppress(UnicodeEncodeError, OverflowError):  # lone surrogates, large numbers
-            return msgspec.msgpack.encode((entries, pickled)), lost
-    for position, entry in enumerate(entries):
-        try:
-            plain.append(_pack_all(entry, 0))
-            continue
-        except _UNREADABLE:  # a user-defined type, or an object that raises when it is looked at
-            pass
-        try:
-            pickled.append((len(plain) + len(pickled), pickle.dumps(entry, _PICKLE_PROTOCOL)))
-        except _UNREADABLE:  # a user's object may raise anything
-            lost.append(position)
-    return msgspec.msgpack.encode((plain, pickled)), lost
-
-
-def decode(data: bytes, *, trusted: bool) -> list[Entry]:
-    """Return the entries that can be read; those with values of user-defined types only if `trusted`."""
-    if not data:
-        return []
+def pack(value: Any) -> Any:
+    """Return a value as what msgpack has; raises one of `FAILED` if it cannot be stored."""
+    if type(value) in _AS_IT_IS:
+        return value
     try:
-        plain, pickled = msgspec.msgpack.decode(data, type=_BATCH)
-    except _UNREADABLE:
-        return []
-    try:
-        entries = msgspec.msgpack.decode(data, type=_BATCH_OF_ENTRIES, ext_hook=_unpack)[0]
-        for entry in entries:
-            if not _FLAT.issuperset(map(type, entry)):
-                _check_depth(entry)
-    except _UNREADABLE:
-        # Each by itself, so that one that cannot be read costs no other.
-        entries = [_decode_entry(each) for each in plain]
-    if pickled:
-        for position, pickle_bytes in pickled:
-            entries.insert(position, _load(pickle_bytes) if trusted else None)
-    return [entry for entry in entries if entry is not None]
+        return _pack(value, 0)
+    except FAILED:  # a user-defined type, or an object that raises when it is inspected
+        return msgspec.msgpack.Ext(_PICKLE, pickle.dumps(value, _PICKLE_PROTOCOL))
 
 
-def _decode_entry(data: msgspec.Raw) -> Entry | None:
-    try:
-        entry: Entry = msgspec.msgpack.decode(data, type=tuple[Any, ...], ext_hook=_unpack)
-        _check_depth(entry)
-    except _UNREADABLE:
-        return None
-    return entry
+def unpacker(*, trusted: bool) -> Callable[[int, memoryview], Any]:
+    """Return the `ext_hook` that reads packed values; those of user-defined types only if `trusted`."""
+    return _unpack_trusted if trusted else _unpack
 
 
-def _load(data: bytes) -> Entry | None:
-    try:
-        entry = pickle.loads(data)
-    except Exception:  # noqa: BLE001 - whatever a constructor raises when its class has changed
-        return None
-    return entry if isinstance(entry, tuple) else None
+def encode(value: Any) -> bytes:
+    """Return one value as bytes; raises one of `FAILED` if it cannot be stored."""
+    return msgspec.msgpack.encode(pack(value))
 
 
-_BATCH = tuple[list[msgspec.Raw], list[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], bytes]]]
-_BATCH_OF_ENTRIES = tuple[list[tuple[Any, ...]], list[Any]]
-# What the constructors of the types below raise when they get nonsense, and a frame library that panics.
-_UNREADABLE = (Exception, pl.exceptions.PanicException)
+def decode(data: bytes, *, trusted: bool) -> Any:
+    """Return the value that `encode` stored; raises one of `FAILED` if it cannot be read."""
+    value = msgspec.msgpack.decode(data, ext_hook=unpacker(trusted=trusted))
+    if not trusted:
+        check_depth(value)
+    return value
 
 
-def _check_depth(entry: Entry) -> None:
+def check_depth(value: Any) -> None:
     """Refuse values that are nested too deep; iterative, since these are the ones that recursion would not survive."""
-    level: list[Any] = [value for value in entry if type(value) in _NESTED]
-    for _ in range(MAX_DEPTH):
+    level = [value]
+    for _ in range(MAX_DEPTH + 4):  # an entry nests a value in containers of its own
+        level = [each for each in level if type(each) in _NESTED]
         if not level:
             return
-        level = [
-            inner
-            for value in level
-            for inner in ((*value, *value.values()) if isinstance(value, dict) else value)
-            if type(inner) in _NESTED
-        ]
+        level = [inner for each in level for inner in ((*each, *each.values()) if isinstance(each, dict) else each)]
     raise ValueError(f"a value is nested more than {MAX_DEPTH} levels deep")
 
 
-_FLAT = frozenset({type(None), bool, int, float, str, bytes})
 _NESTED = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter})
 
 
@@ -192,7 +145,11 @@ def _pack_floats(tag: int, values: Sequence[Any]) -> msgspec.msgpack.Ext | None:
     return msgspec.msgpack.Ext(tag, struct.pack(f"<{len(values)}d", *values))
 
 
-# Unpacking. msgspec bounds how deep it recurses by Python's own limit, calls of this hook included.
+# Unpacking. msgspec bounds how deep it recurses by Python's own limit, calls of these hooks included.
+
+
+def _unpack_trusted(tag: int, data: memoryview) -> Any:
+    return pickle.loads(data) if tag == _PICKLE else _unpack(tag, data)
 
 
 def _unpack(tag: int, data: memoryview) -> Any:
@@ -451,7 +408,7 @@ def _sequence(make: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
 
 
 # The tags. A number is never given to another type, or old journals would be read wrong.
-_TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE = 1, 2, 3, 4
+_TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE, _PICKLE = 1, 2, 3, 4, 70
 
 _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
     (5, tuple, iter, _sequence(tuple)),

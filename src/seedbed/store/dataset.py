@@ -13,10 +13,10 @@ from polars.io.plugins import register_io_source
 
 from ..errors import PartError, StoreError
 from ..observe.report import TRACE_SCHEMA, ColumnProfile, profile_frame, traces_frame
-from .files import PRIVATE, open_file, read_file, write_file
+from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
-from .manifest import Manifest, ManifestFile, read
-from .parts import DROPPED, damage, locate, published_parts, read_table
+from .manifest import Manifest, read
+from .parts import damage, open_part, part_errors, read_table
 from .schema import Conflict, arrow_table, conflict_error, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -37,16 +37,16 @@ class Dataset:
     # What the build did that has just made this; there is none in a directory that is only opened.
     report: BuildReport | None = None
 
-    def __init__(self, path: Path, content: ManifestFile, *, raw: bool = False) -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False) -> None:
         self.path = path
-        self._content = content
-        manifest = content.manifest
+        self._manifest = manifest
         # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
         published = None if raw or manifest.finished is None else manifest.published
-        self._parts = _parts(manifest) if published is None else published_parts(published)
-        self._schema, self._conflicts = (
-            self._unified() if published is None else (published.schema, published.conflicts)
-        )
+        if published is not None:
+            self._parts, self._schema, self._conflicts = published.parts, published.schema, published.conflicts
+        else:
+            self._parts = tuple(group.part for group in manifest.in_order if group.part is not None)
+            self._schema, self._conflicts = self._unified()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dataset:
@@ -55,7 +55,7 @@ class Dataset:
 
     def raw(self) -> Dataset:
         """Return the dataset as generated, before the after-generation processors."""
-        return Dataset(self.path, self._content, raw=True)
+        return Dataset(self.path, self._manifest, raw=True)
 
     @property
     def rows(self) -> int:
@@ -88,18 +88,18 @@ class Dataset:
     @property
     def drops(self) -> tuple[Drop, ...]:
         """The rows that are not in the dataset and why, in row-group order."""
-        return tuple(drop for _, group in sorted(self._content.manifest.groups.items()) for drop in group.drops)
+        return tuple(drop for group in self._manifest.in_order for drop in group.drops)
 
     def dropped(self) -> pl.DataFrame:
         """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
 
         The columns `_row`, `_copy`, `_kind`, `_column`, `_attempts` and `_error` are those of `drops`.
         """
-        finished = self._content.manifest.finished
+        finished = self._manifest.finished
         if finished is None or finished.dropped is None:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
             return _frame(arrow_table(dropped_columns(drops), {})[0])
-        return _frame(read_table(self.path, DROPPED, rows=finished.dropped.rows))
+        return _frame(read_table(self.path, finished.dropped))
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
@@ -109,12 +109,12 @@ class Dataset:
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
         """The ranges of bytes of the manifest that cannot be read; what they said is not in the dataset."""
-        return self._content.damaged
+        return self._manifest.damaged
 
     @property
     def complete(self) -> bool:
         """Whether the build finished and every row group is here."""
-        return self._content.manifest.complete
+        return self._manifest.complete
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -129,13 +129,8 @@ class Dataset:
         if not self._parts or not schema.names:
             return pl.LazyFrame(schema=dtypes)
         for part in self._parts:
-            try:
-                # Opened later, while polars collects: what is missing is noticed now.
-                open_file(self.path, locate(self.path, part)).close()
-            except FileNotFoundError as error:
-                raise PartError(f"part {part.name!r} is missing in {str(self.path)!r}") from error
-            except OSError as error:
-                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {error}") from error
+            with part_errors(self.path, part):
+                open_part(self.path, part).close()  # it is read later, while polars collects
         # Not `scan_parquet`: on some damaged files polars allocates what a length field says, which aborts the process.
         return register_io_source(
             lambda names, predicate, limit, _: self._batches(schema, names, predicate, limit), schema=dtypes
@@ -165,22 +160,20 @@ class Dataset:
 
         One sentence each; nothing is changed. `seedbed resume` makes again what is lost.
         """
-        manifest = self._content.manifest
-        found = list(self._content.damage)
-        for _, group in sorted(manifest.groups.items()):
+        manifest = self._manifest
+        found = list(manifest.damage)
+        for group in manifest.in_order:
             if (wrong := self._wrong(group.part)) is not None:
                 found.append(f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are lost")
             if (wrong := self._wrong(group.generated)) is not None:
                 found.append(f"{wrong}; its row group is complete")
-        for part in published_parts(manifest.published) if manifest.published is not None else ():
-            wrong = self._wrong(part)
-            if wrong is not None:
-                found.append(f"{wrong}; the rows as generated are still there")
+        published = () if manifest.published is None else manifest.published.parts
+        found += [f"{wrong}; the rows as generated are still there" for wrong in map(self._wrong, published) if wrong]
         if manifest.finished is not None and (wrong := self._wrong(manifest.finished.dropped)) is not None:
             found.append(f"{wrong}; the drop reasons are still there")
         journal = inspect_journal(self.path, commits=manifest.commits)
         if journal is not None:
-            lost = None if self._content.damage else journal.missing_groups(len(manifest.groups))
+            lost = None if manifest.damaged else journal.missing_groups(len(manifest.groups))
             found += [*journal.damage, *([] if lost is None else [lost])]
         return tuple(found)
 
@@ -191,14 +184,14 @@ class Dataset:
             return f"part {part.name!r} cannot be read: {error}" if part is not None else None
 
     def _unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
-        manifest = self._content.manifest
+        manifest = self._manifest
         if manifest.finished is not None:
             return manifest.finished.schema, manifest.finished.conflicts
         header = manifest.header
         declared = {field.name: field.type for field in header.declared} if header else {}
         schemas = ((part.name, part.schema) for part in self._parts)
         schema, conflicts = unify(schemas, declared=declared, order=header.columns if header else ())
-        written = (conflict for _, group in sorted(manifest.groups.items()) for conflict in group.conflicts)
+        written = (conflict for group in manifest.in_order for conflict in group.conflicts)
         return schema, distinct_conflicts((*written, *conflicts))
 
     def _selected(self, columns: Sequence[str] | None) -> pa.Schema:
@@ -213,8 +206,7 @@ class Dataset:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _read(self, part: PartRecord, schema: pa.Schema) -> pa.Table:
-        table = read_table(self.path, locate(self.path, part), schema.names, rows=part.rows)
-        table, conflicts = conform(table, schema, part=part.name)
+        table, conflicts = conform(read_table(self.path, part, schema.names), schema, part=part.name)
         if conflicts:
             raise conflict_error(conflicts)
         return table
@@ -227,12 +219,8 @@ class Dataset:
         for part in self._parts:
             if limit is not None and limit <= 0:
                 return
-            try:
+            with part_errors(self.path, part):
                 frame = _frame(self._read(part, wanted))
-            except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-                # A panic, as of text that is not UTF-8 where a value is null, is no `Exception`.
-                reason = str(error).partition("\n")[0]
-                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {reason}") from error
             if limit is not None:
                 frame = frame.head(limit)
                 limit -= frame.height
@@ -243,11 +231,6 @@ def dropped_columns(drops: Sequence[Drop]) -> dict[str, list[Any]]:
     """Return what is known of every dropped row, as the columns of `Dataset.dropped`."""
     names = ("row", "copy", "kind", "column", "attempts", "error")
     return {f"_{name}": [getattr(drop, name) for drop in drops] for name in names}
-
-
-def _parts(manifest: Manifest) -> tuple[PartRecord, ...]:
-    parts = (group.part for _, group in sorted(manifest.groups.items()))
-    return tuple(part for part in parts if part is not None)
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

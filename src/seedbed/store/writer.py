@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import attrs
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
@@ -23,23 +23,21 @@ from .parts import (
     discard,
     generated_name,
     internal_name,
-    locate,
     part_name,
     place,
-    published_parts,
     read_table,
     stage,
 )
-from .records import Finished, GroupRecord, Header, PartRecord, Published, Record, Spending, States
+from .records import Finished, GroupRecord, Header, PartRecord, Published, Record, States, UsageRecord
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import polars as pl
 
-    from ..observe.report import Drop, Resized
+    from .entries import Usage
 
 
 _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
@@ -93,6 +91,17 @@ def _unwritable(directory: Path, error: OSError) -> OutputDirectoryError:
     return OutputDirectoryError(f"the output directory {str(directory)!r} is not writable: {error}")
 
 
+@contextmanager
+def _closed_on_error(directory: Path) -> Iterator[ExitStack]:
+    """Yield a stack that closes what was opened if the block raises."""
+    with ExitStack() as opened:
+        try:
+            yield opened
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        opened.pop_all()
+
+
 class DatasetWriter:
     """Writes row groups into a directory, each as a part and then a record of the manifest: without it no part exists.
 
@@ -127,13 +136,10 @@ class DatasetWriter:
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
         """Make the directory, parents too, and start its manifest; `OutputDirectoryError` as in `check_output`."""
         directory = check_output(out)
-        try:
+        with _closed_on_error(directory) as opened:
             directory.mkdir(parents=True, exist_ok=True)
             refuse_links(directory)
-            file = _claim(directory)
-        except OSError as error:
-            raise _unwritable(directory, error) from error
-        try:
+            file = opened.enter_context(_claim(directory))
             _refuse_used(directory)
             append(file, header)
             rename(directory, _TEMPORARY, MANIFEST_NAME)
@@ -142,44 +148,34 @@ class DatasetWriter:
             sync_directory(directory / PRIVATE)
             sync_directory(directory)
             faults.reach("manifest directory synced")
-        except OSError as error:
-            file.close()
-            raise _unwritable(directory, error) from error
-        except BaseException:
-            file.close()
-            raise
         return cls(directory, file, header)
 
     @classmethod
     def open(
         cls, out: str | os.PathLike[str], *, on_damage: Callable[[], None] = lambda: None
     ) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
-        """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
+        """Open an existing directory; return the writer, what the directory holds, and what of it was damaged.
 
         Temporary files, parts that the manifest does not list and a half-written last record are removed. Every part is
-        read: a row group whose part is damaged is not there any more, and damaged records are cleared away, so that a
+        read: a row group whose part is damaged is taken out of the manifest, and damaged records are removed, so that a
         second time nothing is found damaged; `on_damage` is called before that. `ManifestError` if there is no
         manifest, `OutputDirectoryError` if another process writes it.
         """
         directory = Path(out)
         read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
-        try:
+        with _closed_on_error(directory) as opened:
             refuse_links(directory)
-            file = open_file(directory, MANIFEST_NAME, writable=True)
-        except OSError as error:
-            raise _unwritable(directory, error) from error
-        writer = None
-        try:
+            file = opened.enter_context(open_file(directory, MANIFEST_NAME, writable=True))
             _lock_file(file, directory)
             if not _is_named(file, directory / MANIFEST_NAME):
                 # Another process has replaced it since, and has released both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
-            content = read(directory)
-            file.truncate(content.length)
-            manifest = content.manifest
+            manifest = read(directory)
+            file.truncate(manifest.length)
             assert manifest.header is not None, "read() refuses a manifest without a header"
             writer = cls(directory, file, manifest.header)
-            lost = (*content.damage, *writer._take_groups(manifest))
+            opened.enter_context(writer)
+            lost = (*manifest.damage, *writer._take_groups(manifest))
             found = (*lost, *writer._take_others(manifest))
             if lost:
                 # States of stateful generators include calls whose values are lost.
@@ -188,12 +184,6 @@ class DatasetWriter:
             if found:
                 writer._renew(manifest)
             writer._remove_leftovers()
-        except OSError as error:
-            (writer or file).close()
-            raise _unwritable(directory, error) from error
-        except BaseException:
-            (writer or file).close()
-            raise
         return writer, manifest, found
 
     def _take_groups(self, manifest: Manifest) -> Iterator[str]:
@@ -212,16 +202,16 @@ class DatasetWriter:
             wrong = None if group.generated is None else damage(self.path, group.generated)
             if wrong is not None:
                 yield f"{wrong}; its row group is complete"
-            whole = group if wrong is None else attrs.evolve(group, generated=None)
+            whole = group if wrong is None else replace(group, generated=None)
             self._groups[index] = manifest.groups[index] = self._placed(whole)
         if manifest.published is not None:
-            parts = published_parts(manifest.published)
+            parts = manifest.published.parts
             found = [wrong for part in parts if (wrong := damage(self.path, part)) is not None]
             if found:
                 manifest.published = manifest.finished = None
                 yield from (f"{wrong}; the processors over the whole dataset run again" for wrong in found)
             else:
-                self._place_published(parts)
+                self._published = tuple(map(self._placed_part, parts))
         if manifest.finished is not None and manifest.finished.dropped is not None:
             wrong = damage(self.path, manifest.finished.dropped)
             if wrong is not None:
@@ -230,13 +220,13 @@ class DatasetWriter:
 
     def _placed(self, group: GroupRecord) -> GroupRecord:
         """Rename what is staged of a listed group; it may be renamed already, if a process died after that."""
-        part, generated = (None if each is None else self._renamed(each) for each in (group.part, group.generated))
-        return attrs.evolve(group, part=part, generated=generated)
+        part, generated = (None if each is None else self._placed_part(each) for each in (group.part, group.generated))
+        return replace(group, part=part, generated=generated)
 
-    def _renamed(self, part: PartRecord) -> PartRecord:
+    def _placed_part(self, part: PartRecord) -> PartRecord:
         with suppress(FileNotFoundError):
             place(self.path, part)
-        return attrs.evolve(part, staged=None)
+        return replace(part, staged=None)
 
     def _renew(self, manifest: Manifest) -> None:
         """Put a manifest that says what this one says in the place of the damaged one."""
@@ -261,129 +251,59 @@ class DatasetWriter:
 
     def write_group(
         self,
-        index: int,
+        group: GroupRecord,
         rows: Mapping[str, Sequence[Any]] | pl.DataFrame | None,
         *,
-        start: int,
-        stop: int,
+        order: Sequence[int] | None = None,
         generated: Mapping[str, Sequence[Any]] | None = None,
-        drops: Iterable[Drop] = (),
-        resized: Resized = (),
-        skipped: str | None = None,
-        commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
-        """Write a finished row group: its part, if it has rows, then its record.
+        """Write a finished row group: its part, if it has rows, then its record, which is returned.
 
-        `generated` are its rows before post-batch processors, if it has such processors. None if `abandoned()` turned
-        true before the group counted: then it is as if it had not been written.
+        `group` describes it but for its files, which are added here. `generated` are its rows before post-batch
+        processors, if it has such processors. With `order` the rows are added to a group that is listed: a new part
+        replaces the old one as a whole, and `order` holds positions in what that held followed by the new rows.
+
+        None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
+        name = self._part_name(group.index)
         with self._alone():
-            # A group that was skipped as a whole has no rows: it may be made after all.
-            if index in self._groups and self._groups[index].skipped is None:
-                raise StoreError(f"row group {index} is already in {str(self.path)!r}")
-        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=self._part_name(index))
-        staged = self._stage(index, table, generated)
+            before = self._groups.get(group.index)
+        # A group that was skipped as a whole has no rows: it may be generated later.
+        if order is None and before is not None and before.skipped is None:
+            raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
+        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
+        if order is not None and before is not None:
+            if before.part is not None:
+                old = read_table(self.path, before.part)
+                table, more = _joined([old, table], self.declared, self.header.columns, name)
+                conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
+            table = table.take(pa.array(order, pa.int64()))
+            group = replace(group, revision=before.revision + 1)
+        unprocessed, _ = arrow_table(generated or {}, self.declared)
+        staged: list[PartRecord | None] = []
         try:
-            if abandoned():
-                return None
-            # The part last: it may be in the root, where nothing belongs that is not part of the dataset.
-            before, part = (None if each is None else place(self.path, each) for each in staged)
+            for file, each in ((name, table), (generated_name(group.index), unprocessed)):
+                staged.append(stage(self.path, file, each) if each.num_rows else None)
+            with self._alone():
+                if not abandoned():
+                    part, unprocessed_part = staged
+                    staged = []
+                    return self._list(replace(group, part=part, generated=unprocessed_part, conflicts=conflicts))
         finally:
-            self._discard(*staged)
-        group = GroupRecord(
-            index=index,
-            start=start,
-            stop=stop,
-            part=part,
-            generated=before,
-            drops=tuple(drops),
-            resized=resized,
-            conflicts=conflicts,
-            skipped=skipped,
-            commits=commits,
-        )
-        with self._alone():
-            if abandoned():
-                for each in group.parts:
-                    remove(self.path, each.name)
-                return None
-            self._append(group)
-            self._groups[index] = group
-        return group
+            discard(self.path, *staged)
+        return None
 
-    def _stage(
-        self, index: int, table: pa.Table, generated: Mapping[str, Sequence[Any]] | None
-    ) -> tuple[PartRecord | None, PartRecord | None]:
-        """Stage the rows of a group before post-batch processors, if given, and its part, if it has rows."""
-        rows, _ = arrow_table(generated or {}, self.declared)
-        before = stage(self.path, generated_name(index), rows) if rows.num_rows else None
-        try:
-            return before, stage(self.path, self._part_name(index), table) if table.num_rows else None
-        except BaseException:
-            self._discard(before)
-            raise
+    def _list(self, group: GroupRecord) -> GroupRecord:
+        """List a group, in place of what is listed, and rename its staged files.
 
-    def _discard(self, *parts: PartRecord | None) -> None:
-        for part in parts:
-            if part is not None:
-                discard(self.path, part)
-
-    def add_rows(
-        self,
-        index: int,
-        rows: Mapping[str, Sequence[Any]] | pl.DataFrame | None,
-        *,
-        order: Sequence[int],
-        drops: Iterable[Drop],
-        generated: Mapping[str, Sequence[Any]] | None = None,
-        resized: Resized | None = None,
-        skipped: str | None = None,
-        commits: int = 0,
-        abandoned: Callable[[], bool] = lambda: False,
-    ) -> GroupRecord | None:
-        """Add rows to a row group that is written: its part is replaced as a whole, and its record by a newer one.
-
-        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
-        `resized` stays as it is unless given.
-        None if `abandoned()` turned true before the new content counted: then the old one still does.
-        """
-        with self._alone():
-            before = self._groups[index]
-        name = self._part_name(index)
-        new, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
-        table = new
-        if before.part is not None:
-            old = read_table(self.path, before.part.name)
-            table, more = _joined([old, new], self.declared, self.header.columns, name)
-            conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
-        table = table.take(pa.array(order, pa.int64()))
-        after = attrs.evolve(
-            before,
-            part=None,
-            drops=tuple(drops),
-            resized=before.resized if resized is None else resized,
-            conflicts=conflicts,
-            skipped=skipped,
-            revision=before.revision + 1,
-            commits=commits,
-        )
-        staged = self._stage(index, table, generated)
-        with self._alone():
-            if abandoned():
-                self._discard(*staged)
-                return None
-            return self._replace(attrs.evolve(after, generated=staged[0], part=staged[1]))
-
-    def _replace(self, group: GroupRecord) -> GroupRecord:
-        """List a group in place of what is listed, and rename its staged part.
-
-        Listed before the rename: at every instant the manifest names a file that is there and whole.
+        Listed before the rename: at every instant the manifest names files that exist and are whole, and the root holds
+        nothing else.
         """
         try:
             self._append(group)
         except BaseException:
-            self._discard(*group.parts)
+            discard(self.path, *group.parts)
             raise
         faults.reach("part listed")
         if group.part is None:
@@ -393,10 +313,10 @@ class DatasetWriter:
         self._groups[group.index] = group = self._placed(group)
         return group
 
-    def write_spending(self, entries: Iterable[tuple[str, str, int, int, int, float]]) -> None:
-        """Note what all runs of this dataset have used so far."""
+    def write_usage(self, usage: Usage) -> None:
+        """Record what all runs of this dataset have used so far."""
         with self._lock:
-            self._append(Spending(entries=tuple(entries)))
+            self._append(UsageRecord(entries=usage))
 
     def write_states(self, states: Mapping[str, bytes]) -> None:
         """Note the states of stateful generators now that everything is made."""
@@ -451,8 +371,8 @@ class DatasetWriter:
         target = pa.schema([part.schema.field(field.name) if field.name in own else field for field in schema])
         if target == part.schema:
             return ()
-        table, conflicts = conform(read_table(self.path, locate(self.path, part)), target, part=part.name)
-        self._replace(attrs.evolve(group, part=stage(self.path, part.name, table)))
+        table, conflicts = conform(read_table(self.path, part), target, part=part.name)
+        self._list(replace(group, part=stage(self.path, part.name, table)))
         return conflicts
 
     def publish(
@@ -470,7 +390,6 @@ class DatasetWriter:
             )
         table, conflicts = arrow_table(frame, {}, part="the processed rows")
         parts: list[PartRecord] = []
-        is_listed = False
         try:
             for at, start in enumerate(range(0, table.num_rows, self.header.buffer_size)):
                 if abandoned():
@@ -480,23 +399,15 @@ class DatasetWriter:
             with self._alone():
                 if abandoned():
                     return False
-                entries = tuple((part.rows, part.size, part.checksum, part.staged or "") for part in parts)
                 before, after = sum(group.rows for group in self._groups.values()), table.num_rows
                 resized = ((processors, max(0, before - after), max(0, after - before)),)
                 schema = table.schema.remove_metadata()
-                self._append(Published(schema=schema, entries=entries, resized=resized, conflicts=conflicts))
-                is_listed = True
+                self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
                 faults.reach("published listed")
-                self._place_published(parts)
+                self._published, parts = tuple(map(self._placed_part, parts)), []
         finally:
-            if not is_listed:
-                for part in parts:
-                    discard(self.path, part)
+            discard(self.path, *parts)
         return True
-
-    def _place_published(self, parts: Sequence[PartRecord]) -> None:
-        """Rename published files to the root; those that are there already are found there."""
-        self._published = tuple(map(self._renamed, parts))
 
     def __enter__(self) -> Self:
         return self
