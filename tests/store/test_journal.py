@@ -75,14 +75,14 @@ def reopen(journal: Journal) -> tuple[Journal, Recovered]:
 
 
 def left_in(journal: Journal) -> Recovered:
-    """Close it and say what the next who opens it finds."""
+    """Close it and return what is recovered when it is opened again."""
     journal, found = reopen(journal)
     journal.close()
     return found
 
 
-def test_what_was_committed_comes_back_in_order(tmp_path: Path) -> None:
-    """Entries of several groups and commits, the usage and the newest states are there after opening."""
+def test_commits_are_recovered_in_order(tmp_path: Path) -> None:
+    """Entries of several groups and commits, the usage and the newest states are recovered."""
     journal = Journal.create(tmp_path)
     assert journal.commit({build(0): cells(1, 2), build(5): cells(3)}, states={"count": b"1"}) == 3
     assert journal.commit({build(0): cells(0)}, usage=SPENT, states={"count": b"2", "other": b"x"}) == 1
@@ -113,7 +113,7 @@ def test_what_was_committed_comes_back_in_order(tmp_path: Path) -> None:
     ],
     ids=lambda entry: type(entry).__name__,
 )
-def test_every_kind_of_entry_comes_back(tmp_path: Path, entry: Entry) -> None:
+def test_every_kind_of_entry_is_restored(tmp_path: Path, entry: Entry) -> None:
     """What was committed is equal to what is read."""
     journal = Journal.create(tmp_path)
     journal.commit({build(0): [entry]})
@@ -121,8 +121,8 @@ def test_every_kind_of_entry_comes_back(tmp_path: Path, entry: Entry) -> None:
     journal.close()
 
 
-def test_keys_that_differ_in_anything_are_others(tmp_path: Path) -> None:
-    """Row group, revision and purpose each tell entries apart."""
+def test_entries_are_stored_by_the_whole_key(tmp_path: Path) -> None:
+    """Entries whose row group, revision or purpose differs are separate."""
     keys = [
         Key(group=group, revision=revision, purpose=each) for group in (0, 1) for revision in (0, 1) for each in Purpose
     ]
@@ -134,18 +134,18 @@ def test_keys_that_differ_in_anything_are_others(tmp_path: Path) -> None:
 
 
 def test_a_finished_group_is_freed(tmp_path: Path) -> None:
-    """Freeing a group forgets its entries; what is kept of it stays until it is freed or replaced."""
+    """Freeing a group forgets its entries; its long-lived entries stay until they are freed or replaced."""
     journal = Journal.create(tmp_path)
     journal.commit({build(0): cells(1, 2), build(1): cells(3)})
-    journal.keep(kept(0), cells(2))
+    journal.commit({kept(0): cells(2)})
     journal.free(build(0))
     journal.free(build(7))
-    journal.keep(kept(7), [])
+    journal.commit({kept(7): []})
     journal, found = reopen(journal)
     assert (found.groups, found.kept, found.damage) == ({build(1): 1}, {kept(0)}, ())
     assert (journal.read(build(0)), journal.read(kept(0)), journal.read(kept(1))) == ([], cells(2), [])
     journal.commit({build(0): cells(8)})
-    journal.keep(kept(0), cells(8, 9))
+    journal.commit({kept(0): cells(8, 9)})
     journal.free(build(0))
     assert journal.read(kept(0)) == cells(8, 9)
     journal.free(kept(0))
@@ -153,8 +153,8 @@ def test_a_finished_group_is_freed(tmp_path: Path) -> None:
     assert left_in(journal) == Recovered(groups={build(1): 1})
 
 
-def test_segments_go_with_their_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a build runs, the journal holds what is unfinished and kept, and little else."""
+def test_segments_are_removed_with_their_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a build runs, the journal holds unfinished and long-lived entries, and little else."""
     monkeypatch.setattr("seedbed.store.journal.SEGMENT_SIZE", 10_000)
     journal = Journal.create(tmp_path)
     journal.commit({build(1_000): cells(1)}, states={"a": b"state"}, usage=SPENT)
@@ -163,7 +163,7 @@ def test_segments_go_with_their_row_groups(tmp_path: Path, monkeypatch: pytest.M
         for number in range(10):
             journal.commit({build(group): cells(*range(number, number + 20))})
         if group % 20 == 0:
-            journal.keep(kept(group), cells(group))
+            journal.commit({kept(group): cells(group)})
         journal.free(build(group))
         largest = max(largest, size(tmp_path))
     assert largest < 60_000
@@ -176,12 +176,12 @@ def test_segments_go_with_their_row_groups(tmp_path: Path, monkeypatch: pytest.M
     journal.close()
 
 
-def test_the_end_of_a_build_leaves_nothing(tmp_path: Path) -> None:
-    """Without anything kept the files go; with something kept only that stays, in a file that has shrunk."""
+def test_a_finished_build_removes_the_journal(tmp_path: Path) -> None:
+    """Without long-lived entries all files are removed; otherwise only these stay, in a smaller file."""
     journal = Journal.create(tmp_path)
     for _ in range(3):
         journal.commit({build(0): cells(*range(20_000))}, states={"a": b"x" * 9_000})
-    journal.keep(kept(1), cells(1))
+    journal.commit({kept(1): cells(1)})
     large = size(tmp_path)
     journal.finish()
     assert len(names(tmp_path)) == 1
@@ -194,7 +194,7 @@ def test_the_end_of_a_build_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_missing_journal_is_made(tmp_path: Path) -> None:
+def test_a_missing_journal_is_created(tmp_path: Path) -> None:
     """A directory without a journal gets an empty one."""
     journal, found = Journal.open(tmp_path, trusted=False)
     assert found == Recovered()
@@ -202,7 +202,7 @@ def test_a_missing_journal_is_made(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_entries_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
+def test_entries_that_cannot_be_stored_are_counted(tmp_path: Path) -> None:
     """An entry whose value cannot be stored is left out and counted under its column; the others are durable."""
     journal = Journal.create(tmp_path)
     odd = finished(threading.Lock(), column="handles")
@@ -210,12 +210,12 @@ def test_entries_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
     assert journal.unpicklable == {"handles": 2}
     assert journal.read(build(0)) == cells(1, 2)
     journal.free(build(0))
-    journal.keep(kept(0), [odd])
+    journal.commit({kept(0): [odd]})
     assert journal.unpicklable == {"handles": 3}
     assert left_in(journal) == Recovered()
 
 
-def test_a_closed_journal_says_so(tmp_path: Path) -> None:
+def test_a_closed_journal_raises(tmp_path: Path) -> None:
     """Nothing can be written or read after closing, and closing again does nothing."""
     journal = Journal.create(tmp_path)
     journal.close()
@@ -225,8 +225,8 @@ def test_a_closed_journal_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["directory", "file", "replaced"])
-def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None:
-    """A commit into a file that nobody will ever find again is an error, not a success."""
+def test_a_removed_journal_is_an_error(tmp_path: Path, gone: str) -> None:
+    """A commit into a file that was removed or replaced is an error."""
     out = tmp_path / "out"
     out.mkdir()
     journal = Journal.create(out)
@@ -243,8 +243,8 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None
     journal.close()
 
 
-def test_threads_take_turns(tmp_path: Path) -> None:
-    """Commits of several threads at once are all there."""
+def test_commits_of_several_threads(tmp_path: Path) -> None:
+    """Commits of several threads at once are all stored."""
     journal = Journal.create(tmp_path)
     barrier = threading.Barrier(4)
 
@@ -266,7 +266,7 @@ class Killed(BaseException):
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Whatever is done and wherever it is killed, what had been committed is there and nothing else is lost."""
+    """After any operations, and a kill at any point, everything that was committed is recovered."""
 
     @initialize()
     def start(self) -> None:
@@ -301,18 +301,18 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(group=st.integers(0, 3).map(kept), kept=st.lists(st.text().map(finished), max_size=2))
     def keep(self, group: Key, kept: list[Any]) -> None:
         """Keep entries beyond the end of a group."""
-        self.journal.keep(group, kept)
+        self.journal.commit({group: kept})
         self.kept.pop(group, None)
         if kept:
             self.kept[group] = kept
 
     @rule(group=st.integers(0, 3).map(kept))
     def drop_kept(self, group: Key) -> None:
-        """Forget what was kept."""
+        """Forget long-lived entries."""
         self.journal.free(group)
         self.kept.pop(group, None)
 
-    @rule(point=st.sampled_from(["journal written", "journal committed", "journal kept"]))
+    @rule(point=st.sampled_from(["journal written", "journal committed"]))
     def killed(self, point: str) -> None:
         """Die in the middle of a commit; what is on disk at that instant is what the next process finds."""
         self.copies += 1
@@ -326,10 +326,7 @@ class JournalMachine(RuleBasedStateMachine):
         faults.hook = hook
         try:
             with pytest.raises(Killed):
-                if point == "journal kept":
-                    self.journal.keep(kept(9), [])
-                else:
-                    self.journal.commit({build(8): [finished("late")]})
+                self.journal.commit({build(8): [finished("late")]})
         finally:
             faults.hook = None
         with contextlib.suppress(StoreError):
@@ -337,8 +334,7 @@ class JournalMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
         found.rename(self.directory)
         # What was written but not waited for may be there or not.
-        if point != "journal kept":
-            self.groups.setdefault(build(8), []).append(finished("late"))
+        self.groups.setdefault(build(8), []).append(finished("late"))
         self.open_again()
 
     @rule()
@@ -356,8 +352,8 @@ class JournalMachine(RuleBasedStateMachine):
         assert found.states == self.states
 
     @invariant()
-    def all_there(self) -> None:
-        """Every group reads as it was written."""
+    def everything_is_recovered(self) -> None:
+        """Every group is read as it was written."""
         for group in range(10):
             assert self.journal.read(build(group)) == self.groups.get(build(group), [])
             assert self.journal.read(kept(group)) == self.kept.get(kept(group), [])

@@ -52,7 +52,7 @@ class Written:
 
 @functools.cache
 def written() -> Written:
-    """A journal of several segments, with entries that are unfinished, freed and kept."""
+    """A journal of several segments, with unfinished, freed and long-lived entries."""
     groups: dict[Key, list[list[Entry]]] = {}
     size, journal_module.SEGMENT_SIZE = journal_module.SEGMENT_SIZE, 20_000
     try:
@@ -69,7 +69,7 @@ def written() -> Written:
                 if commit % 10 == 9:
                     kept = Key(group=commit // 5, purpose=Purpose.KEPT)
                     groups[kept] = [[finished(commit, "k" * 600)]]
-                    journal.keep(kept, groups[kept][0])
+                    journal.commit({kept: groups[kept][0]})
                     journal.free(keys[0])
                     del groups[keys[0]]
             journal.close()
@@ -109,7 +109,7 @@ def check(before: Written, *, commits: int = 0) -> tuple[Recovered, int]:
 
 
 def test_whole_files_are_not_damaged() -> None:
-    """Without damage nothing is said and all is there."""
+    """Without damage nothing is reported and everything is recovered."""
     found, lost = check(written(), commits=written().commits)
     assert (found.damage, lost, found.usage, found.states) == ((), 0, SPENT, written().states)
 
@@ -134,7 +134,7 @@ def test_a_flipped_byte_costs_one_commit(name: str, data: st.DataObject) -> None
 
 @fewer
 @given(names, st.data())
-def test_a_segment_that_is_cut_off_is_named(name: str, data: st.DataObject) -> None:
+def test_a_truncated_segment_is_reported(name: str, data: st.DataObject) -> None:
     """What is cut off is lost and no more; it is named, as far as later records know that there was more."""
     content = written().files[name]
     length = data.draw(st.integers(0, len(content) - 1))
@@ -144,7 +144,7 @@ def test_a_segment_that_is_cut_off_is_named(name: str, data: st.DataObject) -> N
     assert lost <= 2 * len(whole) or max(len(record.payload) for record in whole) > 10_000
 
 
-def test_a_journal_that_is_gone_is_named() -> None:
+def test_a_missing_journal_is_reported() -> None:
     """If the manifest knows of commits, a journal without them is damaged; a half-written commit at its end is not."""
     found, _ = check(attrs.evolve(written(), files={}), commits=7)
     assert found.damage[0].startswith("the journal ends at commit 0 of at least 7; ")
@@ -155,7 +155,7 @@ def test_a_journal_that_is_gone_is_named() -> None:
 
 
 @pytest.mark.parametrize("point", ["journal written", "journal recovered"])
-def test_killed_while_damage_is_cleared_away(tmp_path: Path, point: str) -> None:
+def test_a_kill_while_damage_is_removed(tmp_path: Path, point: str) -> None:
     """A process that dies while it copies what is left of a damaged segment costs nothing more."""
 
     class Killed(BaseException):
@@ -182,8 +182,8 @@ def test_killed_while_damage_is_cleared_away(tmp_path: Path, point: str) -> None
     assert (found.groups, found.kept, found.states) == (expected.groups, expected.kept, {})
 
 
-def test_looking_while_a_build_writes(tmp_path: Path) -> None:
-    """The journal of a running build can be read beside it: every commit is there once it was waited for."""
+def test_reading_while_a_build_writes(tmp_path: Path) -> None:
+    """The journal can be read while a build writes it: every commit that has returned is found."""
     out = tmp_path / "out"
     header = Header(rows=2, buffer_size=2, columns=("a",), created=0.0, version="0")
     with DatasetWriter.create(out, header):

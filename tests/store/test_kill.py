@@ -64,7 +64,7 @@ def rows_of(dataset: Dataset) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("step", range(len(STEPS) + 1))
-def test_every_complete_group_is_there(killed: Path, step: int) -> None:
+def test_every_listed_group_is_readable(killed: Path, step: int) -> None:
     """Whenever the process dies, the directory opens and holds exactly the groups that were listed, undamaged."""
     directory = killed / str(step)
     # The process was killed at step number `step`, counted from 0: after doing step + 1 things.
@@ -87,7 +87,7 @@ def test_every_complete_group_is_there(killed: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(CREATED - 1, len(STEPS) + 1))
-def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
+def test_writing_can_be_resumed(killed: Path, step: int, tmp_path: Path) -> None:
     """Whenever the process died, another can write what is missing, and the end is the same."""
     directory = tmp_path / "copy"
     shutil.copytree(killed / str(step), directory)

@@ -1,4 +1,4 @@
-"""Any writes, stopped at any point: what is on disk at that instant is a dataset, and can be gone on with."""
+"""Any writes, stopped at any point: the directory at that instant is a dataset and can be resumed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Add:
 
 @attrs.frozen
 class Finish:
-    """One schema for all, and what a processor makes of it."""
+    """Unify the schema and publish the output of a processor."""
 
     def change(self, rows: Rows) -> None:
         """Rows stay."""
@@ -136,7 +136,9 @@ def with_rows(rows: Rows) -> Rows:
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(values, values, operations)
-def test_stopped_anywhere(first: list[Any], second: list[Any], todo: list[tuple[Write | Add | Finish, int]]) -> None:
+def test_a_writer_that_is_stopped_anywhere_can_be_resumed(
+    first: list[Any], second: list[Any], todo: list[tuple[Write | Add | Finish, int]]
+) -> None:
     """Every write counts as a whole or not at all, however often the process dies, and nothing is left behind."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch, "0")

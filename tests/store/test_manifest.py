@@ -104,14 +104,14 @@ def group(index: int, **changes: Any) -> GroupRecord:
 
 
 @given(records)
-def test_every_record_comes_back(record: Record) -> None:
-    """A record is JSON, whatever its texts hold, and reads back equal; a header is there twice."""
+def test_every_record_is_read_back(record: Record) -> None:
+    """A record is JSON, whatever its texts hold, and reads back equal; a header is written twice."""
     found = scan(encode(record)).records
     assert [decode_record(each.payload) for each in found] == [record] * (2 if isinstance(record, Header) else 1)
 
 
-def test_complete_needs_every_group_and_the_finished_line() -> None:
-    """The dataset is complete when each expected group is there and the build said so; later news undoes that."""
+def test_complete_needs_every_group_and_the_finished_record() -> None:
+    """The dataset is complete when each expected group is listed and the build finished, until a later record."""
     manifest = Manifest()
     assert not manifest.complete
     manifest.apply(HEADER)
@@ -134,8 +134,8 @@ def test_no_rows_are_complete_once_finished() -> None:
     assert manifest.complete
 
 
-def test_read_says_what_is_wrong(tmp_path: Path) -> None:
-    """A missing directory, a foreign one, a damaged header and a later format each get their own sentence."""
+def test_read_names_the_problem(tmp_path: Path) -> None:
+    """A missing directory, one of another program, a damaged header and a later format each have their own message."""
     with pytest.raises(ManifestError, match="there is no such directory"):
         read(tmp_path / "nothing")
     with pytest.raises(ManifestError, match=r"it has no \.seedbed/manifest\.log"):
@@ -154,7 +154,7 @@ def test_read_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_a_failed_append_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the disk refuses a line, the file ends where it ended before and goes on with the next line."""
+    """When a write fails, the file ends where it ended before, and the next record can be appended."""
     path = tmp_path / MANIFEST_NAME
     path.parent.mkdir()
     with io.FileIO(path, "w") as file:
@@ -174,8 +174,8 @@ def test_a_failed_append_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @given(st.lists(records, min_size=1, max_size=6), st.data())
-def test_one_damaged_place_costs_one_record(written: list[Record], data: st.DataObject) -> None:
-    """Whatever byte is changed, every record but the one that it hit counts, a header always, and it is told."""
+def test_one_damaged_byte_costs_one_record(written: list[Record], data: st.DataObject) -> None:
+    """One changed byte costs only the record that it hits, never a header, and is reported."""
     pieces = [encode(record) for record in (HEADER, *written)]
     whole = b"".join(pieces)
     place = data.draw(st.integers(0, len(whole) - 1))

@@ -38,7 +38,7 @@ def write_part(directory: Path, index: int, table: pa.Table) -> PartRecord:
 
 
 def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record says what the file holds; the file is zstd parquet and the only one there."""
+    """The record describes the file, which is zstd parquet and the only one."""
     steps: list[str] = []
     monkeypatch.setattr(faults, "hook", steps.append)
     record = write_part(tmp_path, 3, TABLE)
@@ -56,7 +56,7 @@ def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_staged_part_is_found_before_and_after_its_rename(tmp_path: Path) -> None:
-    """New content is where its record says as long as it is staged, and under the name of the part from then on."""
+    """Staged content is read before its rename and after it."""
     old = write_part(tmp_path, 0, TABLE)
     staged = stage(tmp_path, part_name(0), TABLE.slice(1))
     assert staged.staged is not None
@@ -70,8 +70,8 @@ def test_a_staged_part_is_found_before_and_after_its_rename(tmp_path: Path) -> N
     assert "bytes and should have" in (damage(tmp_path, old) or "")
 
 
-def test_a_discarded_part_is_not_there(tmp_path: Path) -> None:
-    """What was staged and is not wanted leaves the part as it was."""
+def test_a_discarded_part_is_removed(tmp_path: Path) -> None:
+    """A staged file that is discarded leaves the part unchanged."""
     old = write_part(tmp_path, 0, TABLE)
     discard(tmp_path, stage(tmp_path, part_name(0), TABLE.slice(1)))
     assert names(tmp_path) == [old.name]
@@ -94,7 +94,7 @@ def test_an_error_leaves_no_temporary_file(tmp_path: Path, at: str, monkeypatch:
     assert names(tmp_path) == []
 
 
-def test_what_is_wrong_with_a_part(tmp_path: Path) -> None:
+def test_damage_to_a_part_is_described(tmp_path: Path) -> None:
     """A part that is missing, too short or changed is named with what is wrong."""
     record = write_part(tmp_path, 0, TABLE)
     path = tmp_path / record.name

@@ -40,16 +40,16 @@ def two_groups(writer: DatasetWriter, first: dict[str, list[Any]], second: dict[
 
 
 class TestOutput:
-    def test_a_new_directory_is_made_with_its_parents(self, tmp_path: Path) -> None:
-        """Checking leaves nothing behind, creating makes the parents too."""
+    def test_a_new_directory_is_created_with_its_parents(self, tmp_path: Path) -> None:
+        """A check leaves nothing behind; creation creates the parents too."""
         out = tmp_path / "x" / "y"
         check_output(out)
         assert names(tmp_path) == []
         with DatasetWriter.create(out, HEADER):
             assert names(out) == [PRIVATE]
 
-    def test_an_empty_directory_will_do(self, tmp_path: Path) -> None:
-        """An empty directory, or one with what a dead process left before its first line, is as good as new."""
+    def test_an_empty_directory_can_be_used(self, tmp_path: Path) -> None:
+        """An empty directory, or one that a process left before its first record, can be used."""
         (tmp_path / PRIVATE).mkdir()
         (tmp_path / PRIVATE / ".manifest.log.tmp").write_bytes(b"half a hea")
         check_output(tmp_path)
@@ -57,8 +57,8 @@ class TestOutput:
             writer.finish()
         assert names(tmp_path) == [PRIVATE]
 
-    def test_a_used_directory_is_refused(self, tmp_path: Path) -> None:
-        """What is there is named and the way out is said, and nothing is written."""
+    def test_a_directory_with_content_is_an_error(self, tmp_path: Path) -> None:
+        """The error names the content and the next step, and nothing is written."""
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "other.txt").write_text("mine")
         for attempt in (check_output, lambda out: DatasetWriter.create(out, HEADER)):
@@ -66,17 +66,17 @@ class TestOutput:
                 attempt(tmp_path)
         assert names(tmp_path) == ["notes.txt", "other.txt"]
 
-    def test_a_file_is_refused(self, tmp_path: Path) -> None:
+    def test_a_file_is_an_error(self, tmp_path: Path) -> None:
         """Neither a file nor a place below a file can be the output."""
         file = tmp_path / "file"
         file.write_text("")
         with pytest.raises(OutputDirectoryError, match="is a file"):
             check_output(file)
-        with pytest.raises(OutputDirectoryError, match=r"cannot be made|not writable"):
+        with pytest.raises(OutputDirectoryError, match=r"cannot be created|not writable"):
             check_output(file / "below")
 
-    def test_a_place_without_room_is_refused(self) -> None:
-        """Where no file can be made, whoever asks, the output is not writable."""
+    def test_a_directory_that_is_not_writable_is_an_error(self) -> None:
+        """Where no file can be created, even as root, the output is not writable."""
         for place in ("/proc", "/proc/seedbed"):
             with pytest.raises(OutputDirectoryError, match=r"not writable|not empty"):
                 check_output(place)
@@ -90,7 +90,7 @@ class TestOutput:
         writer.close()
 
 
-def test_groups_are_parts_and_lines(tmp_path: Path) -> None:
+def test_groups_are_parts_and_records(tmp_path: Path) -> None:
     """Groups come in any order, each recorded with its rows, drops and counts; one without rows has no file."""
     drop = Drop(row=1, column="b", attempts=3, error="no", kind="Permanent")
     with DatasetWriter.create(tmp_path, replace(HEADER, rows=6)) as writer:
@@ -121,6 +121,21 @@ def test_a_group_is_written_once(tmp_path: Path) -> None:
     assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
 
 
+def test_the_root_never_holds_a_part_that_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step of writing a row group, each file of the root is listed in the manifest."""
+    steps: list[str] = []
+
+    def check(step: str) -> None:
+        steps.append(step)
+        listed = {part_name(index) for index in read(tmp_path).groups}
+        assert listed.issuperset(path.name for path in tmp_path.glob("*.parquet"))
+
+    with DatasetWriter.create(tmp_path, HEADER) as writer:
+        monkeypatch.setattr(faults, "hook", check)
+        two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
+    assert steps.count("part renamed") == 2
+
+
 @pytest.mark.parametrize("at", ["part written", "part synced"])
 def test_an_abandoned_group_does_not_exist(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that was abandoned before it listed its part leaves neither file nor record."""
@@ -137,7 +152,7 @@ def test_an_abandoned_group_does_not_exist(tmp_path: Path, at: str, monkeypatch:
 
 
 def test_checkpoints_of_several_threads(tmp_path: Path) -> None:
-    """Row groups written from many threads at once are all there, in order."""
+    """Row groups that several threads write at once are all listed, in order."""
     groups = 24
     barrier = threading.Barrier(4)
 
@@ -156,7 +171,7 @@ def test_checkpoints_of_several_threads(tmp_path: Path) -> None:
     assert dataset.to_polars()["a"].to_list() == [index for index in range(groups) for _ in range(2)]
 
 
-def test_a_checkpoint_writes_as_much_whatever_came_before(tmp_path: Path) -> None:
+def test_a_checkpoint_writes_the_same_amount_whatever_came_before(tmp_path: Path) -> None:
     """The hundredth checkpoint appends as many bytes to the manifest as the first, and touches no other file."""
     sizes = []
     with DatasetWriter.create(tmp_path, replace(HEADER, rows=200)) as writer:
@@ -171,7 +186,7 @@ def test_a_checkpoint_writes_as_much_whatever_came_before(tmp_path: Path) -> Non
 
 
 class TestAddRows:
-    def test_rows_go_where_they_belong(self, tmp_path: Path) -> None:
+    def test_rows_are_added_in_order(self, tmp_path: Path) -> None:
         """New rows are put between those that were there, and drops, revision and the content of the part follow."""
         drops = tuple(Drop(row=row, column="b", attempts=3, error="no", kind="failed") for row in (0, 2))
         with DatasetWriter.create(tmp_path, replace(HEADER, buffer_size=4)) as writer:
@@ -187,7 +202,7 @@ class TestAddRows:
         assert dataset.to_polars().rows() == [(1.0, "x"), (2.5, None), (3.0, "y")]
 
     def test_groups_that_had_no_rows_or_get_none(self, tmp_path: Path) -> None:
-        """A group without a part gets one, and one that gets no rows keeps what it had."""
+        """A group without a part gets one, and one that gets no rows is unchanged."""
         with DatasetWriter.create(tmp_path, replace(HEADER, rows=6)) as writer:
             two_groups(writer, {"a": []}, {"a": [1, 2]})
             writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [5]}, order=[0])
@@ -199,7 +214,7 @@ class TestAddRows:
         assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [5, 1, 2]
 
     def test_values_of_another_type(self, tmp_path: Path) -> None:
-        """A value that the column of the part cannot hold is kept as text, as it would be in a part made at once."""
+        """A value that the column of the part cannot hold turns the column into text, as in a part written at once."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(GroupRecord(index=0, start=0, stop=3), {"a": [1, 2], "b": [1, 2]})
             group = writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": ["x"], "b": [3]}, order=[0, 1, 2])
@@ -207,8 +222,8 @@ class TestAddRows:
             assert [conflict.column for conflict in group.conflicts] == ["a"]
         assert pq.read_table(tmp_path / part_name(0)).to_pydict() == {"a": ["1", "2", '"x"'], "b": [1, 2, 3]}
 
-    def test_given_up(self, tmp_path: Path) -> None:
-        """Rows that were given up before they counted leave everything as it was."""
+    def test_an_abandoned_addition(self, tmp_path: Path) -> None:
+        """An abandoned addition changes nothing."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [1]})
             assert (
@@ -220,8 +235,8 @@ class TestAddRows:
             assert names(tmp_path) == [part_name(0), PRIVATE]
         assert Dataset.open(tmp_path).to_polars()["a"].to_list() == [1]
 
-    def test_a_disk_that_refuses_the_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the new line cannot be written the old content counts and nothing is left behind."""
+    def test_a_record_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the new record cannot be written, the old content counts and no file is left."""
 
         def hook(name: str) -> None:
             if name == "record written":
@@ -251,8 +266,8 @@ class TestFinish:
         assert (tmp_path / part_name(1)).stat().st_ino == untouched.st_ino
         Dataset.open(tmp_path).verify()
 
-    def test_a_conflict_keeps_every_part(self, tmp_path: Path) -> None:
-        """A column that cannot be unified is reported with its part, which keeps its own types; the rest is unified."""
+    def test_a_conflict_changes_no_part(self, tmp_path: Path) -> None:
+        """A column that cannot be unified is reported and keeps its types in each part; other columns are unified."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, 2], "b": [1, 2]}, {"a": ["x", "y"], "b": [0.5, 1]})
             (conflict,) = writer.finish()
@@ -262,7 +277,7 @@ class TestFinish:
         Dataset.open(tmp_path).verify()
 
     def test_a_conflict_of_values_found_on_the_way(self, tmp_path: Path) -> None:
-        """An integer that no double holds keeps its part as it is."""
+        """A part with an integer that no double holds is unchanged."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [2**60 + 1, 2], "b": [1, 2]}, {"a": [0.5, 1.5], "b": [0.5, 1]})
             (conflict,) = writer.finish()
@@ -270,14 +285,14 @@ class TestFinish:
         assert pq.read_table(tmp_path / part_name(0)).to_pydict() == {"a": [2**60 + 1, 2], "b": [1.0, 2.0]}
 
     def test_a_conflict_inside_a_part_stays_reported(self, tmp_path: Path) -> None:
-        """Mixed values, kept as text, are a conflict at the end too, even where every other part has strings."""
+        """Mixed values, stored as text, are a conflict at the end too, even where every other part has strings."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, "x"]}, {"a": ["x", "y"]})
             (conflict,) = writer.finish()
-        assert "values of int and str (kept as JSON text)" in str(conflict)
+        assert "values of int and str (stored as JSON text)" in str(conflict)
 
-    def test_giving_up_in_between(self, tmp_path: Path) -> None:
-        """A finish that is given up leaves an unfinished directory that reads the same."""
+    def test_an_abandoned_finish(self, tmp_path: Path) -> None:
+        """An abandoned finish leaves an unfinished directory with the same rows."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, 2]}, {"a": [0.5, 1]})
             writer.finish(abandoned=lambda: True)
@@ -286,7 +301,7 @@ class TestFinish:
         assert dataset.to_polars()["a"].to_list() == [1.0, 2.0, 0.5, 1.0]
 
     def test_leftovers_are_removed(self, tmp_path: Path) -> None:
-        """Temporary files and parts without a line are gone at the end; files of others stay."""
+        """Temporary files and unlisted parts are removed at the end; other files stay."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
             for name in (".batch_0000009.parquet.abc.tmp", part_name(9), "readme.txt"):
@@ -296,8 +311,8 @@ class TestFinish:
 
 
 class TestOpen:
-    def test_going_on(self, tmp_path: Path) -> None:
-        """What a dead process left undone is cleared away, what it finished is kept, and the rest can be written."""
+    def test_resume_after_a_kill(self, tmp_path: Path) -> None:
+        """Unfinished work of a killed process is removed, finished work counts, and the rest can be written."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(GroupRecord(index=1, start=2, stop=4), {"a": [3, 4]})
         (tmp_path / part_name(0)).write_bytes(b"renamed, but never listed")
@@ -315,7 +330,7 @@ class TestOpen:
         assert (dataset.complete, dataset.damaged_ranges) == (True, ())
         assert dataset.to_polars()["a"].to_list() == [1, None, 3, 4]
 
-    def test_damaged_parts_are_not_there(self, tmp_path: Path) -> None:
+    def test_damaged_parts_do_not_count(self, tmp_path: Path) -> None:
         """A part that was changed, cut off or removed is named, and its row group can be written again."""
         with DatasetWriter.create(tmp_path, replace(HEADER, rows=8, publishes_at_end=True)) as writer:
             for index in range(4):
@@ -349,8 +364,8 @@ class TestOpen:
         assert dataset.complete
         assert dataset.to_polars()["a"].to_list() == [0, 0, 1, 1, 2, 2, 3, 3]
 
-    def test_damaged_records_are_cleared_away(self, tmp_path: Path) -> None:
-        """A damaged manifest is replaced by one that says what is left, and a second time nothing is damaged."""
+    def test_damaged_records_are_removed(self, tmp_path: Path) -> None:
+        """A damaged manifest is replaced by one of what is left, and a second time nothing is damaged."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
             writer.write_usage((("a", "small", 1, 2, 3, 0.5),))
@@ -388,7 +403,7 @@ class TestOpen:
         assert dataset.damage() == ()
         assert dataset.to_polars()["a"].to_list() == [1, 2, 3, 4]
 
-    def test_conflicts_are_remembered(self, tmp_path: Path) -> None:
+    def test_conflicts_are_stored(self, tmp_path: Path) -> None:
         """A conflict that was found before the process died is reported at the end."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [1, "x"]})
@@ -396,7 +411,7 @@ class TestOpen:
         with writer:
             assert [conflict.column for conflict in writer.finish()] == ["a"]
 
-    def test_a_foreign_directory_is_refused(self, tmp_path: Path) -> None:
+    def test_a_directory_of_another_program_is_an_error(self, tmp_path: Path) -> None:
         """Without a manifest nothing is opened and nothing removed."""
         (tmp_path / part_name(0)).write_bytes(b"someone's")
         with pytest.raises(ManifestError, match="is not a dataset"):

@@ -164,7 +164,7 @@ class Recorder:
     async def keep(self, key: Key, entries: Sequence[Entry]) -> None:
         """Store entries beyond the checkpoint that is to come."""
         async with self._alone():
-            await self._in_thread(lambda: self._journal.keep(key, entries))
+            await self._in_thread(lambda: self._journal.commit({key: entries}))
 
     async def free(self, key: Key) -> None:
         """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""

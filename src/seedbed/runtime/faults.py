@@ -24,7 +24,6 @@ POINTS = (
     "journal made",
     "journal written",
     "journal committed",
-    "journal kept",
     "journal freed",
     "journal recovered",
     "journal closed",

@@ -34,7 +34,7 @@ class Dataset:
     A complete dataset with after-generation processors has the rows that they returned, and `raw()` those before.
     """
 
-    # What the build did that has just made this; there is none in a directory that is only opened.
+    # The report of the build that returned this; None if the directory was only opened.
     report: BuildReport | None = None
 
     def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False) -> None:
@@ -156,9 +156,9 @@ class Dataset:
             raise PartError(f"in {str(self.path)!r}: {'; '.join(found)}")
 
     def damage(self) -> tuple[str, ...]:
-        """Read every file, the manifest and the journal too, and say what is damaged and what that costs.
+        """Read every file, the manifest and the journal too; return one sentence for each damage and what it costs.
 
-        One sentence each; nothing is changed. `seedbed resume` makes again what is lost.
+        Nothing is changed. `seedbed resume` generates again what is lost.
         """
         manifest = self._manifest
         found = list(manifest.damage)

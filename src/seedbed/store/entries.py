@@ -78,7 +78,7 @@ class Failed(_Entry, frozen=True, kw_only=True, tag=2):
 
 
 class Answer(_Entry, frozen=True, kw_only=True, tag=3):
-    """One call of several that a cell makes was answered; `key` is its idempotency key."""
+    """The answer to one of several calls of a cell; `key` is its idempotency key."""
 
     column: str
     row: int

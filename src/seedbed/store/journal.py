@@ -193,7 +193,7 @@ class Journal:
 
     def __init__(self, directory: Path, index: _Index, *, trusted: bool) -> None:
         self.directory = directory
-        # Entries that could not be stored, by column; changed by `commit` and `keep`.
+        # Entries that could not be stored, by column; changed by `commit`.
         self.unpicklable: Counter[str] = Counter()
         self._trusted = trusted
         self._lock = threading.Lock()  # guards all that follows
@@ -247,24 +247,19 @@ class Journal:
     ) -> int:
         """Make entries, in order by key, and states durable; return how many entries are: all that can be stored.
 
-        `usage` is that of all runs and `finished` the number of row groups in the manifest, each if it changed.
-        `StoreError` if the commit cannot be written or the directory is gone; then nothing of it is durable.
+        Entries of a long-lived key replace those that are stored there. `usage` is that of all runs and `finished` the
+        number of row groups in the manifest, each if it changed. `StoreError` if the commit cannot be written or the
+        directory is gone; then nothing of it is durable.
         """
         stored, unpicklable = self._encode(groups)
         with self._lock:
+            for key in groups:
+                if key.is_long_lived:
+                    self._free(key)
             self._append(stored, states=states, usage=usage, finished=finished)
             faults.reach("journal committed")
             self.unpicklable.update(unpicklable)
         return sum(each.count for each in stored)
-
-    def keep(self, key: Key, entries: Sequence[Entry]) -> None:
-        """Store these under a long-lived key in place of what is stored there."""
-        stored, unpicklable = self._encode({key: entries})
-        with self._lock:
-            self._free(key)
-            self._append(stored)
-            faults.reach("journal kept")
-            self.unpicklable.update(unpicklable)
 
     def read(self, key: Key) -> list[Entry]:
         """Return the entries of a key, in the order of their commits."""

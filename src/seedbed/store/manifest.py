@@ -1,8 +1,8 @@
-"""The manifest: an append-only log that says what the dataset directory holds.
+"""The manifest: an append-only log of what the dataset directory holds.
 
-A record of the log holds one record of the manifest as JSON. A checkpoint appends one whatever came before it, so it
-costs the same for the first row group and the millionth. Damage costs only the records it hits. The header, without
-which a directory is no dataset, is written twice.
+A record of the log holds one record of the manifest as JSON. A checkpoint appends one, so it costs the same for the
+first row group and the millionth. Damage costs only the records that it hits. The header, without which a directory is
+no dataset, is written twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .records import (
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from .entries import Usage
@@ -62,7 +62,7 @@ class Manifest:
     length: int = 0
 
     def apply(self, record: Record) -> None:
-        """Take in the next record; of two that say the same thing the last one counts."""
+        """Apply the next record; the last one of a kind counts."""
         match record:
             case Header():
                 # The unified schema and the published files of a dataset that was grown cover only a part of it.
@@ -113,7 +113,7 @@ class Manifest:
 
     @property
     def complete(self) -> bool:
-        """Whether the build said that it finished and every row group is there."""
+        """True if the build finished and every row group is listed."""
         return self.finished is not None and all(index in self.groups for index in range(self.expected_groups))
 
 
@@ -124,22 +124,21 @@ def encode(record: Record) -> bytes:
 
 def _check_names(record: Record) -> None:
     """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
-    named: list[tuple[str | None, str]] = []  # each name that a part has until it is renamed, and the one after that
-    wrong: list[str] = []
+    named: list[tuple[PartRecord | None, tuple[str, ...]]] = []
     match record:
         case GroupRecord(index=index, part=part, generated=generated):
-            named = [(each.staged, each.name) for each in (part, generated) if each is not None]
-            wrong = [part.name] if part and part.name not in (part_name(index), internal_name(index)) else []
-            wrong += [generated.name] if generated and generated.name != generated_name(index) else []
+            named = [(part, (part_name(index), internal_name(index))), (generated, (generated_name(index),))]
         case Published(parts=parts):
-            named = [(each.staged, each.name) for each in parts]
-            wrong = [each.name for at, each in enumerate(parts) if each.name != part_name(at)]
-        case Finished(dropped=PartRecord() as dropped):
-            named = [(dropped.staged, dropped.name)]
-            wrong = [dropped.name] if dropped.name != DROPPED else []
-    wrong += [staged for staged, name in named if staged is not None and not is_staged_name(staged, name)]
-    if wrong:
-        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {wrong[0]!r}")
+            named = [(part, (part_name(at),)) for at, part in enumerate(parts)]
+        case Finished(dropped=dropped):
+            named = [(dropped, (DROPPED,))]
+    for found, names in named:
+        if found is None or (
+            found.name in names and (found.staged is None or is_staged_name(found.staged, found.name))
+        ):
+            continue
+        wrong = found.staged if found.name in names else found.name
+        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {wrong!r}")
 
 
 def parse(data: bytes) -> Manifest:
@@ -159,12 +158,12 @@ def parse(data: bytes) -> Manifest:
 
 
 def is_dataset(directory: Path) -> bool:
-    """Whether there is a manifest in this directory."""
+    """True if there is a manifest in this directory."""
     return (directory / MANIFEST_NAME).is_file()
 
 
 def read(directory: Path) -> Manifest:
-    """Read the manifest of a dataset directory; `ManifestError` if there is none that can be used."""
+    """Read the manifest of a dataset directory; `ManifestError` if it is missing or unusable."""
     path = directory / MANIFEST_NAME
     try:
         data = read_file(directory, MANIFEST_NAME)
@@ -189,7 +188,7 @@ def read(directory: Path) -> Manifest:
 
 
 def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
-    """Raise `ManifestError` if a row group has other rows than its number says."""
+    """Raise `ManifestError` if the rows of a row group are not those of its number."""
     layout = header.layout
     if any(before > after for before, after in pairwise((*header.segments, header.rows))):
         raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
@@ -202,7 +201,7 @@ def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
 
 
 def lock(file: io.FileIO, *, exclusive: bool) -> bool:
-    """Take the lock of an open manifest, which dies with its owner; false if another has it."""
+    """Take the lock of an open manifest, which its process releases when it dies; False if another process has it."""
     if sys.platform == "win32":
         return True
     import fcntl  # noqa: PLC0415 - not there on Windows
@@ -215,7 +214,7 @@ def lock(file: io.FileIO, *, exclusive: bool) -> bool:
 
 
 def is_being_written(directory: Path) -> bool:
-    """Whether a process is writing the dataset in this directory now."""
+    """True if a process is writing the dataset in this directory."""
     try:
         with open_file(directory, MANIFEST_NAME) as file:
             return not lock(file, exclusive=False)
@@ -223,12 +222,7 @@ def is_being_written(directory: Path) -> bool:
         return False
 
 
-def append(file: io.FileIO, record: Record) -> None:
-    """Append a record and wait until it is on disk; after an error the file ends where it ended before."""
-    write(file, [record])
-
-
-def write(file: io.FileIO, records: Iterable[Record]) -> None:
-    """Append several records as one."""
+def append(file: io.FileIO, *records: Record) -> None:
+    """Append records as one and wait until they are on disk; after an error the file ends where it ended before."""
     log.append(file, b"".join(map(encode, records)), written="record written")
     faults.reach("record synced")

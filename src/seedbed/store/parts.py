@@ -87,12 +87,13 @@ def stage(directory: Path, name: str, table: pa.Table) -> PartRecord:
 
 
 def place(directory: Path, part: PartRecord) -> PartRecord:
-    """Give a staged file the name of its part, in place of what had it before; the record no longer has `staged`."""
+    """Rename a staged file to the name of its part, replacing what has that name; return the part without `staged`."""
     if part.staged is not None:
-        rename(directory, part.staged, part.name)
-        faults.reach("part renamed")
-        sync_directory((directory / part.name).parent)
-        faults.reach("part directory synced")
+        with suppress(FileNotFoundError):  # renamed already, by a process that died after that
+            rename(directory, part.staged, part.name)
+            faults.reach("part renamed")
+            sync_directory((directory / part.name).parent)
+            faults.reach("part directory synced")
     return msgspec.structs.replace(part, staged=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Self, TypeAlias
 
 import attrs
@@ -20,8 +21,8 @@ from .schema import Conflict, canonical
 class Layout:
     """`rows` rows in groups of `size`; a dataset that was grown begins anew at each row of `segments`.
 
-    Groups that were there before keep their rows: the last of those requested first may be short, and the rows
-    that were requested later are in new groups.
+    Earlier groups keep their rows: the last one of a segment may be short, and rows that were requested later are in
+    new groups.
     """
 
     rows: int
@@ -30,36 +31,32 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
-        return sum(self._groups(start, stop) for start, stop in self._runs())
+        """The number of groups."""
+        return sum(map(len, self._runs()))
 
     def group_rows(self, index: int) -> range:
-        """The rows of a group."""
-        first = 0
-        for start, stop in self._runs():
-            groups = self._groups(start, stop)
-            if index < first + groups:
-                begin = start + (index - first) * self.size
-                return range(begin, min(begin + self.size, stop))
-            first += groups
-        raise IndexError(f"there is no row group {index}, only {first}")
+        """Return the rows of a group."""
+        left = index
+        for run in self._runs():
+            if left < len(run):
+                return range(run[left], min(run[left] + self.size, run.stop))
+            left -= len(run)
+        raise IndexError(f"there is no row group {index}, only {self.count}")
 
     def grown(self, rows: int) -> Self:
-        """The same groups, and others for the rows that come on top."""
+        """Return the same groups, and others for the rows that were added."""
         last = self.segments[-1] if self.segments else 0
         is_short = (self.rows - last) % self.size > 0
         return attrs.evolve(self, rows=rows, segments=(*self.segments, self.rows) if is_short else self.segments)
 
-    def _runs(self) -> list[tuple[int, int]]:
-        return list(zip((0, *self.segments), (*self.segments, self.rows), strict=True))
-
-    def _groups(self, start: int, stop: int) -> int:
-        return -(-(stop - start) // self.size)
+    def _runs(self) -> list[range]:
+        """The first rows of the groups of each segment."""
+        return [range(*run, self.size) for run in pairwise((0, *self.segments, self.rows))]
 
 
 FORMAT = 2
 
-# Records are read from files that may come from someone else: msgspec refuses fields of other types and ranges.
+# Records are read from files that may come from someone else: msgspec checks the types and ranges of fields.
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 # Rows are counted with `len(range(...))`.
 _Rows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -96,7 +93,7 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     columns: tuple[str, ...]
     declared: pa.Schema = pa.schema([])
     fingerprint: dict[str, Any] = {}
-    # The recipe file that is kept beside the manifest, should that be lost.
+    # A copy of the recipe file that is stored beside the manifest.
     recipe: str | None = None
     # The root is published from all row groups at the end, and these are stored in `.seedbed/parts` until then.
     publishes_at_end: bool = False

@@ -143,7 +143,7 @@ def _is_number(arrow: pa.DataType) -> bool:
 
 
 def fits(found: Any, wanted: Any) -> bool:
-    """Whether values of one type may be cast to another; the cast itself still refuses a value that would be lost."""
+    """True if values of one type may be cast to another; the cast itself still raises where a value would be lost."""
     if found == wanted or pa.types.is_null(found):
         return True
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
@@ -236,7 +236,7 @@ def _unite_numbers(one: Any, other: Any) -> pa.DataType | None:
 
 @attrs.frozen(kw_only=True)
 class Conflict:
-    """A column whose values could not have the type they should; the part that holds them kept them as `found`."""
+    """A column whose values do not fit the type `expected`; the part has them as `found`."""
 
     column: str = attrs.field(validator=instance_of(str))
     part: str = attrs.field(validator=instance_of(str))
@@ -271,7 +271,7 @@ def unify(
             wanted = declared.get(field.name)
             before = united.get(field.name, pa.null()) if wanted is None else wanted
             # Under a declared type a part has exactly that type, or null where a processor left the column out;
-            # anything else is a misfit that was kept as it came.
+            # anything else is a misfit that was stored as it came.
             exact = wanted is None or field.type == wanted or pa.types.is_null(field.type)
             after = unite(before, field.type) if exact else None
             if after is None:
@@ -307,7 +307,9 @@ def arrow_table(
         except Exception as error:  # noqa: BLE001 - a user's object may raise anything; its row group must be written
             array, found = text_array(list(columns[name])), str(error) or type(error).__name__
             expected = str(wanted) if wanted is not None else "values of one type"
-            conflicts.append(Conflict(column=name, part=part, found=f"{found} (kept as JSON text)", expected=expected))
+            conflicts.append(
+                Conflict(column=name, part=part, found=f"{found} (stored as JSON text)", expected=expected)
+            )
             wanted = None
         if wanted is not None and array.type != wanted:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from .files import PRIVATE, create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
-from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
+from .manifest import MANIFEST_NAME, Manifest, append, lock, read
 from .parts import (
     DROPPED,
     PARTS,
@@ -46,8 +46,7 @@ _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
 def check_output(out: str | os.PathLike[str]) -> Path:
     """Return the output directory if a dataset can be written there, and leave nothing behind.
 
-    `OutputDirectoryError` if it is not empty, not a directory or not writable; one that is not there yet is fine if it
-    could be made.
+    `OutputDirectoryError` if it is not empty, not a directory or not writable, or is missing and cannot be created.
     """
     directory = Path(out)
     try:
@@ -64,7 +63,7 @@ def check_output(out: str | os.PathLike[str]) -> Path:
 
 
 def _refuse_used(directory: Path) -> None:
-    # What a process that died before its first record left behind is no reason to refuse.
+    # Files of a process that died before its first record do not count.
     found = sorted(path.name for path in directory.iterdir() if not is_temporary(path) and not _is_leftover(path))
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -80,9 +79,9 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _probe(existing: Path, directory: Path) -> None:
-    # Permission bits do not tell (root, read-only mounts, quotas): only a file that was really made does.
+    # Permission bits are not enough (root, read-only mounts, quotas): only creating a file shows it.
     if not existing.is_dir():
-        raise OutputDirectoryError(f"the output {str(directory)!r} cannot be made: {str(existing)!r} is a file")
+        raise OutputDirectoryError(f"the output {str(directory)!r} cannot be created: {str(existing)!r} is a file")
     with tempfile.NamedTemporaryFile(dir=existing, prefix=".", suffix=".tmp"):
         pass
 
@@ -110,24 +109,22 @@ class DatasetWriter:
     the process, releases it).
     """
 
-    def __init__(self, directory: Path, file: io.FileIO, header: Header) -> None:
+    def __init__(self, directory: Path, file: io.FileIO, header: Header, manifest: Manifest) -> None:
         self.path = directory
         self.header = header
         self.declared: dict[str, pa.DataType] = {field.name: field.type for field in header.declared}
         self._file = file
         self._replaced: io.FileIO | None = None
-        # Guards the manifest file and what it lists, which grows by one entry a row group.
+        # Guards the manifest, in the file and here.
         self._lock = threading.Lock()
+        self._manifest = manifest
         self._closing = False
-        self._groups: dict[int, GroupRecord] = {}
-        # The files in the root, where these are published at the end.
-        self._published: tuple[PartRecord, ...] = ()
 
     @property
     def groups(self) -> list[GroupRecord]:
         """The row groups that are listed, in order."""
         with self._lock:
-            return [group for _, group in sorted(self._groups.items())]
+            return self._manifest.in_order
 
     def _part_name(self, index: int) -> str:
         return internal_name(index) if self.header.publishes_at_end else part_name(index)
@@ -148,7 +145,7 @@ class DatasetWriter:
             sync_directory(directory / PRIVATE)
             sync_directory(directory)
             faults.reach("manifest directory synced")
-        return cls(directory, file, header)
+        return cls(directory, file, header, Manifest(header=header))
 
     @classmethod
     def open(
@@ -162,7 +159,7 @@ class DatasetWriter:
         manifest, `OutputDirectoryError` if another process writes it.
         """
         directory = Path(out)
-        read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
+        read(directory)  # raises for what is no dataset before anything is opened for writing
         with _closed_on_error(directory) as opened:
             refuse_links(directory)
             file = opened.enter_context(open_file(directory, MANIFEST_NAME, writable=True))
@@ -173,10 +170,10 @@ class DatasetWriter:
             manifest = read(directory)
             file.truncate(manifest.length)
             assert manifest.header is not None, "read() refuses a manifest without a header"
-            writer = cls(directory, file, manifest.header)
+            writer = cls(directory, file, manifest.header, manifest)
             opened.enter_context(writer)
-            lost = (*manifest.damage, *writer._take_groups(manifest))
-            found = (*lost, *writer._take_others(manifest))
+            lost = (*manifest.damage, *writer._check_groups())
+            found = (*lost, *writer._check_others())
             if lost:
                 # States of stateful generators include calls whose values are lost.
                 manifest.states = None
@@ -186,32 +183,30 @@ class DatasetWriter:
             writer._remove_leftovers()
         return writer, manifest, found
 
-    def _take_groups(self, manifest: Manifest) -> Iterator[str]:
-        """Take over row groups whose parts are whole; take the others out of the manifest and describe each."""
-        for index, group in list(manifest.groups.items()):
+    def _check_groups(self) -> Iterator[str]:
+        """Take row groups whose parts are damaged out of the manifest and describe each."""
+        for group in self._manifest.in_order:
             wrong = None if group.part is None else damage(self.path, group.part)
-            if wrong is None:
-                self._groups[index] = group
-            else:
-                del manifest.groups[index]
+            if wrong is not None:
+                del self._manifest.groups[group.index]
                 yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are generated again"
 
-    def _take_others(self, manifest: Manifest) -> Iterator[str]:
+    def _check_others(self) -> Iterator[str]:
         """Rename what is still staged; take damaged files that cost no rows out of the manifest and describe each."""
-        for index, group in self._groups.items():
+        manifest = self._manifest
+        for group in manifest.in_order:
             wrong = None if group.generated is None else damage(self.path, group.generated)
             if wrong is not None:
                 yield f"{wrong}; its row group is complete"
-            whole = group if wrong is None else replace(group, generated=None)
-            self._groups[index] = manifest.groups[index] = self._placed(whole)
+            manifest.groups[group.index] = self._placed(group if wrong is None else replace(group, generated=None))
         if manifest.published is not None:
-            parts = manifest.published.parts
-            found = [wrong for part in parts if (wrong := damage(self.path, part)) is not None]
+            found = [wrong for part in manifest.published.parts if (wrong := damage(self.path, part)) is not None]
             if found:
                 manifest.published = manifest.finished = None
                 yield from (f"{wrong}; the processors over the whole dataset run again" for wrong in found)
             else:
-                self._published = tuple(map(self._placed_part, parts))
+                for part in manifest.published.parts:
+                    place(self.path, part)
         if manifest.finished is not None and manifest.finished.dropped is not None:
             wrong = damage(self.path, manifest.finished.dropped)
             if wrong is not None:
@@ -219,29 +214,24 @@ class DatasetWriter:
                 yield f"{wrong}; it is written again"
 
     def _placed(self, group: GroupRecord) -> GroupRecord:
-        """Rename what is staged of a listed group; it may be renamed already, if a process died after that."""
-        part, generated = (None if each is None else self._placed_part(each) for each in (group.part, group.generated))
+        """Rename the staged files of a listed group."""
+        part, generated = (None if each is None else place(self.path, each) for each in (group.part, group.generated))
         return replace(group, part=part, generated=generated)
 
-    def _placed_part(self, part: PartRecord) -> PartRecord:
-        with suppress(FileNotFoundError):
-            place(self.path, part)
-        return replace(part, staged=None)
-
     def _renew(self, manifest: Manifest) -> None:
-        """Put a manifest that says what this one says in the place of the damaged one."""
-        # The old one stays open, and with it locked: a process that has it open already must not take it for free.
+        """Replace a damaged manifest by one with the records of this one."""
+        # The old file stays open and thereby locked: a process that has opened it already must not get its lock.
         self._replaced = self._file
         self._file = create(self.path, _TEMPORARY)
         _lock_file(self._file, self.path)
-        write(self._file, manifest.records())
+        append(self._file, *manifest.records())
         rename(self.path, _TEMPORARY, MANIFEST_NAME)
         faults.reach("manifest renamed")
         sync_directory(self.path / PRIVATE)
         faults.reach("manifest directory synced")
 
     def grow(self, header: Header) -> None:
-        """Let another header count from now on: that of a dataset with more rows, or of code that changed.
+        """Replace the header: the dataset has more rows now, or its code changed.
 
         `publish` and `finish` are due again; published files stay in the root until then.
         """
@@ -268,7 +258,7 @@ class DatasetWriter:
         """
         name = self._part_name(group.index)
         with self._alone():
-            before = self._groups.get(group.index)
+            before = self._manifest.groups.get(group.index)
         # A group that was skipped as a whole has no rows: it may be generated later.
         if order is None and before is not None and before.skipped is None:
             raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
@@ -302,7 +292,7 @@ class DatasetWriter:
         """
         try:
             self._append(group)
-        except BaseException:
+        except StoreError:
             discard(self.path, *group.parts)
             raise
         faults.reach("part listed")
@@ -310,7 +300,7 @@ class DatasetWriter:
             remove(self.path, self._part_name(group.index))
         if group.generated is None:
             remove(self.path, generated_name(group.index))
-        self._groups[group.index] = group = self._placed(group)
+        self._manifest.groups[group.index] = group = self._placed(group)
         return group
 
     def write_usage(self, usage: Usage) -> None:
@@ -319,7 +309,7 @@ class DatasetWriter:
             self._append(UsageRecord(entries=usage))
 
     def write_states(self, states: Mapping[str, bytes]) -> None:
-        """Note the states of stateful generators now that everything is made."""
+        """Record the states of stateful generators when everything is generated."""
         with self._lock:
             self._append(States(states=dict(states)))
 
@@ -351,7 +341,7 @@ class DatasetWriter:
         Parts are rewritten one at a time and only where they differ, until `abandoned()` turns true.
         """
         with self._alone():
-            groups = [group for _, group in sorted(self._groups.items())]
+            groups = self._manifest.in_order
             schema, found = unify(
                 ((group.part.name, group.part.schema) for group in groups if group.part is not None),
                 declared=self.declared,
@@ -399,12 +389,14 @@ class DatasetWriter:
             with self._alone():
                 if abandoned():
                     return False
-                before, after = sum(group.rows for group in self._groups.values()), table.num_rows
+                before, after = sum(group.rows for group in self._manifest.groups.values()), table.num_rows
                 resized = ((processors, max(0, before - after), max(0, after - before)),)
                 schema = table.schema.remove_metadata()
                 self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
                 faults.reach("published listed")
-                self._published, parts = tuple(map(self._placed_part, parts)), []
+                placed, parts = parts, []
+                for part in placed:
+                    place(self.path, part)
         finally:
             discard(self.path, *parts)
         return True
@@ -416,7 +408,7 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory; nothing can be written any more. Never waits: a thread that writes does it after."""
+        """Release the directory. Never waits: a thread that is writing releases it when it is done."""
         self._closing = True
         self._close_if_free()
 
@@ -444,10 +436,12 @@ class DatasetWriter:
             append(self._file, record)
         except OSError as error:
             raise StoreError(f"the manifest in {str(self.path)!r} cannot be written: {error}") from error
+        self._manifest.apply(record)
 
     def _remove_leftovers(self) -> None:
-        listed = {part.name for group in self._groups.values() for part in group.parts}
-        listed.update(part.name for part in self._published)
+        manifest = self._manifest
+        listed = {part.name for group in manifest.groups.values() for part in group.parts}
+        listed.update(part.name for part in (manifest.published.parts if manifest.published is not None else ()))
         for folder in ("", f"{PRIVATE}/", f"{PARTS}/"):
             if not (self.path / folder).is_dir():
                 continue
