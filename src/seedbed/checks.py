@@ -43,7 +43,8 @@ def expect(expected: str, accepts: Callable[[Any], bool]) -> Validator:
     def validate(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if not accepts(value):
             prefix = getattr(instance, "error_prefix", "")
-            raise ConfigError(f"{prefix}{attribute.name} must be {expected}, not {value!r}", field=attribute.name)
+            name = attribute.alias or attribute.name  # as its user writes it
+            raise ConfigError(f"{prefix}{name} must be {expected}, not {value!r}", field=name)
 
     return validate
 

@@ -3,39 +3,17 @@
 ::
 
     SeedbedError
-    ├── DatasetGenerationError      a recipe that cannot be built; lists every problem (before anything runs)
-    ├── ConfigError (ValueError)    an option that is unknown or outside its range (before anything runs)
-    ├── CellError                   why one task failed; column code may raise these
-    │   ├── RateLimited             flow control: the server rate-limited the call, which may be sent again later
-    │   ├── Retryable               the same call may succeed later
-    │   │   └── CellTimeout         the cell exceeded its timeout
-    │   └── Permanent               the same call would fail again
-    │       ├── ModelMisconfigured  a model cannot be called as configured: its key, name, URL, quota or certificate
-    │       ├── BadOutput           a generator returned something that does not fit its column
-    │       └── WorkerCrashed       the process that ran the cell died
-    ├── BuildError                  the run ended before the dataset was complete; carries the report
-    │   ├── BuildStopped            ended on purpose; the directory is intact
-    │   │   ├── EarlyShutdown       the error rate exceeded its threshold
-    │   │   ├── DeadlineExceeded    the build's deadline passed
-    │   │   ├── QuotaExhausted      a key was rate-limited without a single success for `throttle_patience`
-    │   │   ├── BudgetExceeded      the next call could exceed max_cost or max_tokens
-    │   │   ├── ThreadsStuck        threads that overran hold every slot or a stateful generator
-    │   │   └── Interrupted         Ctrl-C or SIGTERM
-    │   ├── Stalled                 nothing runs and nothing can run: a defect of the engine
-    │   └── ProcessorFailed         a processor raised after its rows were generated
-    ├── PlanError                   a plan or a request; has a stable code
-    │   ├── InvalidPlan             the plan does not validate; lists every problem with its JSON path
-    │   ├── InvalidRequest          INVALID_REQUEST
-    │   ├── Overloaded              OVERLOADED: rejected at once, or its deadline could not be met
-    │   ├── RequestDeadlineExceeded DEADLINE_EXCEEDED
-    │   ├── NodeTimeout             NODE_TIMEOUT
-    │   ├── NodeFailed              NODE_FAILED
-    │   └── EndpointUnavailable     ENDPOINT_UNAVAILABLE
-    └── StoreError                  the dataset directory
-        ├── OutputDirectoryError    not empty, not writable, or not a directory
-        ├── ManifestError           the manifest is missing, damaged or of another build
-        ├── PartError               a part is missing or damaged
-        └── SchemaConflict          parts whose types cannot be unified
+    ├── DatasetGenerationError, ConfigError (also a ValueError)
+    ├── CellError
+    │   ├── RateLimited
+    │   ├── Retryable: CellTimeout
+    │   └── Permanent: ModelMisconfigured, BadOutput, WorkerCrashed
+    ├── BuildError
+    │   ├── BuildStopped: EarlyShutdown, DeadlineExceeded, QuotaExhausted, BudgetExceeded, ThreadsStuck, Interrupted
+    │   └── Stalled, ProcessorFailed
+    ├── PlanError: InvalidPlan, InvalidRequest, Overloaded, RequestDeadlineExceeded, NodeTimeout, NodeFailed,
+    │              EndpointUnavailable
+    └── StoreError: OutputDirectoryError, ManifestError, PartError, SchemaConflict
 """
 
 from __future__ import annotations
@@ -77,7 +55,7 @@ class ConfigError(SeedbedError, ValueError):
 
 
 class CellError(SeedbedError):
-    """Why one task failed."""
+    """Why one task failed; column code may raise the subclasses."""
 
 
 class RateLimited(CellError):
@@ -88,11 +66,7 @@ class RateLimited(CellError):
     """
 
     def __init__(
-        self,
-        message: str = "rate limited",
-        *,
-        retry_after: float | str | None = None,
-        reset: float | str | None = None,
+        self, message: str = "rate limited", *, retry_after: float | str | None = None, reset: float | str | None = None
     ) -> None:
         super().__init__(message)
         self.retry_after = retry_after
@@ -142,11 +116,11 @@ class BuildError(SeedbedError):
 
 
 class Stalled(BuildError):
-    """Nothing runs and nothing can run, but the build is not finished; the message names what waits for what."""
+    """A defect of the engine: the build is not finished and no task can run; the message names what waits for what."""
 
 
 class BuildStopped(BuildError):
-    """The run was ended on purpose; checkpointed row groups stay."""
+    """The run was ended on purpose; the directory is intact and finished row groups stay."""
 
 
 class EarlyShutdown(BuildStopped):
@@ -173,11 +147,11 @@ class BudgetExceeded(BuildStopped):
 
 
 class ThreadsStuck(BuildStopped):
-    """Threads that overran their timeout hold every execution slot, or a stateful generator."""
+    """Threads that exceeded their timeout hold every execution slot, or a stateful generator."""
 
     def __init__(self, columns: Sequence[str], held: str, grace: float) -> None:
         names = ", ".join(repr(name) for name in columns)
-        super().__init__(f"threads that overran their timeout have held {held} for {grace:g} s; their columns: {names}")
+        super().__init__(f"threads that exceeded their timeout have held {held} for {grace:g} s; columns: {names}")
         self.columns = tuple(columns)
 
 

@@ -105,7 +105,7 @@ def test_check_tells_all_problems_at_once(tmp_path: Path) -> None:
 def test_check_tells_the_line_of_what_only_the_whole_recipe_shows(tmp_path: Path) -> None:
     """Columns that can be read, but not put together, have their line too."""
     path = recipe(tmp_path, '  - {name: three, type: llm-text, model: wrter, prompt: "Hm."}\n')
-    assert "recipe.yaml:9: columns[3]: column 'three' uses model 'wrter'" in seedbed("check", path).out
+    assert "recipe.yaml:9: columns[3]: column 'three': model 'wrter'" in seedbed("check", path).out
     path = recipe(tmp_path, '  - {name: four, type: expression, expr: "sars >= 4"}\n')
     assert "recipe.yaml:9: column 'four' requires 'sars'" in seedbed("check", path).out
 

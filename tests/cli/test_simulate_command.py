@@ -80,7 +80,7 @@ def test_a_run_that_would_end_early(tmp_path: Path) -> None:
     [
         (["--latency", "writer"], "--latency takes NAME=VALUE, not 'writer'"),
         (["--latency", "wirter=1"], "belongs to neither a model nor a column; did you mean 'writer'?"),
-        (["--rate-limited", "writer=often"], "--rate-limited: 'often' is not a number"),
+        (["--rate-limited", "writer=often"], "the profile of 'writer': 'often' is neither a number nor a distribution"),
         (["--vary", "buffer_size"], "PATH=VALUE,VALUE"),
         (["--vary", "models.writer.nope=1"], "unknown field 'nope'"),
         (["--profile", "no-such-file.yaml"], "cannot be read"),

@@ -85,7 +85,7 @@ class Script:
 async def environment(models: dict[str, ModelSpec], **options: Any) -> AsyncIterator[Environment]:
     """What makers need, with clients that are open."""
     async with open_models(models) as clients:
-        yield Environment(models=models, client=clients.__getitem__, **options)
+        yield Environment(models=models, clients=clients, **options)
 
 
 async def fill(spec: ColumnSpec, script: Script, /, context: FakeContext | None = None, **values: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import seedbed
-from seedbed.columns.spec import Environment, make_column, make_processor
+from seedbed.columns.spec import Environment, make_processor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ def made(recipe: Recipe, **environment: Any) -> list[seedbed.Column]:
     """The engine's columns of a recipe."""
     models: Any = recipe.models
     here = Environment(seed=recipe.seed, models=models, base=recipe.base, **environment)
-    return list(recipe.resolve(lambda spec: make_column(spec, here)))
+    return list(recipe.resolve(here))
 
 
 def grown(

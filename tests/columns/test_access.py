@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 import seedbed as sb
-from seedbed.columns.spec import Access, Contact, Grants
+from seedbed.columns.spec import Access, Grants
 from seedbed.engine.source import make_source
 from seedbed.errors import ConfigError, DatasetGenerationError, SeedbedError
+from seedbed.recipe.recipe import Contact
 
 CERTIFICATE = Path(__file__).parents[1] / "models" / "loopback.pem"
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,7 +15,7 @@ import seedbed
 from seedbed.columns import Model  # noqa: TC001  the same
 from seedbed.columns.base import CellContext  # noqa: TC001  its name is evaluated
 from seedbed.columns.custom import Custom, column, used_models
-from seedbed.columns.spec import Environment
+from seedbed.columns.spec import Access, Environment
 from seedbed.errors import ConfigError, DatasetGenerationError, Retryable
 from seedbed.graph import Kind
 from seedbed.models.base import ChatAnswer, ChatRequest, Tokens
@@ -23,7 +24,6 @@ from seedbed.runtime.throttle import KeyLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 @attrs.frozen(kw_only=True)
@@ -140,7 +140,7 @@ def test_models_by_alias() -> None:
     made_ = made(recipe)
     assert [each.key for each in made_] == [None, "echo/echo/chat", "echo/fast/chat"]
     assert made_[2].requires == ("greeting",)
-    preview = seedbed.preview(made(recipe, client=ECHOES.__getitem__), rows=2)
+    preview = seedbed.preview(made(recipe, clients=ECHOES), rows=2)
     assert preview.to_polars()["both"].to_list() == [f"fast: echo: hello {row}|echo: again|{row}" for row in (0, 1)]
 
 
@@ -152,7 +152,7 @@ def test_a_sync_function_reaches_its_model() -> None:
         return context.run(writer.chat, f"row {number}")
 
     recipe = Recipe(columns=[number, asked], models=ECHOES)
-    assert grown(recipe, 2, client=ECHOES.__getitem__)["asked"].to_list() == ["echo: row 0", "echo: row 1"]
+    assert grown(recipe, 2, clients=ECHOES)["asked"].to_list() == ["echo: row 0", "echo: row 1"]
 
 
 def test_a_frame_function_reaches_its_model() -> None:
@@ -163,7 +163,7 @@ def test_a_frame_function_reaches_its_model() -> None:
         return [await writer.chat(str(each)) for each in frame["number"]]
 
     recipe = Recipe(columns=[number, asked], models=ECHOES)
-    assert grown(recipe, 2, client=ECHOES.__getitem__)["asked"].to_list() == ["echo: 0", "echo: 1"]
+    assert grown(recipe, 2, clients=ECHOES)["asked"].to_list() == ["echo: 0", "echo: 1"]
 
 
 def test_what_may_be_declared() -> None:
@@ -249,7 +249,7 @@ def test_objects_with_a_method() -> None:
         columns=[number, Custom("counted", counter), Custom("asked", asker, models={"writer": "fast"})], models=ECHOES
     )
     assert made(recipe)[1].is_stateful
-    assert grown(recipe, 2, client=ECHOES.__getitem__).rows() == [(0, 10, "fast: 0"), (1, 21, "fast: 1")]
+    assert grown(recipe, 2, clients=ECHOES).rows() == [(0, 10, "fast: 0"), (1, 21, "fast: 1")]
     with pytest.raises(ConfigError, match="function must be a function, or an object with generate or agenerate"):
         Custom("x", Counter)
 
@@ -269,9 +269,9 @@ def test_functions_that_a_file_names() -> None:
         ],
         models=ECHOES,
     )
-    said = made(recipe, allow_code=True)[2]
+    said = made(recipe)[2]
     assert (said.name, said.timeout, said.key) == ("said", 9, "echo/echo/chat")
-    frame = grown(recipe, 1, allow_code=True, client=ECHOES.__getitem__)
+    frame = grown(recipe, 1, clients=ECHOES)
     assert frame.rows() == [(0, 100, "echo: 0")]
 
 
@@ -279,7 +279,7 @@ def test_models_of_named_functions() -> None:
     """The models that a recipe uses are known, also those of functions that it only names."""
     recipe = Recipe(columns=[number, greeting, Custom("x", "test_custom:decorated")], models=ECHOES)
     models: Any = {**ECHOES, "unused": Echo()}
-    environment = Environment(models=models, allow_code=True)
+    environment = Environment(models=models)
     assert used_models(recipe.columns, environment) == {alias: models[alias] for alias in ("writer", "fast")}
 
 
@@ -289,14 +289,17 @@ def test_a_module_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     recipe = Recipe(columns=[number, Custom("less", "beside_the_recipe:f")], base=tmp_path)
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path.parent)
-        assert grown(recipe, 2, allow_code=True)["less"].to_list() == [-1, 0]
+        assert grown(recipe, 2)["less"].to_list() == [-1, 0]
     assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (Custom("x", "test_custom:plainly"), "column 'x' runs user-defined code.*needs --allow-code"),
+        (
+            Custom("x", "test_custom:plainly"),
+            "column 'x', function: 'test_custom:plainly' is user-defined code, which needs --allow-code",
+        ),
         (
             Custom("x", "test_custom:plain"),
             "column 'x', function: 'test_custom' has no 'plain'; did you mean 'plainly'",
@@ -309,9 +312,9 @@ def test_a_module_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_what_a_file_may_not_name(spec: Custom[..., Any], message: str) -> None:
     """What cannot be imported, or may not be, is a problem that names the column."""
-    allow_code = "--allow-code" not in message
+    access = Access(folder=Path.cwd()) if "--allow-code" in message else None
     with pytest.raises(DatasetGenerationError, match=message):
-        made(Recipe(columns=[number, spec], models={"writer": Echo()}), allow_code=allow_code)
+        made(Recipe(columns=[number, spec], models={"writer": Echo()}), access=access)
 
 
 def test_invalid_uses_of_the_decorator_are_rejected() -> None:
@@ -344,7 +347,7 @@ def test_what_a_function_may_not_be() -> None:
         return [number] * frame.height
 
     @column
-    def fixed(number: int, /) -> int:
+    def fixed(number: int, /, writer: Model) -> int:
         return number
 
     @column(process=True)
@@ -359,8 +362,8 @@ def test_what_a_function_may_not_be() -> None:
         made(Recipe(columns=[number, frameless, more, fixed, local, modelled], models=ECHOES))
     assert caught.value.problems == (
         "columns[1]: column 'frameless': list the columns of its frame with requires=[…]",
-        "columns[2]: column 'more' is called with 'frame' alone, but its function also requires 'number'",
-        "columns[3]: column 'fixed': parameter 'number' is positional-only, but values are passed by name",
+        "columns[3]: column 'fixed': parameter 'number' is positional-only; with models, values have names",
         "columns[4]: column 'local' runs in a process: its function must be defined at the top level of a module",
         "columns[5]: column 'modelled' runs in a process, where its function cannot call a model",
+        "column 'more' is called with one argument, its frame, but its function wants frame, number",
     )

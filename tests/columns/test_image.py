@@ -60,7 +60,7 @@ async def test_other_formats_have_their_suffix(tmp_path: Path) -> None:
         async def image(self, prompt: str, parameters: Any) -> ImageAnswer:
             return ImageAnswer(images=(Picture(data=b"\xff\xd8", media_type="image/jpeg"),))
 
-    here = Environment(models={"painter": Scripted()}, client=lambda alias: Client(), artifacts=tmp_path)  # type: ignore[arg-type, return-value]
+    here = Environment(models={"painter": Scripted()}, clients={"painter": Client()}, artifacts=tmp_path)  # type: ignore[arg-type, return-value]
     assert (await fill_in(SPEC, here, n=1)).endswith(".jpg")
 
 

@@ -2,17 +2,35 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.columns.structured import schema_checker, schema_dtype, shaped
+from seedbed.columns.structured import fit_schema, schema_dtype, schema_validator, shaped
 from seedbed.errors import BadOutput, ConfigError
-from seedbed.models.answers import fitting_value
+from seedbed.models.answers import fitting_json
 from seedbed.store.schema import arrow_table, declared_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def schema_checker(schema: dict[str, Any], *, column: str = "x") -> Callable[[Any], str | None]:
+    """A function that describes what of a value does not fit a schema; None if it fits."""
+    validator = schema_validator(schema, column=column)
+
+    def check(value: Any) -> str | None:
+        try:
+            fit_schema(validator, value)
+        except BadOutput as error:
+            return str(error).removeprefix("it does not fit the schema: ")
+        return None
+
+    return check
+
 
 NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
 
@@ -69,7 +87,7 @@ def test_free_parts_leave_the_type_open(schema: dict[str, Any]) -> None:
 def test_a_reference_that_leads_nowhere_is_found_before_anything_runs(reference: str) -> None:
     """What no schema could be found for would fail every cell after its call."""
     with pytest.raises(ConfigError, match=f"column 'x': schema refers to '{re.escape(reference)}', which is not in it"):
-        schema_checker({"type": "array", "items": {"$ref": reference}}, column="x")
+        schema_checker({"type": "array", "items": {"$ref": reference}})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +100,7 @@ def test_a_reference_that_leads_nowhere_is_found_before_anything_runs(reference:
 def test_a_reference_that_leads_back_to_itself_is_found_before_anything_runs(schema: dict[str, Any]) -> None:
     """A circle of references says nothing of a value, and following it would never end."""
     with pytest.raises(ConfigError, match=r"column 'x': schema refers to '#.*', which leads back to itself"):
-        schema_checker(schema, column="x")
+        schema_checker(schema)
 
 
 @pytest.mark.parametrize("reference", ["#", "#/$defs/a", "#here", "https://example.org/own#/$defs/a"])
@@ -94,8 +112,7 @@ def test_references_within_a_schema_are_followed(reference: str) -> None:
             "type": ["array", "string"],
             "items": {"$ref": reference},
             "$defs": {"a": {"type": "string", "$anchor": "here"}},
-        },
-        column="x",
+        }
     )
     assert check(["a"]) is None
     assert check([1]) is not None
@@ -134,7 +151,7 @@ def test_numbers_have_the_type_of_their_column(value: Any, dtype: Any, kept: Any
 
 def test_errors_are_told_with_their_places() -> None:
     """At most five are spelled out, so that a correction stays short."""
-    check = schema_checker({"type": "array", "items": {"type": "string"}}, column="x")
+    check = schema_checker({"type": "array", "items": {"type": "string"}})
     assert check(["a"]) is None
     assert check(["a", 1]) == "$[1]: 1 is not of type 'string'"
     told = check(list(range(8)))
@@ -170,10 +187,10 @@ SCHEMAS = st.recursive(
 @given(SCHEMAS, st.lists(st.integers(), min_size=1, max_size=3))
 def test_what_fits_a_schema_fits_its_type(schema: dict[str, Any], prompts: list[int]) -> None:
     """Values of a schema are stored under the type that was planned for it, whatever the schema."""
-    check = schema_checker(schema, column="x")
+    check = schema_checker(schema)
     dtype = schema_dtype(schema)
     assert dtype is not None
-    values = [json.loads(json.dumps(fitting_value(schema, str(prompt)))) for prompt in prompts]
+    values = [json.loads(fitting_json(schema, str(prompt))) for prompt in prompts]
     assert [check(value) for value in values] == [None] * len(values)
     table, conflicts = arrow_table({"x": [shaped(value, dtype) for value in values]}, {"x": declared_type(dtype)})
     assert not conflicts

@@ -12,7 +12,7 @@ from chatting import FakeContext, Script, environment, fill, fill_in, grow_specs
 
 import seedbed
 from seedbed.columns.judge import Judge
-from seedbed.columns.spec import Environment, make_column
+from seedbed.columns.spec import Access, Environment, make_column
 from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import LLMCode, LLMText
 from seedbed.errors import BadOutput, ConfigError, Permanent, Retryable
@@ -281,10 +281,10 @@ def test_a_schema_may_be_a_file_beside_the_recipe(tmp_path: Path) -> None:
 def test_a_model_that_is_named_needs_leave(tmp_path: Path) -> None:
     """A class named as module:name is imported only where code is allowed."""
     (tmp_path / "my_shapes_of_people.py").write_text("NAME = {'type': 'string'}\nNUMBER = 1\n")
-    here = Environment(models={"writer": Scripted()}, base=tmp_path)
-    with pytest.raises(ConfigError, match="'my_shapes_of_people:NAME' is code, which needs --allow-code"):
+    here = Environment(models={"writer": Scripted()}, base=tmp_path, access=Access(folder=tmp_path))
+    with pytest.raises(ConfigError, match="'my_shapes_of_people:NAME' is user-defined code, which needs --allow-code"):
         make_column(structured("my_shapes_of_people:NAME"), here)
-    here = Environment(models={"writer": Scripted()}, base=tmp_path, allow_code=True)
+    here = Environment(models={"writer": Scripted()}, base=tmp_path)
     assert make_column(structured("my_shapes_of_people:NAME"), here).dtypes() == {"person": pl.String}
     with pytest.raises(ConfigError, match="is neither a pydantic model nor a JSON Schema but 1"):
         make_column(structured("my_shapes_of_people:NUMBER"), here)
@@ -518,7 +518,7 @@ async def test_aliases_that_share_a_key_keep_their_own_caps() -> None:
         "small": Scripted(max_parallel_requests=2),
         "large": Scripted(max_parallel_requests=8),
     }
-    here = Environment(models=models, client=lambda alias: Client())  # type: ignore[arg-type, return-value]
+    here = Environment(models=models, clients=dict.fromkeys(models, Client()))  # type: ignore[arg-type, return-value]
     columns = [
         numbers(),
         *(make_column(LLMText(name, model=name, prompt=f"{name} {{{{ n }}}}"), here) for name in models),

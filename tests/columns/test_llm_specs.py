@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 import pytest
 
+from seedbed import load_recipe
 from seedbed.columns.chat import ChatSpec
 from seedbed.columns.judge import Judge, Score
-from seedbed.columns.spec import Grants, make_column
 from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import Embedding, Image, LLMCode, LLMText
 from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.models import Scripted
-from seedbed.recipe.file import load_recipe
 from seedbed.recipe.fingerprint import fingerprint, recipe_data, recipe_text
 from seedbed.recipe.recipe import Recipe
 
@@ -106,9 +105,9 @@ def test_what_chats_refuse(kind: type, field: str, value: Any, problem: str) -> 
         (Judge, {"of": [""]}, "of must be the name of a column, or a list of names"),
         (Judge, {"scores": {}}, "scores must be a mapping of names to scores"),
         (Judge, {"scores": ["clarity"]}, "scores must be a mapping of names to scores"),
-        (Judge, {"scores": {"a": "good"}}, "scores.a must be a range such as '1 to 5'"),
+        (Judge, {"scores": {"a": "good"}}, "scores.a: must be a range such as '1 to 5'"),
         (Judge, {"scores": {"a": "5 to 1"}}, "scores.a: range must be two numbers, the lower one first"),
-        (Judge, {"scores": {"a": 5}}, "scores.a must be a range as text, or a mapping"),
+        (Judge, {"scores": {"a": 5}}, "scores.a: must be a range .*, or a mapping"),
         (Judge, {"scores": {"a": {}}}, "scores.a: needs either a range or options"),
         (Judge, {"scores": {"a": {"range": [1, 2], "options": [1, 2]}}}, "needs either a range or options"),
         (Judge, {"scores": {"a": {"option": [1, 2]}}}, "scores.a: unknown field 'option'.*'options'"),
@@ -198,7 +197,7 @@ def test_a_recipe_file_with_every_kind(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     recipe = load_recipe(tmp_path / "recipe.yaml")
     environment = recipe.environment()
-    assert len(recipe.resolve(lambda spec: make_column(spec, environment))) == 7
+    assert len(recipe.resolve(environment)) == 7
     for name, text in (("again.yaml", recipe_text(recipe)), ("again.json", json.dumps(recipe_data(recipe)))):
         (tmp_path / name).write_text(text)
         again = load_recipe(tmp_path / name)
@@ -210,7 +209,7 @@ def test_a_pydantic_model_is_stored_by_its_name(tmp_path: Path) -> None:
     """A recipe with a class in it is written with what names it."""
     recipe = Recipe(columns=[spec(LLMStructured, schema=Shape)], models={"writer": Scripted()})
     (tmp_path / "recipe.yaml").write_text(recipe_text(recipe))
-    again = load_recipe(tmp_path / "recipe.yaml", grants=Grants(code=True))
+    again = load_recipe(tmp_path / "recipe.yaml", allow_code=True)
     assert again.columns[0].code() == (f"{__name__}:Shape",)
     with pytest.raises(DatasetGenerationError, match="which needs --allow-code"):
         load_recipe(tmp_path / "recipe.yaml")
@@ -228,6 +227,6 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     told = "\n".join(caught.value.problems)
     assert "error_share must be a number from 0 to 1" in told
     assert "column 'code': max_repairs must be" in told
-    assert "column 'quality': scores.clarity must be a range" in told
+    assert "column 'quality': scores.clarity: must be a range" in told
     assert "'qestion'" in told
     assert len(caught.value.problems) == 4

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 from datetime import date
@@ -95,6 +97,29 @@ def test_people_belong_to_rows() -> None:
     people = drawn(spec, range(1_000, 1_060))
     assert drawn(spec, range(1_020, 1_040)) == people[20:40]
     assert drawn(spec, range(1_000, 1_060), seed=8) != people
+
+
+_CITIES = """
+from seedbed import Person
+from seedbed.columns.spec import Environment
+column = Person("p", locale="it_IT").to_column(Environment(seed=7))
+print([person["city"] for person in column.generator(range(20))])
+"""
+
+
+def test_people_do_not_depend_on_the_process() -> None:
+    """The order of sets, which differs between processes, has no effect on the cities of Italy."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", _CITIES],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
 
 
 def test_people_drawn_at_the_same_time() -> None:

@@ -26,11 +26,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 USE_IT = """
 import seedbed
 from seedbed.columns.spec import make_column, make_processor
-from seedbed.recipe.file import load_recipe
+from seedbed import load_recipe
 
 recipe = load_recipe("weather.yaml")
 environment = recipe.environment()
-columns = recipe.resolve(lambda spec: make_column(spec, environment))
+columns = recipe.resolve(environment)
 triples = [make_processor(spec, environment) for spec in recipe.processors]
 processors = [seedbed.Processor(stage=stage, name=name, apply=apply) for stage, name, apply in triples]
 for row in seedbed.preview(columns, rows=3, processors=processors).to_polars().to_dicts():

@@ -9,7 +9,8 @@ from seedbed.columns.distributions import Bernoulli, Binomial, Gaussian, Poisson
 from seedbed.columns.person import Person
 from seedbed.columns.sampler import UUID, Category, Datetime, Reference, Sampler, Subcategory, Timedelta
 from seedbed.errors import ConfigError
-from seedbed.recipe.fingerprint import plain
+from seedbed.recipe.fingerprint import plain, recipe_data
+from seedbed.recipe.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -92,5 +93,14 @@ def test_instants_may_be_text() -> None:
 def test_a_subcategory_is_a_category_by_case() -> None:
     """It has the fields that all columns have, such as a skip rule."""
     spec = Subcategory("kind", category="topic", values={"tea": ["green"]}, skip_when="topic == 'rain'")
-    category = spec.as_category()
-    assert (category.name, category.given, category.skip_when) == ("kind", "topic", "topic == 'rain'")
+    assert isinstance(spec, Category)
+    assert (spec.name, spec.given, spec.skip_when) == ("kind", "topic", "topic == 'rain'")
+    assert recipe_data(Recipe(columns=[spec]))["columns"] == [
+        {
+            "type": "subcategory",
+            "name": "kind",
+            "skip_when": "topic == 'rain'",
+            "values": {"tea": ["green"]},
+            "category": "topic",
+        }
+    ]

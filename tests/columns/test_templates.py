@@ -81,7 +81,7 @@ def test_a_broken_template_is_refused(text: str, message: str) -> None:
     ("text", "values", "message"),
     [
         ("one\n{{ a.b }}", {"a": {"c": 1}}, r"^column 'answer', prompt, line 2: 'dict object' has no attribute 'b'"),
-        ("{{ a }}", {}, r"^column 'answer', prompt: there is no column 'a'$"),
+        ("{{ a }}", {}, r"^column 'answer', prompt: unknown column 'a'$"),
         ("\n\n{{ a / 0 }}", {"a": 1}, r"line 3: ZeroDivisionError"),
         ("{{ a.__class__.x }}", {"a": 1}, r"access to attribute '__class__' of 'int' object is unsafe"),
         ("{{ a.append(1) }}", {"a": [1]}, r"access to attribute 'append' of 'list' object is unsafe"),

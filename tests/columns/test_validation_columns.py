@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import polars as pl
 import pytest
 import trio
 from pydantic import BaseModel
 
 import seedbed
-from seedbed.columns import validation as python_checks
-from seedbed.columns.spec import Environment, make_column
+from seedbed.columns import validation
+from seedbed.columns.spec import Access, Environment, make_column
 from seedbed.columns.validation import CHECKED, REPORTED, Validation
 from seedbed.errors import BadOutput, ConfigError, Permanent, RateLimited, Retryable
 from seedbed.models.http import open_http
@@ -25,8 +24,6 @@ from seedbed.models.http import open_http
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from seedbed.models.http import HttpClient
 
 
 def verdicts(spec: Validation, values: list[Any], **environment: Any) -> list[Any]:
@@ -95,7 +92,7 @@ def test_without_ruff(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ruff_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for a verdict."""
     column = make_column(python(lint=True), Environment())
-    monkeypatch.setattr(python_checks, "_command", lambda *_: ["false"])
+    monkeypatch.setattr(validation, "_RUFF_OPTIONS", ("check", "--no-such-option"))
     assert column.call is not None
     with pytest.raises(Permanent, match="column 'ok': ruff failed"):
         column.call.function(pl.DataFrame({"v": ["x = 1"]}))
@@ -247,14 +244,14 @@ def test_a_function_by_name(tmp_path: Path) -> None:
     )
     spec = call("checks_beside_recipe:short")
     assert spec.code() == ("checks_beside_recipe:short",)
-    found = verdicts(spec, ["ab", "abc"], base=tmp_path, allow_code=True)
+    found = verdicts(spec, ["ab", "abc"], base=tmp_path)
     assert [each["is_valid"] for each in found] == [True, False]
-    with pytest.raises(ConfigError, match="is code, which needs --allow-code"):
-        make_column(spec, Environment(base=tmp_path))
+    with pytest.raises(ConfigError, match="is user-defined code, which needs --allow-code"):
+        make_column(spec, Environment(base=tmp_path, access=Access(folder=tmp_path)))
     with pytest.raises(ConfigError, match="must not be async"):
-        make_column(call("checks_beside_recipe:late"), Environment(base=tmp_path, allow_code=True))
+        make_column(call("checks_beside_recipe:late"), Environment(base=tmp_path))
     with pytest.raises(ConfigError, match="is not a function"):
-        make_column(call("sys:path"), Environment(base=tmp_path, allow_code=True))
+        make_column(call("sys:path"), Environment(base=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -340,18 +337,11 @@ def serving(answer: Callable[[Any, Any], Answer]) -> Iterator[str]:
         server.server_close()
 
 
-@attrs.frozen(kw_only=True)
-class Connected(Environment):
-    """An environment of a build that runs."""
-
-    http: Callable[[], HttpClient]
-
-
 async def validated(spec: Validation, values: list[Any]) -> pl.DataFrame:
     """Run a build with a remote validation under trio."""
     source = seedbed.Column("v", lambda rows: [values[row] for row in rows], kind="from_scratch")
     async with open_http() as client:
-        column = spec.to_column(Connected(http=lambda: client))
+        column = spec.to_column(Environment(connections=[client]))
         async with seedbed.open_build([source, column], rows=len(values)) as running:
             frames = [group.to_polars() async for group in running]
     return frames[0]
@@ -435,7 +425,7 @@ async def test_failures_of_a_server(
 
     with serving(answer) as url:
         async with open_http() as client:
-            column = remote(url, api_key_env="VALIDATOR_KEY").to_column(Connected(http=lambda: client))
+            column = remote(url, api_key_env="VALIDATOR_KEY").to_column(Environment(connections=[client]))
             assert column.call is not None
             assert column.problem is None
             with pytest.raises(error, match=message) as caught:

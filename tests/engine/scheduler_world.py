@@ -14,34 +14,31 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import seedbed as sb
-from seedbed.columns.base import TaskUsage
 from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
 from seedbed.engine.row_group import Phase, RowGroup, Shared
-from seedbed.engine.scheduler import (
-    Admit,
-    Cancel,
-    CancelRun,
-    Checkpoint,
-    Close,
-    Grant,
-    PermitRequest,
-    Scheduler,
-    Start,
-    WakeAt,
-)
+from seedbed.engine.scheduler import Scheduler
 from seedbed.engine.stateful import Instance, stateful_nodes
 from seedbed.engine.tasks import (
     ASYNC_LANE,
     PROCESS_LANE,
     THREAD_LANE,
+    Admit,
+    Cancel,
+    CancelRun,
+    Close,
+    Grant,
     Notices,
     Outcome,
+    PermitRequest,
     Stage,
+    Start,
     State,
     Status,
     Step,
     Task,
+    TaskUsage,
+    WakeAt,
 )
 from seedbed.errors import CellError, ProcessorFailed
 from seedbed.graph import GROUP, Graph, Kind
@@ -375,13 +372,10 @@ class World:
                 assert index not in self.written
                 assert index not in self.groups
                 self.admitting = (index, turn)
-            case Checkpoint(index):
+            case Close(index, is_complete):
+                assert is_complete or self.scheduler.stopping is not None
                 assert index not in self.closing
-                self.closing[index] = True
-            case Close(index):
-                assert self.scheduler.stopping is not None
-                assert index not in self.closing
-                self.closing[index] = False
+                self.closing[index] = is_complete
             case WakeAt(when):
                 self.wakes.append(when)
             case CancelRun():
@@ -613,7 +607,7 @@ class World:
                 group.restore_rebuilt(before, count)
 
     def close_group(self, index: int) -> None:
-        """Perform `Checkpoint` or `Close`."""
+        """Perform `Close`."""
         is_complete = self.closing.pop(index)
         group = self.groups.pop(index)
         assert not [task for task in self.attempts if task.group == index], "it was closed with tasks in flight"

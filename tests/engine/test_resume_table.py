@@ -43,8 +43,8 @@ def told(heading: str, row: str, common: str | None = None) -> tuple[set[str], s
 def how_and_what(kind: type[Any]) -> tuple[set[str], set[str]]:
     """The fields of a spec that its fingerprint leaves out, and the others."""
     fields = [field for field in attrs.fields(kind) if field.init]
-    operational = {each.name for each in fields if is_operational(each)}
-    return operational, {each.name for each in fields} - operational
+    operational = {each.alias for each in fields if is_operational(each)}
+    return operational, {each.alias for each in fields} - operational
 
 
 @pytest.mark.parametrize(

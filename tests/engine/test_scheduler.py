@@ -9,8 +9,8 @@ from scheduler_world import LARGE, ColumnPlan, Plan, World
 
 import seedbed as sb
 from seedbed.engine.config import RunConfig
-from seedbed.engine.scheduler import SLICE, Checkpoint, Close, PermitRequest, WakeAt
-from seedbed.engine.tasks import Status
+from seedbed.engine.scheduler import SLICE
+from seedbed.engine.tasks import Close, PermitRequest, Status, WakeAt
 from seedbed.errors import Stalled
 from seedbed.graph import Kind
 
@@ -126,7 +126,7 @@ def test_a_run_that_stops_closes_its_row_groups_when_nothing_is_in_flight() -> N
     world.finish(first, Status.SUCCESS)
     assert [action for action in world.scheduler.decide() if not isinstance(action, WakeAt)] == []
     world.finish(second, Status.SUCCESS)
-    assert world.scheduler.decide() == [Close(0)]
+    assert world.scheduler.decide() == [Close(0, is_complete=False)]
 
 
 def test_a_run_that_stops_still_checkpoints_what_is_complete() -> None:
@@ -136,7 +136,7 @@ def test_a_run_that_stops_still_checkpoints_what_is_complete() -> None:
     (attempt,) = world.attempts.values()
     world.stop()
     world.finish(attempt, Status.SUCCESS)
-    assert Checkpoint(0) in world.scheduler.decide()
+    assert Close(0, is_complete=True) in world.scheduler.decide()
 
 
 def test_a_parked_task_is_due_when_the_scheduler_asked_to_be_called() -> None:

@@ -258,7 +258,7 @@ async def test_a_failing_post_batch_processor_stops_the_run(
     check_run(build._run)
 
 
-def _no_space(*_: Any) -> None:
+def _no_space(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -293,6 +293,15 @@ def _broken_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
         real(file, record, **options)
 
     monkeypatch.setattr(writer, "append", append)
+
+
+async def test_a_disk_error_at_the_end_of_a_run_names_the_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What cannot be written after the last row group is a StoreError, not the OSError or a group of it."""
+    monkeypatch.setattr(writer.DatasetWriter, "finish", _no_space)
+    with pytest.raises(sb.StoreError, match=r"the dataset in .*out could not be finished: .*No space left on device"):
+        await sb.build_async([SEED], rows=4, out=tmp_path / "out")
 
 
 @pytest.mark.parametrize("break_it", [_broken_fsync, _broken_rename, _broken_manifest])

@@ -296,7 +296,7 @@ class TestThreads:
         assert names
         assert names <= {"v", "w"}
         assert str(raised.value).startswith(
-            "threads that overran their timeout have held all 2 execution slots for 0.1 s; their columns: "
+            "threads that exceeded their timeout have held all 2 execution slots for 0.1 s; columns: "
         )
         assert raised.value.report is not None
         assert raised.value.report.unfinished == (range(2),)

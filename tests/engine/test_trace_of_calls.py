@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import seedbed as sb
-from seedbed.observe.report import profile
+from seedbed.observe.report import profile_frame, traces_frame
 
 if TYPE_CHECKING:
     from trio.testing import MockClock
@@ -39,5 +39,5 @@ async def test_a_trace_tells_calls_from_waits_and_from_the_rest(autojump_clock: 
     # A refused permit may stay taken for a while longer.
     assert 3 <= trace.waited <= 4.01
     assert trace.finished - trace.started == pytest.approx(trace.called + trace.waited + 0.5)
-    (column_profile,) = profile(report.traces)
+    (column_profile,) = profile_frame(traces_frame(report.traces))
     assert column_profile.parse == pytest.approx(0.5)

@@ -164,7 +164,7 @@ async def test_the_cache_is_bounded() -> None:
 def test_the_key_of_a_request() -> None:
     """Model, text, roles, images, parameters and schema are part of the key; the seed is not."""
     base = request_key("m", ask("hi", parameters={"a": 1, "b": 2}))
-    assert base == request_key("m", ask("hi", parameters={"b": 2, "a": 1}, seed=9))
+    assert base == request_key("m", ask("hi", parameters={"b": 2, "a": 1}, seed_parts=(9,)))
     picture = Message(role="user", text="hi", images=(Image(data=b"1"),))
     others = [
         request_key("n", ask("hi", parameters={"a": 1, "b": 2})),

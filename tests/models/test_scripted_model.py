@@ -13,7 +13,8 @@ from model_helpers import ask
 import seedbed as sb
 from seedbed.errors import ConfigError, Permanent, RateLimited, Retryable
 from seedbed.models import ChatAnswer, Scripted, open_models
-from seedbed.models.answers import fitting_value, plausible_text
+from seedbed.models.answers import fitting_json, plausible_text
+from seedbed.models.distributions import stable_seed
 
 if TYPE_CHECKING:
     from seedbed.models import ChatRequest
@@ -69,7 +70,8 @@ async def test_a_function_sees_the_whole_request() -> None:
         seen.append(request)
         return str(request.seed)
 
-    assert (await say(Scripted(answers=answer), "x", seed=17, parameters={"temperature": 1})).text == "17"
+    said = await say(Scripted(answers=answer), "x", seed_parts=(17,), parameters={"temperature": 1})
+    assert said.text == str(stable_seed(17))
     assert seen[0].parameters == {"temperature": 1}
 
 
@@ -200,9 +202,9 @@ SCHEMAS = st.recursive(
 def test_json_fits_its_schema(schema: dict[str, Any], prompt: str) -> None:
     """The value is valid for the schema and depends only on schema and prompt."""
     schema = {**schema, "$defs": {"word": {"type": "string", "format": "email"}}}
-    value = fitting_value(schema, prompt)
-    jsonschema.validate(value, schema)
-    assert value == fitting_value(schema, prompt)
+    text = fitting_json(schema, prompt)
+    jsonschema.validate(json.loads(text), schema)
+    assert text == fitting_json(schema, prompt)
 
 
 async def test_a_schema_is_answered_with_json() -> None:
@@ -233,13 +235,13 @@ def test_a_required_property_that_refers_to_its_own_schema_ends(child: dict[str,
     """Below a few levels the alternative that ends the recursion is taken."""
     inner = {"properties": {"left": child, "right": child}, "required": ["left", "right"]}
     schema = {"type": "object", **inner, "$defs": {"next": inner}}
-    jsonschema.validate(fitting_value(schema, "x"), schema)
+    jsonschema.validate(json.loads(fitting_json(schema, "x")), schema)
 
 
 def test_a_schema_without_a_finite_value_ends() -> None:
     """An array of at least three of itself has no finite value; the answer is finite and invalid."""
     schema = {"type": "array", "items": {"$ref": "#"}, "minItems": 3}
-    assert isinstance(fitting_value(schema, "x"), list)
+    assert isinstance(json.loads(fitting_json(schema, "x")), list)
 
 
 @pytest.mark.parametrize(

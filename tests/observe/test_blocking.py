@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from seedbed.observe.log import BlockWarning, watch_blocking
+from seedbed.observe.log import BlockingWatch
 
 if TYPE_CHECKING:
     import pytest
@@ -20,35 +20,41 @@ class Clock:
         return self.now
 
 
-async def test_a_step_that_takes_long_is_reported_by_the_name_of_its_task() -> None:
-    """A task that keeps the loop busy is named, even if it was its last step; one that awaits is not."""
-    clock, seen = Clock(), []
+async def run_steps(clock: Clock, name: str, *steps: float) -> None:
+    """Run a task of that name whose steps take these seconds."""
 
-    async def polite() -> None:
-        for _ in range(10):
-            clock.now += 0.05
+    async def work() -> None:
+        for seconds in steps:
+            clock.now += seconds
             await trio.lowlevel.checkpoint()
 
-    async def rude() -> None:
-        clock.now += 0.25
-
-    with watch_blocking(lambda name, seconds: seen.append((name, seconds)), clock=clock):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(polite, name="polite")
-            nursery.start_soon(rude, name="rude")
-    clock.now += 1.0
-    await trio.lowlevel.checkpoint()
-    assert seen == [("rude", 0.25)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work, name=name)
 
 
-def test_a_column_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The warning names the column and what to do; it comes again only when it is ten times as bad."""
-    warn = BlockWarning(frozenset({"slow"}))
-    for name, seconds in [("slow", 0.2), ("slow", 0.3), ("seedbed.engine.timers", 5.0), ("slow", 2.5)]:
-        warn(name, seconds)
-    messages = [record.getMessage() for record in caplog.records]
-    assert [message.partition(":")[0] for message in messages] == [
+def blocked(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The beginnings of the warnings."""
+    return [record.getMessage().partition(":")[0] for record in caplog.records]
+
+
+async def test_a_column_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A column that keeps the loop busy is named; one that awaits often is not, nor is the engine."""
+    clock = Clock()
+    with BlockingWatch(frozenset({"slow", "polite"}), clock=clock):
+        await run_steps(clock, "polite", *[0.05] * 10)
+        await run_steps(clock, "seedbed.engine.timers", 5.0)
+        await run_steps(clock, "slow", 0.25)
+    await run_steps(clock, "polite", 5.0)
+    assert blocked(caplog) == ["async code of column 'slow' blocked the event loop for 250 ms"]
+    assert "(column=slow)" in caplog.records[0].getMessage()
+
+
+async def test_a_column_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The next warning about a column comes when it blocks ten times as long."""
+    clock = Clock()
+    with BlockingWatch(frozenset({"slow"}), clock=clock):
+        await run_steps(clock, "slow", 0.2, 0.3, 2.5)
+    assert blocked(caplog) == [
         "async code of column 'slow' blocked the event loop for 200 ms",
         "async code of column 'slow' blocked the event loop for 2500 ms",
     ]
-    assert "(column=slow)" in messages[0]

@@ -29,13 +29,13 @@ def graphs(draw: st.DrawFn) -> list[Column]:
 def test_every_edge_goes_down_one_layer_at_a_time(columns: list[Column]) -> None:
     """Each column has one place, and each need is a chain from its layer down to the next and the next."""
     graph = build_graph(columns)
-    layers = order_layers(graph)
-    depth = {place: number for number, row in enumerate(layers.rows) for place in row}
+    layers, chains = order_layers(graph)
+    depth = {place: number for number, row in enumerate(layers) for place in row}
     assert sorted(place for place in depth if place >= 0) == list(range(len(columns)))
-    assert len(depth) == sum(map(len, layers.rows))
-    assert all(depth[lower] == depth[upper] + 1 for chain in layers.chains for upper, lower in pairwise(chain))
+    assert len(depth) == sum(map(len, layers))
+    assert all(depth[lower] == depth[upper] + 1 for chain in chains for upper, lower in pairwise(chain))
     needs = {(up, node.index) for node in graph.nodes for up in node.upstream}
-    assert {(chain[0], chain[-1]) for chain in layers.chains} == needs
+    assert {(chain[0], chain[-1]) for chain in chains} == needs
 
 
 @given(graphs())
@@ -55,6 +55,6 @@ def test_edges_are_untangled() -> None:
     """Two needs that would cross as declared are drawn without crossing."""
     names = {"a": [], "b": [], "c": ["b"], "d": ["a"]}
     graph = build_graph([Column(name, anything, requires=needs) for name, needs in names.items()])
-    layers = order_layers(graph)
-    assert crossings([[0, 1], [2, 3]], layers.chains) == 1
-    assert crossings(layers.rows, layers.chains) == 0
+    layers, chains = order_layers(graph)
+    assert crossings([[0, 1], [2, 3]], chains) == 1
+    assert crossings(layers, chains) == 0

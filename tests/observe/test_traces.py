@@ -10,7 +10,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.observe.report import TaskTrace, chrome_events, profile, write_chrome_trace
+from seedbed.observe.report import TaskTrace, chrome_events, profile_frame, traces_frame, write_chrome_trace
 from seedbed.store.dataset import TRACES, load_profile, save_traces
 
 if TYPE_CHECKING:
@@ -40,12 +40,14 @@ def test_the_wait_is_put_down_to_what_was_waited_for() -> None:
     """Waiting counts as permit, slot or queue by what the task needed, and what follows as call."""
     found = {
         each.column: each
-        for each in profile(
-            [
-                trace(column="with permit"),
-                trace(column="with slot", permit=None, slot=12.0),
-                trace(column="with neither", permit=None, status="permanent"),
-            ]
+        for each in profile_frame(
+            traces_frame(
+                [
+                    trace(column="with permit"),
+                    trace(column="with slot", permit=None, slot=12.0),
+                    trace(column="with neither", permit=None, status="permanent"),
+                ]
+            )
         )
     }
     assert list(found) == ["with permit", "with slot", "with neither"]

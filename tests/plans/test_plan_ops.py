@@ -246,7 +246,7 @@ def test_an_op_needs_something_to_run() -> None:
 
     with pytest.raises(ConfigError, match="run_inline but has no run"):
         OpSpec(name="x", gives=Rows.NEW, run_async=wait, run_inline=True)
-    assert len(OpRegistry()) == 0
+    assert list(OpRegistry()) == []
 
 
 @pytest.mark.parametrize("fusion", ["off", "auto"])

@@ -13,13 +13,18 @@ NAME = KEYS[COUNTRY]
 
 def scored(*scores: float) -> RowSet:
     """Rows 1, 2, 3, … with these scores."""
-    return new_rows(range(1, len(scores) + 1)).with_column(SCORE.id, np.array(scores, dtype=float))
+    return new_rows(range(1, len(scores) + 1)).with_column(SCORE.id, Column(np.array(scores, dtype=float)))
 
 
 def test_what_an_op_does_not_change_is_shared() -> None:
     """Filtering, ordering, taking and adding a column keep the very columns that there were."""
     rows = scored(3, 1, 2)
-    changed = rows.where(np.array([True, False, True])).at(np.array([1, 0])).head(1).with_column(1001, np.array([9.0]))
+    changed = (
+        rows.where(np.array([True, False, True]))
+        .at(np.array([1, 0]))
+        .head(1)
+        .with_column(1001, Column(np.array([9.0])))
+    )
     assert changed.columns[ID] is rows.columns[ID]
     assert changed.columns[SCORE.id] is rows.columns[SCORE.id]
     assert changed.ids().tolist() == [3]
@@ -49,11 +54,11 @@ def test_a_column_added_to_some_rows_is_theirs() -> None:
     """Values given to a selection reach its rows in its order, nulls too."""
     rows = scored(1, 2, 3, 4).at(np.array([3, 0, 2]))
     key = Key(id=9, name="x", type=KeyType.FLOAT, nullable=True)
-    added = rows.with_column(9, np.array([40.0, 10.0, 0.0]), np.array([False, False, True]))
+    added = rows.with_column(9, Column(np.array([40.0, 10.0, 0.0]), np.array([False, False, True])))
     assert added.ids().tolist() == [4, 1, 3]
     assert added.to_list(key) == [40.0, 10.0, None]
     with pytest.raises(ValueError, match="2 values does not fit 3 rows"):
-        rows.with_column(9, np.array([1.0, 2.0]))
+        rows.with_column(9, Column(np.array([1.0, 2.0])))
 
 
 def test_concat_has_the_columns_of_all_and_fills_what_is_missing() -> None:

@@ -8,7 +8,6 @@ from toys import Toy
 from seedbed.columns.custom import Custom, column
 from seedbed.columns.expression import Expression
 from seedbed.columns.processors import DropColumns
-from seedbed.columns.spec import make_column
 from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.recipe.recipe import Recipe
@@ -27,7 +26,7 @@ def number(rows: range) -> list[int]:
 def resolved(recipe: Recipe) -> tuple[Column, ...]:
     """The engine's columns of a recipe."""
     environment = recipe.environment()
-    return recipe.resolve(lambda spec: make_column(spec, environment))
+    return recipe.resolve(environment)
 
 
 def test_columns_in_any_order() -> None:
@@ -59,8 +58,8 @@ def test_all_problems_at_once() -> None:
         resolved(recipe)
     assert caught.value.problems == (
         "models.writer: TOY_KEY is not in the environment",
-        "columns[1]: column 'answer' uses model 'writr', which is not in models; did you mean 'writer'?",
-        "columns[6]: column 'z' runs user-defined code ('module:function'), which needs --allow-code",
+        "columns[1]: column 'answer': model 'writr' is not in models; did you mean 'writer'?",
+        "columns[6]: column 'z', function: 'module' cannot be imported: ModuleNotFoundError: No module named 'module'",
         "duplicate column 'number'",
         "column 'question' requires 'nmber', which no column generates; did you mean 'number'?",
         "column 'question' requires 'numbr', which no column generates; did you mean 'number'?",

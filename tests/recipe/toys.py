@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
 
 import attrs
 
 from seedbed import checks
 from seedbed.columns.spec import Grants
 from seedbed.engine.config import RunConfig
+from seedbed.models import MODEL_TYPES
 from seedbed.recipe.file import load_recipe
 
 if TYPE_CHECKING:
@@ -39,4 +41,5 @@ class Toy:
 
 def load(path: Path, *, allow_code: bool = False) -> Recipe:
     """Load a recipe file whose models are toys."""
-    return load_recipe(path, grants=Grants(code=allow_code), models={"toy": Toy}, run_options=RunConfig)
+    with patch.dict(MODEL_TYPES, {"toy": Toy}):
+        return load_recipe(path, grants=Grants(code=allow_code), run_options=RunConfig)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from .. import errors
-
-if TYPE_CHECKING:
-    from ..observe.report import BuildReport
 
 
 class ExitCode(enum.IntEnum):
@@ -17,10 +14,7 @@ class ExitCode(enum.IntEnum):
     OK = 0, "success; dropped rows are in the report"
     FAILED = 1, "an unexpected error, or an exception in code of a recipe or plan file"
     BAD_INPUT = 2, "invalid command, option, recipe, plan, request or output directory; nothing was run"
-    BAD_DATASET = (
-        3,
-        "the directory is no dataset, damaged, of another recipe or not writable; or values conflict",
-    )
+    BAD_DATASET = 3, "the directory is no dataset, damaged, of another recipe or not writable; or values conflict"
     TOO_MANY_ERRORS = 4, "stopped early: too many errors; or every row was dropped"
     DEADLINE = 5, "stopped early: the deadline passed"
     QUOTA = 6, "stopped early: an endpoint rate-limited every call for longer than throttle_patience"
@@ -74,8 +68,3 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 def exit_code(error: BaseException) -> ExitCode:
     """The status for an exception."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
-
-
-def report_code(report: BuildReport) -> ExitCode:
-    """The status of a build that ran to its end: rows may be dropped, but not all of them."""
-    return ExitCode.TOO_MANY_ERRORS if report.rows and not report.written else ExitCode.OK

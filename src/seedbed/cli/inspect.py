@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import attrs
 from cyclopts import Parameter
 
 from .options import Flag, Machine
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from ..observe.report import ColumnProfile
     from ..store.dataset import Dataset
     from ..store.manifest import Manifest
+
+
+_SPENDING = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
 
 
 def inspect(
@@ -50,11 +54,13 @@ def inspect(
     code = ExitCode.BAD_DATASET if damage else ExitCode.OK
     if verify:
         found["damage"] = list(damage)
-    rows = [] if damage else _sample(dataset, sample)
+    conflicting = {conflict.column for conflict in dataset.conflicts}
+    usable = [name for name in dataset.columns if name not in conflicting]
+    rows = [] if damage else dataset.head(sample, usable).to_dicts()
     profiles = load_profile(directory) if profile else []
     if machine.json:
-        more = {"profile": [_profile_data(each) for each in profiles]} if profile else {}
-        output.print_json({**found, "sample": output.finite(rows), **more})
+        more = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
+        output.print_json({**found, "sample": rows, **more})
         return code
     _print_facts(found)
     output.print_records(rows)
@@ -65,11 +71,6 @@ def inspect(
     return code
 
 
-def _sample(dataset: Dataset, count: int) -> list[dict[str, Any]]:
-    usable = [name for name in dataset.columns if name not in {conflict.column for conflict in dataset.conflicts}]
-    return dataset.head(count, usable).to_dicts()
-
-
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from collections import Counter
 
@@ -78,12 +79,11 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     header = manifest.header
     journal = inspect_journal(dataset.path, commits=manifest.commits)
     reasons = Counter(drop.reason for drop in dataset.drops)
-    heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
     # The usage since the last checkpoint is in the journal only.
     spent = {entry[:2]: entry for entry in manifest.usage}
     for entry in journal.usage if journal else ():
         spent[entry[:2]] = max(entry, spent.get(entry[:2], entry), key=lambda each: each[2])
-    entries = [dict(zip(heads, entry, strict=True)) for entry in spent.values()]
+    entries = [dict(zip(_SPENDING, entry, strict=True)) for entry in spent.values()]
     return {
         "path": str(dataset.path),
         "complete": dataset.complete,
@@ -138,9 +138,8 @@ def _print_facts(found: dict[str, Any]) -> None:
     if found["damaged_manifest_bytes"] and "damage" not in found:
         print(f"damaged bytes of the manifest: {found['damaged_manifest_bytes']}", style="red")
     if found["spending"]:
-        heads = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
-        rows = [[entry[head] for head in heads] for entry in found["spending"]]
-        output.print_table([head.replace("_", " ") for head in heads], rows, title="spending")
+        rows = [list(entry.values()) for entry in found["spending"]]
+        output.print_table([head.replace("_", " ") for head in _SPENDING], rows, title="usage")
     output.print_table(("column", "type"), found["schema"].items(), title="schema")
 
 
@@ -149,11 +148,6 @@ def _size(count: int) -> str:
 
 
 _PARTS = ("queue", "slot", "permit", "call", "parse")
-
-
-def _profile_data(found: ColumnProfile) -> dict[str, Any]:
-    counts = {name: getattr(found, name) for name in ("column", "tasks", "failed")}
-    return {**counts, **{name: getattr(found, name) for name in (*_PARTS, "longest")}}
 
 
 def _print_profile(profiles: list[ColumnProfile]) -> None:

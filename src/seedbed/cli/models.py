@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from .exit_codes import ExitCode
-from .options import Machine, RecipeChanges
+from .options import Machine, RecipeChanges, RecipeFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from ..columns.base import Column
     from ..models.base import ModelSpec
     from ..recipe.recipe import Recipe
@@ -24,23 +21,14 @@ _DOMAINS = ("chat", "embedding", "image")
 
 @models.command(name="check")
 def check_models(
-    recipe: Path,
+    recipe: RecipeFile,
     /,
     *,
-    timeout: float = 60.0,
+    timeout: Annotated[float, Parameter(help="Seconds to wait for an answer.")] = 60.0,
     changes: RecipeChanges = RecipeChanges(),
     machine: Machine = Machine(),
 ) -> int:
-    """Make one cheap call to each model of a recipe and report whether it answers, and how fast.
-
-    Parameters
-    ----------
-    recipe
-        A recipe file: YAML, TOML or JSON.
-    timeout
-        Seconds to wait for an answer.
-
-    """
+    """Make one cheap call to each model of a recipe and report whether it answers, and how fast."""
     import trio
 
     from ..errors import ConfigError, DatasetGenerationError
@@ -53,20 +41,26 @@ def check_models(
     if problems := given.access_problems():
         raise DatasetGenerationError(problems)
     announce_contacts(given)
+    keys = {column.key for column in _columns(given)}
     specs: Any = given.models
-    used = _domains(specs, _columns(given))
-    results = trio.run(_call_all, specs, used, timeout)
+    results: list[dict[str, Any]] = []
+
+    async def call_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for alias, spec in specs.items():
+                for domain in [each for each in _DOMAINS if spec.key(each) in keys] or ["chat"]:
+                    results.append({"alias": alias, "model": spec.model, "domain": domain})
+                    nursery.start_soon(_call, spec, timeout, results[-1])
+
+    trio.run(call_all)
     if machine.json:
         output.print_json({"models": results})
     else:
-        heads = ("alias", "model", "for", "answer", "seconds", "")
-        rows = [
-            (each["alias"], each["model"], each["domain"], each["answer"], each["seconds"], each["error"] or "")
-            for each in results
-        ]
-        output.print_table(heads, rows)
-    failed = any(each["error"] for each in results)
-    return ExitCode.MODEL if failed else ExitCode.OK
+        output.print_table(
+            ("alias", "model", "for", "answer", "seconds", ""),
+            [(*list(each.values())[:-1], each["error"] or "") for each in results],
+        )
+    return ExitCode.MODEL if any(each["error"] for each in results) else ExitCode.OK
 
 
 def _columns(recipe: Recipe) -> list[Column]:
@@ -74,10 +68,9 @@ def _columns(recipe: Recipe) -> list[Column]:
     from contextlib import suppress
 
     from ..columns.spec import make_column
-    from ..engine.source import allows_code
     from ..errors import ConfigError, DatasetGenerationError
 
-    environment = recipe.environment(allow_code=allows_code(recipe))
+    environment = recipe.environment()
     columns: list[Column] = []
     for spec in recipe.columns:
         with suppress(ConfigError, DatasetGenerationError):
@@ -85,62 +78,28 @@ def _columns(recipe: Recipe) -> list[Column]:
     return columns
 
 
-def _domains(specs: Mapping[str, ModelSpec], columns: Iterable[Column]) -> dict[str, list[str]]:
-    """The domains that columns use each alias for; chat if there are none."""
-    keys = {column.key for column in columns}
-    found = {alias: [each for each in _DOMAINS if spec.key(each) in keys] for alias, spec in specs.items()}
-    return {alias: domains or ["chat"] for alias, domains in found.items()}
-
-
-async def _call_all(
-    specs: Mapping[str, ModelSpec],
-    used: Mapping[str, list[str]],
-    timeout: float,  # noqa: ASYNC109  for each call
-) -> list[dict[str, Any]]:
-    import trio
-
-    calls = [(alias, domain) for alias in specs for domain in used[alias]]
-    results: list[dict[str, Any]] = [{} for _ in calls]
-
-    async def call(at: int, alias: str, domain: str) -> None:
-        results[at] = await _call(alias, specs[alias], domain, timeout)
-
-    async with trio.open_nursery() as nursery:
-        for at, (alias, domain) in enumerate(calls):
-            nursery.start_soon(call, at, alias, domain)
-    return results
-
-
-async def _call(alias: str, spec: ModelSpec, domain: str, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
-    """Open a model and call it once."""
+async def _call(spec: ModelSpec, timeout: float, result: dict[str, Any]) -> None:  # noqa: ASYNC109  from the user
+    """Open a model, call it once, and add to the result how it answered."""
     import trio
 
     from ..errors import SeedbedError
 
-    result: dict[str, Any] = {
-        "alias": alias,
-        "model": spec.model,
-        "domain": domain,
-        "answer": None,
-        "seconds": None,
-        "error": "; ".join(spec.problems()) or None,
-    }
+    result |= {"answer": None, "seconds": None, "error": "; ".join(spec.problems()) or None}
     if result["error"]:
-        return result
-    if domain == "image":
+        return
+    if result["domain"] == "image":
         result["answer"] = "not called: an image is not cheap"
-        return result
+        return
     with trio.move_on_after(timeout) as scope:
         try:
             async with spec.open() as client:
                 began = trio.current_time()
-                result["answer"] = await _ask(client, domain)
+                result["answer"] = await _ask(client, result["domain"])
                 result["seconds"] = trio.current_time() - began
         except (SeedbedError, OSError) as error:
             result["error"] = str(error)
     if scope.cancelled_caught:
         result["error"] = f"no answer within {timeout:g} s"
-    return result
 
 
 async def _ask(client: Any, domain: str) -> str:

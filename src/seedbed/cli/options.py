@@ -10,15 +10,17 @@ import attrs
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from cyclopts import Token
 
     from ..columns.spec import Grants
 
 
+RecipeFile = Annotated[Path, Parameter(help="A recipe file: YAML, TOML or JSON.")]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
-Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)]
+_SEVERAL = Parameter(negative="", show_default=False, consume_multiple=False)
+Several = Annotated[tuple[str, ...], _SEVERAL]
 
 _UNITS = {"k": 1_000, "m": 1_000_000}
 
@@ -59,15 +61,11 @@ _ALLOWED = Group("Permissions of the recipe", sort_key=2)
 class Permissions:
     """What a recipe file may do beyond reading below its own folder; see docs/explanation/security.md."""
 
-    allow_code: Annotated[bool, Parameter(negative="", show_default=False, group=_ALLOWED)] = False
+    allow_code: Annotated[Flag, Parameter(group=_ALLOWED)] = False
     """Allow the recipe to import the code that it names as module:name."""
-    allow_path: Annotated[
-        tuple[Path, ...], Parameter(negative="", show_default=False, consume_multiple=False, group=_ALLOWED)
-    ] = ()
+    allow_path: Annotated[tuple[Path, ...], _SEVERAL, Parameter(group=_ALLOWED)] = ()
     """Allow the recipe to read files below this folder too. May be repeated."""
-    allow_env: Annotated[
-        tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False, group=_ALLOWED)
-    ] = ()
+    allow_env: Annotated[Several, Parameter(group=_ALLOWED)] = ()
     """Allow the headers of the recipe's models to send this environment variable. May be repeated."""
 
     def grants(self) -> Grants:
@@ -120,21 +118,26 @@ class RunOptions:
 
     def given(self) -> dict[str, Any]:
         """The options that were passed, by name; values of --option are parsed as YAML."""
-        import yaml
+        found = attrs.asdict(self, filter=lambda field, value: field.name != "option" and value is not None)
+        return found | {name.replace("-", "_"): value for name, value in named_values("--option", self.option)}
 
-        from ..errors import ConfigError
 
-        found = {
-            field.name: value
-            for field in attrs.fields(RunOptions)
-            if field.name != "option" and (value := getattr(self, field.name)) is not None
-        }
-        for each in self.option:
-            name, equals, value = each.partition("=")
-            if not equals:
-                raise ConfigError(f"--option takes NAME=VALUE, not {each!r}")
-            found[name.strip().replace("-", "_")] = yaml.safe_load(value)
-        return found
+def named_values(option: str, given: Iterable[str]) -> list[tuple[str, Any]]:
+    """Parse the texts of an option that takes NAME=VALUE; values are YAML."""
+    import yaml
+
+    from ..errors import ConfigError
+
+    pairs = []
+    for each in given:
+        name, _, value = map(str.strip, each.partition("="))
+        if not name or not value:
+            raise ConfigError(f"{option} takes NAME=VALUE, not {each!r}")
+        try:
+            pairs.append((name, yaml.safe_load(value)))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{option} {name}: {value!r} is not YAML: {error}") from None
+    return pairs
 
 
 @Parameter(name="*", group=Group("Output of the run", sort_key=2))
@@ -150,7 +153,7 @@ class Watching:
     """Store what `inspect --profile` needs; so does --trace."""
     head: int = 5
     """The number of first rows to print at the end."""
-    verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="", show_default=False)] = False
+    verbose: Annotated[Flag, Parameter(name=["--verbose", "-v"])] = False
     """Also log salvage rounds and checkpoints."""
 
 

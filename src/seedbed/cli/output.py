@@ -41,30 +41,25 @@ def print_line(text: str, *, error: bool = False, style: str | None = None) -> N
 
 def print_json(value: Any) -> None:
     """Write one JSON value as one line."""
-    json.dump(value, sys.stdout, default=plain, ensure_ascii=False)
+    json.dump(_json(value), sys.stdout, ensure_ascii=False)
     sys.stdout.write("\n")
 
 
-def plain(value: Any) -> Any:
-    """Convert a value that JSON has no type for."""
+def _json(value: Any) -> Any:
+    """Convert a value to what JSON can represent; NaN and infinity become null."""
+    if isinstance(value, dict):
+        return {name: _json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return str(value)
-
-
-def finite(value: Any) -> Any:
-    """The same value with null for numbers that JSON cannot represent."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return value
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def print_records(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -82,7 +77,7 @@ def print_records(rows: Iterable[Mapping[str, Any]]) -> None:
 def _cell(value: Any) -> Text:
     if value is None:
         return Text("null", style="dim")
-    text = value if isinstance(value, str) else json.dumps(finite(value), default=plain, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(_json(value), ensure_ascii=False)
     return Text(text if len(text) <= _LONGEST else text[:_LONGEST] + " …")
 
 
@@ -140,19 +135,14 @@ def print_drops(drops_by_reason: Mapping[str, int], *, most: int = 10) -> None:
         print_line(f"  … and {len(drops_by_reason) - most} other reasons")
 
 
-class _CurrentStderr(logging.StreamHandler[Any]):
+class _StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`: the panel replaces it to print log lines above itself."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        """Ignored."""
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:  # noqa: BLE001  as the handlers of `logging` do
+            self.handleError(record)
 
 
 def log_to_stderr(*, verbose: bool) -> None:
@@ -160,6 +150,6 @@ def log_to_stderr(*, verbose: bool) -> None:
     logger = logging.getLogger("seedbed")
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
     if not logger.handlers:
-        handler = _CurrentStderr()
+        handler = _StderrHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         logger.addHandler(handler)

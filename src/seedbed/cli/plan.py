@@ -13,7 +13,8 @@ from .exit_codes import ExitCode, exit_code
 from .options import Flag, Machine, PlanSource, RequestLimits
 
 if TYPE_CHECKING:
-    from ..plans.engine import Explanation, PlanEngine
+    from ..plans.compile import Explanation
+    from ..plans.engine import PlanEngine
     from ..plans.request import Response
     from .plan_work import Measured
 

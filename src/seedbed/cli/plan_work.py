@@ -29,7 +29,7 @@ from . import output
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from ..plans.engine import Explanation, SegmentPlan
+    from ..plans.compile import Explanation, SegmentPlan
     from ..plans.format import Plan
     from ..plans.registries import Registries
     from ..plans.request import Request, Response, Trace

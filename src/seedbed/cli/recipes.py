@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from .exit_codes import ExitCode
-from .options import Flag, Machine, RecipeChanges
+from .options import Flag, Machine, RecipeChanges, RecipeFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ..engine.config import RunConfig
-    from ..engine.source import Source
     from ..recipe.recipe import Recipe
     from .options import Permissions, RunOptions, Watching
 
 _STARTER = Path(__file__).with_name("starter.yaml")
 
 
-def check(recipe: Path, /, *, changes: RecipeChanges = RecipeChanges(), machine: Machine = Machine()) -> int:
-    """Report every problem of a recipe at once, and list the URLs that it contacts; no model is called.
-
-    Parameters
-    ----------
-    recipe
-        A recipe file: YAML, TOML or JSON.
-
-    """
+def check(recipe: RecipeFile, /, *, changes: RecipeChanges = RecipeChanges(), machine: Machine = Machine()) -> int:
+    """Report every problem of a recipe at once, and list the URLs that it contacts; no model is called."""
     import attrs
 
+    from ..engine.source import make_source
+    from ..errors import ConfigError, DatasetGenerationError
+    from ..recipe.file import read_document
     from . import output
 
-    contacts: list[dict[str, Any]] = []
-
-    def list_contacts(given: Recipe) -> None:
-        for contact in given.contacts():
-            contacts.append(attrs.asdict(contact))
-            if not machine.json:
+    given, contacts, columns, problems = None, list[Any](), list[str](), list[str]()
+    try:
+        given = read_recipe(recipe, changes)
+        contacts = list(given.contacts())
+        if not machine.json:
+            for contact in contacts:  # before the recipe is compiled, which reads its seeds
                 output.print_line(f"contacts {contact}")
-
-    source, problems = _find_problems(recipe, changes, list_contacts)
-    columns = [] if source is None else [column.name for column in source.columns]
+        columns = [column.name for column in make_source(given).columns]
+    except DatasetGenerationError as error:
+        # A recipe does not know its lines in the file; the document does.
+        place = str if given is None else read_document(recipe).placed
+        problems = [place(problem) for problem in error.problems]
+    except ConfigError as error:
+        problems = str(error).splitlines()
     if machine.json:
-        output.print_json({"ok": not problems, "problems": problems, "columns": columns, "contacts": contacts})
+        listed = [attrs.asdict(contact) for contact in contacts]
+        output.print_json({"ok": not problems, "problems": problems, "columns": columns, "contacts": listed})
     elif problems:
         for problem in problems:
             output.print_line(problem)
@@ -55,51 +57,15 @@ def check(recipe: Path, /, *, changes: RecipeChanges = RecipeChanges(), machine:
     return ExitCode.BAD_INPUT if problems else ExitCode.OK
 
 
-def _find_problems(
-    path: Path, changes: RecipeChanges, on_recipe: Callable[[Recipe], None]
-) -> tuple[Source | None, list[str]]:
-    """What a recipe compiles to, or None and its problems, a sentence each.
-
-    `on_recipe` is called with the recipe before it is compiled, because compiling reads its seeds.
-    """
-    from ..engine.source import make_source
-    from ..errors import ConfigError, DatasetGenerationError
-    from ..recipe.file import read_document
-
-    try:
-        recipe = read_recipe(path, changes)
-    except DatasetGenerationError as error:
-        return None, list(error.problems)
-    except ConfigError as error:
-        return None, str(error).splitlines()
-    on_recipe(recipe)
-    try:
-        return make_source(recipe), []
-    except DatasetGenerationError as error:
-        # A recipe does not know its lines in the file; the document does.
-        return None, [read_document(path).placed(problem) for problem in error.problems]
-    except ConfigError as error:
-        return None, str(error).splitlines()
-
-
 def graph(
-    recipe: Path,
+    recipe: RecipeFile,
     /,
     *,
-    svg: Path | None = None,
+    svg: Annotated[Path | None, Parameter(help="Write a drawing to this file; - for standard output.")] = None,
     changes: RecipeChanges = RecipeChanges(),
     machine: Machine = Machine(),
 ) -> int:
-    """Show the dependencies between columns: mermaid text, or a drawing.
-
-    Parameters
-    ----------
-    recipe
-        A recipe file: YAML, TOML or JSON.
-    svg
-        Write a drawing to this file instead; - for standard output.
-
-    """
+    """Show the dependencies between columns: mermaid text, or a drawing."""
     from ..engine.source import make_source
     from ..graph import build_graph
     from ..observe.svg import draw_graph
@@ -108,16 +74,9 @@ def graph(
     given = read_recipe(recipe, changes)
     found = build_graph(make_source(given).columns)
     if machine.json:
-        nodes = [
-            {
-                "name": node.name,
-                "kind": node.kind.value,
-                "outputs": list(node.outputs),
-                "requires": list(found.upstream(node.name)),
-            }
-            for node in found.nodes
-        ]
-        output.print_json({"columns": nodes})
+        nodes = [(node.name, node.kind.value, node.outputs, found.upstream(node.name)) for node in found.nodes]
+        heads = ("name", "kind", "outputs", "requires")
+        output.print_json({"columns": [dict(zip(heads, node, strict=True)) for node in nodes]})
         return ExitCode.OK
     text = found.mermaid() if svg is None else draw_graph(found, {spec.name: spec.type for spec in given.columns})
     if svg is None or str(svg) == "-":
@@ -128,24 +87,13 @@ def graph(
 
 
 def init(
-    file: Path = Path("recipe.yaml"),
+    file: Annotated[Path, Parameter(help="The file to write.")] = Path("recipe.yaml"),
     /,
     *,
-    force: Flag = False,
-    debug: Flag = False,  # noqa: ARG001  `main` reads it for all commands
+    force: Annotated[Flag, Parameter(help="Overwrite an existing file.")] = False,
+    debug: Annotated[Flag, Parameter(help="Show the traceback of an error.")] = False,  # noqa: ARG001  `main` reads it
 ) -> int:
-    """Write a commented starter recipe.
-
-    Parameters
-    ----------
-    file
-        The file to write.
-    force
-        Overwrite an existing file.
-    debug
-        Show the traceback of an error.
-
-    """
+    """Write a commented starter recipe."""
     from ..errors import ConfigError
 
     if file.suffix not in (".yaml", ".yml"):
@@ -165,11 +113,8 @@ def read_recipe(path: Path, changes: RecipeChanges) -> Recipe:
     from ..engine.source import load_granted
 
     recipe = load_granted(path, changes.grants())
-    if changes.seed is not None:
-        recipe = attrs.evolve(recipe, seed=changes.seed)
-    if changes.model_override:
-        recipe = attrs.evolve(recipe, models=_overridden(recipe.models, changes.model_override))
-    return recipe
+    seed = recipe.seed if changes.seed is None else changes.seed
+    return attrs.evolve(recipe, seed=seed, models=_overridden(recipe.models, changes.model_override))
 
 
 def _overridden(models: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from .exit_codes import ExitCode, report_code
-from .options import Flag, Machine, Permissions, RecipeChanges, Rows, RunOptions, Watching
+from .exit_codes import ExitCode
+from .options import Flag, Machine, Permissions, RecipeChanges, RecipeFile, Rows, RunOptions, Watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..observe.events import Event
     from ..observe.progress import Show
     from ..observe.report import BuildReport
+    from ..recipe.recipe import Recipe
     from ..store.dataset import Dataset
 
 # The option that retries dropped rows, and the kinds of drops that it retries.
@@ -25,7 +26,7 @@ RETRIED = frozenset({"failed", "skipped"})
 
 
 def run(
-    recipe: Path,
+    recipe: RecipeFile,
     /,
     *,
     rows: Rows,
@@ -41,8 +42,6 @@ def run(
 
     Parameters
     ----------
-    recipe
-        A recipe file: YAML, TOML or JSON.
     rows
         The number of rows to generate, such as 1000, 1e6 or 100k.
     out
@@ -53,17 +52,15 @@ def run(
         With --resume: resume although the code of functions or the rows of seed files changed; existing rows stay.
 
     """
-    from ..engine.api import build
-    from .recipes import announce_contacts, make_config, needed_options, read_recipe
+    from ..engine import api
+    from .recipes import make_config, needed_options, read_recipe
 
     given = read_recipe(recipe, changes)
     config = make_config(given, options, watching)
-    announce_contacts(given)
     return _run_watched(
-        lambda readers: build(
-            given, rows=rows, out=out, config=config, readers=readers, resume=resume, accept_changes=accept_changes
-        ),
-        out=out,
+        partial(api.build, given, rows=rows, out=out, config=config, resume=resume, accept_changes=accept_changes),
+        given,
+        out,
         title=given.name or recipe.stem,
         watching=watching,
         machine=machine,
@@ -103,23 +100,15 @@ def resume(
     """
     from ..engine import api
     from ..engine.source import stored_recipe
-    from .recipes import announce_contacts, make_config
+    from .recipes import make_config
 
     grants = permissions.grants()
     recipe = stored_recipe(directory, grants)
-    config = make_config(recipe, options, watching)
-    announce_contacts(recipe)
+    changes: Any = {"rows": rows, "retry_dropped": retry_dropped, "accept_changes": accept_changes}
     return _run_watched(
-        lambda readers: api.resume(
-            directory,
-            recipe,
-            rows=rows,
-            config=config,
-            readers=readers,
-            retry_dropped=retry_dropped,
-            accept_changes=accept_changes,
-        ),
-        out=directory,
+        partial(api.resume, directory, recipe, config=make_config(recipe, options, watching), **changes),
+        recipe,
+        directory,
         title=recipe.name or directory.name,
         watching=watching,
         machine=machine,
@@ -130,7 +119,7 @@ def resume(
 
 
 def preview(
-    recipe: Path,
+    recipe: RecipeFile,
     /,
     *,
     rows: Rows = 5,
@@ -142,8 +131,6 @@ def preview(
 
     Parameters
     ----------
-    recipe
-        A recipe file: YAML, TOML or JSON.
     rows
         The number of rows to generate.
 
@@ -157,7 +144,7 @@ def preview(
     shown = api.preview(given, rows=rows, config=make_config(given, options))
     records = list(shown.to_polars().iter_rows(named=True))
     if machine.json:
-        output.print_json({"records": output.finite(records), **output.report_data(shown.report)})
+        output.print_json({"records": records, **output.report_data(shown.report)})
     else:
         output.print_records(records)
         output.print_drops(shown.report.drops_by_reason)
@@ -171,9 +158,10 @@ def resume_command(out: Path, *flags: str) -> str:
 
 
 def _run_watched(
-    build: Callable[[list[Callable[[Event], None]]], Dataset],
-    *,
+    build: Callable[..., Dataset],
+    recipe: Recipe,
     out: Path,
+    *,
     title: str,
     watching: Watching,
     machine: Machine,
@@ -188,14 +176,16 @@ def _run_watched(
     from ..observe.log import LogReader
     from ..store.manifest import is_dataset
     from . import output
+    from .recipes import announce_contacts
 
-    show = _show(title, watching, rows_before)
+    announce_contacts(recipe)
+    shows = _shows(title, watching, rows_before)
     output.log_to_stderr(verbose=watching.verbose)
     try:
         try:
-            dataset = build([LogReader()] if show is None else [show, LogReader()])
+            dataset = build(readers=[*shows, LogReader()])
         finally:
-            if show is not None:
+            for show in shows:
                 show.close()
     except Exception as error:
         _save_traces(getattr(error, "report", None), out, watching)
@@ -214,18 +204,17 @@ def _run_watched(
     return _final_code(report, resume)
 
 
-def _show(title: str, watching: Watching, rows_before: int) -> Show | None:
+def _shows(title: str, watching: Watching, rows_before: int) -> list[Show]:
+    """The display that the options select, if any."""
     import sys
 
     from ..observe.progress import Lines, Panel, ProgressState, Show
 
-    kind = watching.progress
-    if kind == "auto":
-        kind = "panel" if sys.stderr.isatty() else "lines"
-    if kind == "none":
-        return None
-    view = Panel(sys.stderr, title=title) if kind == "panel" else Lines(sys.stderr)
-    return Show(ProgressState(rows_before=rows_before), view)
+    if watching.progress == "none":
+        return []
+    has_panel = watching.progress == "panel" or (watching.progress == "auto" and sys.stderr.isatty())
+    view = Panel(sys.stderr, title=title) if has_panel else Lines(sys.stderr)
+    return [Show(ProgressState(rows_before=rows_before), view)]
 
 
 def _finished_rows(directory: Path, *, retry_dropped: bool = False) -> int:
@@ -271,13 +260,13 @@ def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> 
 
 
 def _final_code(report: BuildReport, resume: str | None = None) -> ExitCode:
-    """The exit status of a finished build; says on standard error if no row is left."""
+    """The exit status of a build that ran to its end: some of its rows may be dropped, but not all."""
     from . import output
 
-    code = report_code(report)
-    if code is not ExitCode.OK:
-        output.print_line(f"seedbed: the dataset is empty: all {report.rows:,} rows were dropped", error=True)
-        if resume is not None and any(drop.kind in RETRIED for drop in report.dropped):
-            retry = resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
-            output.print_line(f"to retry them: {retry}", error=True)
-    return code
+    if report.written or not report.rows:
+        return ExitCode.OK
+    output.print_line(f"seedbed: the dataset is empty: all {report.rows:,} rows were dropped", error=True)
+    if resume is not None and any(drop.kind in RETRIED for drop in report.dropped):
+        retry = resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
+        output.print_line(f"to retry them: {retry}", error=True)
+    return ExitCode.TOO_MANY_ERRORS

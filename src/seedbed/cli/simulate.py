@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from cyclopts import Group, Parameter
 
-from .options import Machine, RecipeChanges, Rows, RunOptions, Several
+from .options import Machine, RecipeChanges, RecipeFile, Rows, RunOptions, Several, named_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ..simulation.profiles import CallProfile
 
 
@@ -42,7 +40,7 @@ class Calls:
 
 
 def simulate(
-    recipe: Path,
+    recipe: RecipeFile,
     /,
     *,
     rows: Rows,
@@ -59,8 +57,6 @@ def simulate(
 
     Parameters
     ----------
-    recipe
-        A recipe file: YAML, TOML or JSON.
     rows
         The number of rows of the run, such as 1000, 1e6 or 100k.
     vary
@@ -100,7 +96,7 @@ def simulate(
     if html is not None:
         html.write_text(result.page(found, given.name or recipe.stem), encoding="utf-8")
     if machine.json:
-        output.print_json(output.finite(result.simulation_data(found)))
+        output.print_json(result.simulation_data(found))
     else:
         out = output.console()
         out.print(*result.render(found, width=max(20, min(100, out.width - 10))), sep="\n")
@@ -109,34 +105,14 @@ def simulate(
 
 def _profiles(calls: Calls) -> dict[str, CallProfile]:
     """The profiles of the options, over those of the file."""
-    from ..errors import ConfigError
     from ..simulation.profiles import as_profile, load_profiles
 
     fields: dict[str, dict[str, Any]] = {}
     for field in ("latency", "tokens", "rate_limited", "failed", "capacity", "skipped"):
-        option = f"--{field.replace('_', '-')}"
-        for name, text in _pairs(option, getattr(calls, field)):
-            value: Any = text
-            if field not in ("latency", "tokens"):
-                try:
-                    value = int(text) if field == "capacity" else float(text)
-                except ValueError:
-                    raise ConfigError(f"{option}: {text!r} is not a number") from None
+        for name, value in named_values(f"--{field.replace('_', '-')}", getattr(calls, field)):
             fields.setdefault(name, {})[field] = value
     found = {} if calls.profile is None else load_profiles(calls.profile)
     for name, given in fields.items():
         profile = as_profile(name, given)
         found[name] = profile.over(found[name]) if name in found else profile
     return found
-
-
-def _pairs(option: str, given: Iterable[str]) -> list[tuple[str, str]]:
-    from ..errors import ConfigError
-
-    pairs = []
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not equals or not name.strip() or not value.strip():
-            raise ConfigError(f"{option} takes NAME=VALUE, not {each!r}")
-        pairs.append((name.strip(), value.strip()))
-    return pairs

@@ -12,7 +12,6 @@ import attrs
 from .. import checks
 from ..errors import ConfigError
 from ..graph import Kind
-from ..observe.report import Usage
 from ..runtime.asyncio import for_runtime
 
 if TYPE_CHECKING:
@@ -21,25 +20,7 @@ if TYPE_CHECKING:
     from .templates import SkipRule
 
 T = TypeVar("T")
-
-
-@attrs.define(eq=False)
-class TaskUsage:
-    """The usage that one task reported. Changed by `CellContext.report_usage` only."""
-
-    total: Usage = attrs.field(factory=Usage)
-    by_model: dict[str, Usage] = attrs.field(factory=dict)
-    _taken: dict[str, Usage] = attrs.field(factory=dict)
-
-    def add(self, model: str, usage: Usage) -> None:
-        """Count a call, or several."""
-        self.total += usage
-        self.by_model[model] = self.by_model[model] + usage if model in self.by_model else usage
-
-    def take(self) -> dict[str, Usage]:
-        """The usage of each model since the last call of this method."""
-        before, self._taken = self._taken, dict(self.by_model)
-        return {model: usage - before.get(model, Usage()) for model, usage in self._taken.items()}
+R_co = TypeVar("R_co", covariant=True)
 
 
 @runtime_checkable
@@ -109,6 +90,20 @@ class CellContext(Protocol):
         """
 
 
+class ChatMethod(Protocol[R_co]):
+    """The parameters of the chat methods of models; `parameters` are inference parameters of this call."""
+
+    def __call__(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        images: Iterable[Image] = (),
+        schema: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> R_co: ...
+
+
 class Model(Protocol):
     """A model of the recipe, for one cell: each call takes a permit, and its usage is reported.
 
@@ -123,27 +118,13 @@ class Model(Protocol):
         """The same model for synchronous functions, which run in worker threads."""
         ...
 
-    async def chat(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        system: str | None = None,
-        images: Iterable[Image] = (),
-        schema: Mapping[str, Any] | None = None,
-        **parameters: Any,
-    ) -> str:
+    @property
+    def chat(self) -> ChatMethod[Awaitable[str]]:
         """Send a prompt or a conversation, and return the text of the answer."""
         ...
 
-    async def complete(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        system: str | None = None,
-        images: Iterable[Image] = (),
-        schema: Mapping[str, Any] | None = None,
-        **parameters: Any,
-    ) -> ChatAnswer:
+    @property
+    def complete(self) -> ChatMethod[Awaitable[ChatAnswer]]:
         """Send a prompt or a conversation, and return the whole answer."""
         ...
 
@@ -156,26 +137,29 @@ class Model(Protocol):
         ...
 
 
-class SyncModel(Protocol):
+class SyncModel:
     """A `Model` whose methods block: for synchronous functions, in their worker thread."""
 
-    @property
-    def alias(self) -> str: ...
+    def __init__(self, model: Model, context: CellContext) -> None:
+        self.alias = model.alias
+        self._model = model
+        self._run = context.run
+
     def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
-        """The text of an answer; options as those of `Model.chat`."""
-        ...
+        """As `Model.chat`."""
+        return self._run(partial(self._model.chat, prompt, **options))
 
     def complete(self, prompt: str | Sequence[Message], **options: Any) -> ChatAnswer:
-        """The whole answer; options as those of `Model.complete`."""
-        ...
+        """As `Model.complete`."""
+        return self._run(partial(self._model.complete, prompt, **options))
 
     def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
-        """A vector for each text."""
-        ...
+        """As `Model.embed`."""
+        return self._run(partial(self._model.embed, texts, **parameters))
 
     def image(self, prompt: str, **parameters: Any) -> Image:
-        """An image."""
-        ...
+        """As `Model.image`."""
+        return self._run(partial(self._model.image, prompt, **parameters))
 
 
 class UncallableError(TypeError):
@@ -227,57 +211,39 @@ def bind_call(generator: object, kind: Kind, requires: Sequence[str] | None) -> 
     """
     function, is_async = generator_function(generator)
     parameters = read_parameters(function)
-    contexts = [parameter.name for parameter in parameters if has_type(parameter, CellContext)]
+    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    contexts = [each.name for each in parameters if has_type(each, CellContext)]
     if len(contexts) > 1:
         raise UncallableError(f"has {len(contexts)} parameters for the context; one is enough")
-    if kind is Kind.CELL:
-        return _bind_cell(function, is_async, parameters, contexts, requires)
-    takes = [p for p in parameters if p.name not in contexts and p.default is p.empty and p.kind not in _VARIADIC]
-    if len(takes) != 1:
-        what = "its rows (a range)" if kind is Kind.FROM_SCRATCH else "its frame"
-        names = ", ".join(p.name for p in takes) or "nothing"
-        raise UncallableError(f"is called with one argument, {what}, but its function wants {names}")
-    keyword = contexts[0] if contexts else None
-    call = Call(function=function, is_async=is_async, positional=(), keywords=(), context_keyword=keyword)
-    return call, tuple(requires or ())
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _bind_cell(
-    function: Callable[..., Any],
-    is_async: bool,
-    parameters: Sequence[inspect.Parameter],
-    contexts: Sequence[str],
-    requires: Sequence[str] | None,
-) -> tuple[Call, tuple[str, ...]]:
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    named = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
-    wanted = [p.name for p in named if p.default is p.empty and p.name not in contexts]
-    if requires is None:
-        requires = wanted
-    unmet = [name for name in wanted if name not in requires]
-    if unmet:
-        raise UncallableError(f"wants {_names(unmet)}, which it does not require")
-    known = {parameter.name for parameter in named}
-    surplus = [name for name in requires if name not in known]
-    if surplus and not takes_any:
-        raise UncallableError(f"requires {_names(surplus)}, which its function does not take")
+    wanted = [each.name for each in named if each.default is each.empty and each.name not in contexts]
     positional: list[str | None] = []
     keywords: list[str] = []
     context_keyword: str | None = None
-    in_front = True  # as long as every parameter so far is given, it can be given by position
-    for parameter in named:
-        given = parameter.name in contexts or parameter.name in requires
-        in_front = in_front and given and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-        if in_front:
-            positional.append(None if parameter.name in contexts else parameter.name)
-        elif parameter.name in contexts:
-            context_keyword = parameter.name
-        elif given:
-            keywords.append(parameter.name)
-    keywords.extend(surplus)
+    if kind is not Kind.CELL:
+        if len(wanted) != 1:
+            what = "its rows (a range)" if kind is Kind.FROM_SCRATCH else "its frame"
+            names = ", ".join(wanted) or "nothing"
+            raise UncallableError(f"is called with one argument, {what}, but its function wants {names}")
+        requires = requires or ()
+        context_keyword = next(iter(contexts), None)
+    else:
+        requires = wanted if requires is None else requires
+        if unmet := [name for name in wanted if name not in requires]:
+            raise UncallableError(f"wants {_names(unmet)}, which it does not require")
+        surplus = [name for name in requires if all(each.name != name for each in named)]
+        if surplus and all(each.kind is not each.VAR_KEYWORD for each in parameters):
+            raise UncallableError(f"requires {_names(surplus)}, which its function does not take")
+        in_front = True  # as long as every parameter so far is given, it can be given by position
+        for each in named:
+            given = each.name in contexts or each.name in requires
+            in_front = in_front and given and each.kind is not each.KEYWORD_ONLY
+            if in_front:
+                positional.append(None if each.name in contexts else each.name)
+            elif each.name in contexts:
+                context_keyword = each.name
+            elif given:
+                keywords.append(each.name)
+        keywords += surplus
     call = Call(
         function=function,
         is_async=is_async,

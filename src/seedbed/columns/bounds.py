@@ -1,4 +1,4 @@
-"""What one rendering of a template may cost, so that one that never ends is an error of its row and not of the run.
+"""Limits on the cost of rendering a template: one that never ends fails its row and not the run.
 
 A rendering runs on the event loop, where no timeout and no Ctrl-C can reach it. So it counts its own steps: rounds of
 loops, calls, and the items of whatever an operation reads or produces (64 characters or bits are one item). Costs are
@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.runtime import Context, markup_join, str_join
+from jinja2.runtime import Context, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -24,17 +24,17 @@ MAX_STEPS = 1_000_000
 # What one operation of a template may produce: characters, items or bits.
 _LONGEST = 1_000_000
 _CHARACTERS = 64
-# A call takes as long as so many rounds of a loop.
+# A call takes as long as this many rounds of a loop.
 _CALL = 5
 _FLAT = frozenset({int, float, bool, type(None)})
 _SMALL = frozenset({float, bool, type(None)})
 _NESTED = (list, tuple, set, frozenset, Mapping)
-# Filters that look at no more than the first item of what they are given.
+# Filters that read no more than the first item of their input.
 _FREE = frozenset({"default", "d", "length", "count", "first", "last", "attr"})
 
 
 class BoundedContext(Context):
-    """The names of one rendering, and the steps that it has left; contexts of its blocks share them."""
+    """The names of one rendering and its remaining steps, which contexts of its blocks share."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,10 +46,10 @@ class BoundedContext(Context):
             raise OverflowError(f"the template takes more than {MAX_STEPS} steps")
 
     def weigh(self, *values: Any) -> None:
-        """Spend what it takes to look at all of these."""
+        """Spend the cost of reading all of these values."""
         for value in values:
             kind = type(value)
-            if kind is str:  # nearly everything is text or a number
+            if kind is str:  # nearly every value is text or a number
                 if len(value) > _CHARACTERS:
                     self.spend(len(value) // _CHARACTERS)
             elif kind not in _SMALL:
@@ -63,9 +63,9 @@ class BoundedContext(Context):
 
 
 def weight(value: Any, most: int) -> int:
-    """How many items a value holds, nested ones included; counts no further than just above `most`.
+    """The number of items in a value, nested ones included; counting stops just above `most`.
 
-    Raises `OverflowError` for one that is nested so deep that C code which follows it could exhaust the stack.
+    Raises `OverflowError` for a value nested so deep that C code which recurses into it could exhaust the stack.
     """
     total = 1
     open_parts: list[Iterator[Any]] = [iter((value,))]
@@ -102,14 +102,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(optimized=False, finalize=_shown, **options)
+        super().__init__(optimized=False, finalize=_weigh, **options)
 
     def meter(self) -> None:
-        """Let the filters and tests that are there now count their steps."""
-        self.filters = {
-            name: function if name in _FREE else _metered(name, function) for name, function in self.filters.items()
-        }
-        self.filters |= {"_each": _each, "_weigh": _weigh, "_concat": _concat, "_spend": _spend}
+        """Make the filters and tests that the environment has now count their steps."""
+        metered = {name: _metered(name, function) for name, function in self.filters.items() if name not in _FREE}
+        self.filters |= metered | {"_each": _each, "_weigh": _weigh, "_concat": _concat, "_spend": _spend}
         tests: Mapping[str, Any] = self.tests
         self.tests = {name: _metered(name, function) for name, function in tests.items()}
 
@@ -138,7 +136,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         given = [*args, *(value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars"))]
         __context.spend(_CALL)
         __context.weigh(*given)
-        # The sandbox puts a function of its own before str.format, which still knows what it stands for.
+        # The sandbox wraps str.format; the wrapper refers to the method.
         method = getattr(__obj, "__wrapped__", __obj)
         if isinstance(method, types.BuiltinMethodType) and not isinstance(method.__self__, types.ModuleType):
             __context.weigh(method.__self__)
@@ -150,7 +148,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(argument, tuple):
-            weight(argument, _LONGEST)  # looking it up hashes it, which follows every level on the C stack
+            weight(argument, _LONGEST)  # a lookup hashes it, which recurses on the C stack
         return super().getitem(obj, argument)
 
     def build(self, tree: nodes.Template) -> jinja2.Template:
@@ -161,7 +159,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def check_depth(tree: nodes.Node) -> None:
-    """Refuse a parsed template that is nested so deep that compiling it could exhaust the stack."""
+    """Reject a parsed template that is nested so deep that compiling it could exhaust the stack."""
     level: list[nodes.Node] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in node.iter_child_nodes()]
@@ -172,7 +170,7 @@ def check_depth(tree: nodes.Node) -> None:
 
 
 class _Bounder(NodeTransformer):
-    """Puts the counting into a parsed template."""
+    """Inserts calls that count steps into a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  as jinja2 has it
         self.generic_visit(node)
@@ -231,8 +229,8 @@ def _cost(node: nodes.Node) -> int:
 
 
 @jinja2.pass_context
-def _shown(context: BoundedContext, value: Any) -> Any:
-    """What stands in `{{ }}`, before it becomes text."""
+def _weigh(context: BoundedContext, value: Any) -> Any:
+    """Spend the cost of reading a value; also called for each `{{ }}`, before the value becomes text."""
     kind = type(value)
     if kind is str:
         if len(value) > _CHARACTERS:
@@ -244,7 +242,7 @@ def _shown(context: BoundedContext, value: Any) -> Any:
 
 @jinja2.pass_context
 def _each(context: BoundedContext, items: Any, cost: int = 1) -> Any:
-    """What a loop goes through: paid for at once where its length is known, else item by item."""
+    """The items of a loop: their cost is spent at once if their number is known, else item by item."""
     if not isinstance(items, Iterator) and hasattr(items, "__len__"):
         context.spend(cost * len(items))
         return items
@@ -258,16 +256,9 @@ def _counted(context: BoundedContext, items: Iterable[Any], cost: int) -> Iterat
 
 
 @jinja2.pass_context
-def _weigh(context: BoundedContext, value: Any) -> Any:
-    if type(value) not in _FLAT:
-        context.weigh(value)
-    return value
-
-
-@jinja2.pass_context
 def _concat(context: BoundedContext, parts: list[Any]) -> str:
     context.weigh(parts)
-    return markup_join(parts) if context.eval_ctx.autoescape else str_join(parts)
+    return str_join(parts)  # nothing is escaped
 
 
 @jinja2.pass_context
@@ -278,8 +269,8 @@ def _spend(context: BoundedContext, steps: Any) -> None:
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter or test that counts its steps."""
-    wanted = getattr(function, "jinja_pass_arg", None)
-    passed = None if wanted is None else wanted.name
+    # What jinja2 would pass before the value: "context", "eval_context" or "environment".
+    passed = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     grows = name in _GROWING
     gathers = name in ("join", "sum")
 
@@ -315,7 +306,7 @@ _GROWING = frozenset(
 
 
 def _spend_growth(context: BoundedContext, name: str, value: Any, given: Sequence[Any]) -> None:
-    """Spend what a filter or method of text produces where that is more than it was given."""
+    """Spend the size of the output of a filter or method of text where that exceeds the size of its input."""
     numbers = sum(abs(each) for each in given if isinstance(each, int))
     texts = sum(len(each) for each in given if isinstance(each, str | bytes))
     length = len(value) if hasattr(value, "__len__") else 1
@@ -326,15 +317,12 @@ def _spend_growth(context: BoundedContext, name: str, value: Any, given: Sequenc
             context.spend(numbers // _CHARACTERS)
         case "indent" | "expandtabs" | "tojson":
             context.spend((numbers + texts) * length // _CHARACTERS)
-        case "wordwrap" | "urlize":
-            context.spend(texts * length // _CHARACTERS)
         case "replace" if len(given) >= 2:
             old, new = (str(each) for each in given[:2])
             context.spend(str(value).count(old) * len(new) // _CHARACTERS)
-        case "join" if isinstance(value, str | bytes) and given:
-            # The method: the separator is what it is called on.
+        case "join" if isinstance(value, str | bytes) and given:  # the method of the separator, not the filter
             context.spend(length * weight(given[0], context.left[0]) // _CHARACTERS)
-        case "join":
+        case "wordwrap" | "urlize" | "join":
             context.spend(texts * length // _CHARACTERS)
         case "sum" if any(isinstance(each, Sequence) for each in given):
             context.spend(length * weight(value, context.left[0]))

@@ -1,4 +1,4 @@
-"""What all columns of a chat model share: fields, the model, the conversation until an answer fits, images, parsing."""
+"""Shared by all columns of a model: fields, calls, the conversation until an answer fits, pictures, parsing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,26 +25,23 @@ from .spec import ColumnSpec, Environment
 from .templates import Template, compile_template
 
 if TYPE_CHECKING:
-    from ..models.base import ModelSpec
     from .base import CellContext, Model
-    from .spec import Access
 
 
 # Arguments of a call that are fields of the column.
 _RESERVED = frozenset({"images", "input", "messages", "model", "prompt", "schema", "stream", "system"})
-check_alias = checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
 _check_text = checks.expect("text", lambda value: isinstance(value, str) and bool(value.strip()))
 
 
 @checks.field_check
-def check_prompt(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
+def check_prompt(spec: ModelColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Reject anything but a template."""
     _check_text(spec, attribute, value)
-    compile_template(value, where=f"column {spec.name!r}, {attribute.name}")
+    spec.template(attribute.name)
 
 
 @checks.field_check
-def check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
+def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Reject anything but a mapping of inference parameters that are not fields of the column."""
     checks.mapping(spec, attribute, value)
     for name, each in value.items():
@@ -59,36 +56,59 @@ def check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: A
 
 
 @attrs.frozen
-class ChatSpec(ColumnSpec):
+class ModelColumnSpec(ColumnSpec):
+    """The fields of all columns of one model; `parameters` override the inference parameters of the model."""
+
+    model: str = attrs.field(
+        kw_only=True,
+        validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value)),
+    )
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=_check_parameters)
+
+    def template(self, field: str) -> Template:
+        """The compiled template of a field that is set."""
+        return compile_template(getattr(self, field), where=f"column {self.name!r}, {field}")
+
+    def throttle_options(self, environment: Environment, domain: str) -> dict[str, Any]:
+        """The throttle key of its calls, and the limit of its alias if aliases with other limits share the key."""
+        model = environment.model(self.model, self.error_prefix)
+        key = model.key(domain)
+        limits = {other.max_parallel_requests for other in environment.models.values() if other.key(domain) == key}
+        if len(limits) == 1:
+            return {"key": key}
+        # The limit of the throttle is the largest of them.
+        return {"key": key, "lane": f"{self.model} {domain}", "lane_limit": model.max_parallel_requests}
+
+    def bind(self, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
+        """Its model, for one cell whose function awaits nothing after a chat that failed."""
+        return context.bind_model(
+            self.model,
+            environment.model(self.model),
+            environment.client(self.model),
+            seed=environment.seed,
+            dedupe=dedupe,
+            ends_at_failure=True,
+        )
+
+
+@attrs.frozen
+class ChatSpec(ModelColumnSpec):
     """The fields of all columns of a chat model.
 
     `prompt` and `system` are Jinja2 templates over other columns. `images` names columns that hold pictures: bytes, a
-    data URL, or the path of a file. `parameters` are inference parameters that override those of the model.
+    data URL, or the path of a file.
 
     The model is asked to correct an answer that does not fit up to `max_repairs` times; then the cell fails. `trace`
     stores the conversation in the column `<name>__trace`, `reasoning` the model's reasoning in
     `<name>__reasoning_content`. With `dedupe` equal requests are sent once, unless the temperature is above 0.
     """
 
-    model: str = attrs.field(kw_only=True, validator=check_alias)
     system: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(check_prompt))
     images: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=checks.as_names, validator=checks.names)
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=check_parameters)
     max_repairs: int = attrs.field(default=2, kw_only=True, validator=checks.whole(0), metadata=NOT_IN_FINGERPRINT)
     trace: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
     reasoning: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
     dedupe: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-
-    def template(self, field: str) -> Template | None:
-        """The compiled template of a field; None if it is not set."""
-        text = getattr(self, field)
-        return None if text is None else compile_template(text, where=f"column {self.name!r}, {field}")
-
-    def prompt_template(self) -> Template:
-        """The compiled prompt of a spec that always has one."""
-        template = self.template("prompt")
-        assert template is not None
-        return template
 
     @property
     def trace_name(self) -> str:
@@ -98,56 +118,17 @@ class ChatSpec(ColumnSpec):
     def reasoning_name(self) -> str:
         return f"{self.name}__reasoning_content"
 
-    @property
-    def side_effects(self) -> tuple[str, ...]:
-        """The columns that it fills besides its own."""
-        fields = ((self.trace, self.trace_name), (self.reasoning, self.reasoning_name))
-        return tuple(name for is_set, name in fields if is_set)
-
 
 def as_text(value: Any) -> str:
     """A cell's value in a prompt."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def find_model(spec: ColumnSpec, environment: Environment) -> ModelSpec:
-    """The model of a column's alias."""
-    (alias,) = spec.aliases()
-    try:
-        return environment.model(alias)
-    except ConfigError as error:
-        raise ConfigError(f"{spec.error_prefix}{error}") from None
-
-
-def model_options(spec: ColumnSpec, environment: Environment, domain: str) -> dict[str, Any]:
-    """The throttle key of a column's calls, and the limit of its alias if aliases with other limits share the key."""
-    model = find_model(spec, environment)
-    key = model.key(domain)
-    limits = {other.max_parallel_requests for other in environment.models.values() if other.key(domain) == key}
-    if len(limits) == 1:
-        return {"key": key}
-    # The limit of the throttle is the largest of them.
-    return {"key": key, "lane": f"{spec.aliases()[0]} {domain}", "lane_limit": model.max_parallel_requests}
-
-
-def bind_model(spec: ColumnSpec, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-    """The column's model, for one cell whose function awaits nothing after a chat that failed."""
-    (alias,) = spec.aliases()
-    return context.bind_model(
-        alias,
-        environment.model(alias),
-        environment.client(alias),
-        seed=environment.seed,
-        dedupe=dedupe,
-        ends_at_failure=True,
-    )
-
-
 Read = Callable[[str], Any]
 """From the text of an answer to the value of the cell. Raises `BadOutput` with what is wrong."""
 Ask = Callable[[Mapping[str, Any]], "str | None"]
 """From the values of a row to the prompt; None for a cell that is null without a call."""
-TRACE = pl.List(pl.Struct({"role": pl.String, "text": pl.String}))
+_TRACE = pl.List(pl.Struct({"role": pl.String, "text": pl.String}))
 # A longer answer is read in a thread: validating 100 kB may take 50 ms.
 _LONG = 20_000
 _SHOWN = 1_000
@@ -165,39 +146,32 @@ def chat_column(
     schema: Mapping[str, Any] | None = None,
 ) -> Column:
     """A column whose cells are conversations; `expected` describes an answer that fits."""
-    parameters = {**find_model(spec, environment).parameters, **spec.parameters}
-    system = spec.template("system")
-    needed = (*requires, *(system.requires if system else ()), *spec.images)
+    throttle = spec.throttle_options(environment, "chat")
+    parameters = {**environment.model(spec.model).parameters, **spec.parameters}
+    system = None if spec.system is None else spec.template("system")
     limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
     if spec.images:
         environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
-    places = tuple(place for place in (environment.artifacts, environment.base) if place is not None)
-    dtypes = {} if dtype is None else {spec.name: dtype}
-    if spec.trace:
-        dtypes[spec.trace_name] = TRACE
-    if spec.reasoning:
-        dtypes[spec.reasoning_name] = pl.String
+    side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
+    side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
     conversation = _Conversation(
         spec=spec,
         environment=environment,
         ask=ask,
-        system=system,
         read=read,
         expected=expected,
         schema=schema,
-        side_effects=spec.side_effects,
+        system=system,
         dedupe=Dedupe() if spec.dedupe and not _is_varied(parameters) else None,
-        places=places,
-        access=environment.access and environment.access.granting(places[:-1]),
     )
     return Column(
         spec.name,
         conversation.agenerate,
-        requires=tuple(dict.fromkeys(needed)),
+        requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
         tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
-        side_effects=spec.side_effects,
-        dtype=dtypes or None,
-        **model_options(spec, environment, "chat"),
+        side_effects=tuple(side_effects),
+        dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
+        **throttle,
     )
 
 
@@ -214,56 +188,52 @@ class _Conversation:
     spec: ChatSpec
     environment: Environment
     ask: Ask
-    system: Template | None
     read: Read
     expected: str
     schema: Mapping[str, Any] | None
+    system: Template | None
     dedupe: Dedupe | None
-    side_effects: tuple[str, ...]
-    # Relative paths of pictures start at one of these.
-    places: tuple[Path, ...]
-    # What a recipe from a file may read of them; paths that a model wrote are not trusted either.
-    access: Access | None
 
     async def agenerate(self, context_: CellContext, /, **values: Any) -> Any:
         """Fill one cell."""
         spec = self.spec
         prompt = self.ask(values)
         if prompt is None:
-            return {spec.name: None} if self.side_effects else None
+            return {spec.name: None} if spec.trace or spec.reasoning else None
         if not prompt.strip() and not spec.images:
             raise Permanent(f"column {spec.name!r}: its prompt is empty")
         images = await self._images(values) if spec.images else ()
         messages = [Message(role="user", text=prompt, images=images)]
         if self.system is not None:
             messages.insert(0, Message(role="system", text=self.system.render(values)))
-        model = bind_model(spec, self.environment, context_, self.dedupe)
+        model = spec.bind(self.environment, context_, self.dedupe)
         for repairs in range(spec.max_repairs + 1):
             answer = await model.complete(messages, schema=self.schema, **spec.parameters)
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
                 raise Retryable(f"column {spec.name!r}: model {spec.model!r} returned an empty answer")
-            messages.append(Message(role="assistant", text=text))
             try:
                 value = self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
+                break
             except BadOutput as misfit:
                 problem = str(misfit)
-                if answer.finish_reason == "length":
-                    problem = f"it was cut off at its token limit ({problem})"
-                if repairs == spec.max_repairs:
-                    raise BadOutput(self._failure(problem, text)) from None
-                messages.append(Message(role="user", text=self._correction(problem)))
-                # Only first requests are shared: a cell that waits for the repair of another would still hold its
-                # own permit, and the other may wait for that permit.
-                if self.dedupe is not None and repairs == 0:
-                    model = bind_model(spec, self.environment, context_)
-            else:
-                break
-        if not self.side_effects:
+            if answer.finish_reason == "length":
+                problem = f"it was cut off at its token limit ({problem})"
+            if repairs == spec.max_repairs:
+                raise BadOutput(self._failure(problem, text))
+            again = f"Answer again with {self.expected}, and with nothing else."
+            correction = Message(role="user", text=f"That answer cannot be used: {problem}\n{again}")
+            messages += (Message(role="assistant", text=text), correction)
+            # Only first requests are shared: a cell that waits for the repair of another would still hold its own
+            # permit, and the other may wait for that permit.
+            if self.dedupe is not None and repairs == 0:
+                model = spec.bind(self.environment, context_)
+        if not (spec.trace or spec.reasoning):
             return value
         cell: dict[str, Any] = {spec.name: value}
         if spec.trace:
-            cell[spec.trace_name] = [{"role": message.role, "text": message.text} for message in messages]
+            turns = (*messages, Message(role="assistant", text=text))
+            cell[spec.trace_name] = [{"role": turn.role, "text": turn.text} for turn in turns]
         if spec.reasoning:
             cell[spec.reasoning_name] = answer.reasoning or thoughts
         return cell
@@ -272,53 +242,51 @@ class _Conversation:
         images: list[Image] = []
         for name in self.spec.images:
             where = f"column {self.spec.name!r}, images: {name!r}"
-            images += await load_pictures(values[name], places=self.places, where=where, access=self.access)
+            images += await _load_pictures(values[name], self.environment, where)
         return tuple(images)
 
-    def _correction(self, problem: str) -> str:
-        return f"That answer cannot be used: {problem}\nAnswer again with {self.expected}, and with nothing else."
-
     def _failure(self, problem: str, text: str) -> str:
-        spec = self.spec
-        count = spec.max_repairs
+        count = self.spec.max_repairs
         after = f" after {count} repair{'' if count == 1 else 's'}" if count else ""
         shown = text if len(text) <= 200 else f"{text[:200]}…"
-        return f"column {spec.name!r}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}"
+        return f"column {self.spec.name!r}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}"
 
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
 _REMOTE = ("http://", "https://", "ftp://", "s3://", "gs://")
 
 
-async def load_pictures(
-    value: Any, *, places: Sequence[Path], where: str, access: Access | None = None
-) -> tuple[Image, ...]:
+async def _load_pictures(value: Any, environment: Environment, where: str) -> list[Image]:
     """The pictures of a cell: bytes, a data URL or a path, or a list of them; none for a null.
 
-    A relative path is looked up in each of `places`. Only files that are pictures by their first bytes, and that
-    `access` allows, are sent. Raises `Permanent`; nothing is fetched from a network.
+    Only files that are pictures by their first bytes are sent. Raises `Permanent`; nothing is fetched from a network.
     """
     if value is None:
-        return ()
+        return []
     if isinstance(value, list | tuple):
-        found = [await load_pictures(each, places=places, where=where, access=access) for each in value]
-        return tuple(image for images in found for image in images)
-    if isinstance(value, bytes):
-        return (_picture(value, where),)
-    if not isinstance(value, str | Path):
+        return [image for each in value for image in await _load_pictures(each, environment, where)]
+    if not isinstance(value, bytes | str | Path):
         raise Permanent(f"{where}: a picture is bytes, a data URL or a path, not a value of {type(value).__name__}")
-    text = str(value)
+    text = "" if isinstance(value, bytes) else str(value)
     if text[:5].lower() == "data:":
-        return (_from_data_url(text, where),)
+        return [_from_data_url(text, where)]
     if text.lower().startswith(_REMOTE):
         raise Permanent(f"{where}: {text[:200]!r} is not fetched; pictures are bytes, data URLs or local paths")
-    return (_picture(await finish_in_thread(partial(_read, text, places, where, access)), where),)
+    data = value if isinstance(value, bytes) else await finish_in_thread(partial(_read, text, environment, where))
+    media_type = media_type_of(data)
+    if media_type == "image/png" and not data.startswith(b"\x89PNG"):  # the fallback of `media_type_of`
+        raise Permanent(f"{where}: {len(data)} bytes that are not a PNG, JPEG, GIF or WebP picture")
+    return [Image(data=data, media_type=media_type)]
 
 
-def _read(text: str, places: Sequence[Path], where: str, access: Access | None) -> bytes:
+def _read(text: str, environment: Environment, where: str) -> bytes:
+    """The content of a file: a relative path starts at the dataset's directory or where the recipe's paths do."""
+    # A model may have written the path, so it is checked like a path of the recipe; the dataset may be read too.
+    own = () if environment.artifacts is None else (environment.artifacts,)
+    access = environment.access and environment.access.granting(own)
     try:
-        for place in places:
-            path = place / text
+        for folder in (*own, environment.base):
+            path: Path = folder / text
             if access is not None:
                 access.check_path(path, where)
             if path.is_file():
@@ -341,13 +309,6 @@ def _from_data_url(text: str, where: str) -> Image:
     return Image(data=data, media_type=found.group(1).lower())
 
 
-def _picture(data: bytes, where: str) -> Image:
-    media_type = media_type_of(data)
-    if media_type == "image/png" and not data.startswith(b"\x89PNG"):  # the fallback of `media_type_of`
-        raise Permanent(f"{where}: {len(data)} bytes that are not a PNG, JPEG, GIF or WebP picture")
-    return Image(data=data, media_type=media_type)
-
-
 # A fence opens with three or more backticks or tildes and closes with as many of the same.
 _FENCE = re.compile(
     r"^[ \t]*(?P<mark>`{3,}|~{3,})[ \t]*(?P<language>[\w+#.:-]*)[^\n]*\n"
@@ -357,23 +318,17 @@ _FENCE = re.compile(
 _THOUGHTS = re.compile(r"\s*<think(?:ing)?>(.*?)(?:</think(?:ing)?>|\Z)", re.DOTALL)
 _OPENING = re.compile(r"[{\[]")
 _BEGINS_JSON = re.compile(r"\{\s*\"|\[\s*[\[{\"\d-]")
-_JSON = ("", "json", "jsonc")
-# Brackets of one text that are tried: each try may read to the end.
+# At most so many brackets of one text are tried: each try may read to the end.
 _MAX_TRIES = 200
-_ALIASES = (
-    frozenset({"python", "python3", "py"}),
-    frozenset({"javascript", "js", "jsx", "node"}),
-    frozenset({"typescript", "ts", "tsx"}),
-    frozenset({"bash", "sh", "shell", "zsh"}),
-    frozenset({"c++", "cpp", "cxx"}),
-    frozenset({"c#", "csharp", "cs"}),
-    frozenset({"yaml", "yml"}),
-    frozenset({"rust", "rs"}),
-    frozenset({"go", "golang"}),
-    frozenset({"ruby", "rb"}),
-    frozenset({"markdown", "md"}),
-    frozenset({"sql", "postgresql", "postgres", "sqlite", "mysql", "tsql", "plsql", "bigquery", "snowflake", "duckdb"}),
-)
+# The names of each language.
+_LANGUAGES = [
+    frozenset(names.split())
+    for names in (
+        *("python python3 py", "javascript js jsx node", "typescript ts tsx", "bash sh shell zsh", "c++ cpp cxx"),
+        *("c# csharp cs", "yaml yml", "rust rs", "go golang", "ruby rb", "markdown md"),
+        "sql postgresql postgres sqlite mysql tsql plsql bigquery snowflake duckdb",
+    )
+]
 
 
 @attrs.frozen
@@ -402,35 +357,27 @@ def split_thoughts(text: str) -> tuple[str | None, str]:
     return (None, text) if found is None else (found.group(1).strip(), text[found.end() :])
 
 
-def extract_json(text: str) -> Any:
-    """The JSON value of an answer: all of it, in a fence, or within prose."""
-    text = text.strip()
-    fenced = [block.code for block in blocks(text) if block.language in _JSON]
-    for candidate in (text, *fenced):
-        try:
-            return _loads(candidate)
-        except ValueError as error:
-            problem = str(error)
-    if not fenced:
-        try:
-            return _from_prose(text)
-        except ValueError as error:
-            problem = str(error)
-    raise BadOutput(f"it is not JSON: {problem}")
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
+
+
+def extract_json(text: str) -> Any:
+    """The JSON value of an answer: all of it, in a fence, or within prose."""
+    text = text.strip()
+    parse: Read = _DECODER.decode
+    fenced = [(parse, block.code) for block in blocks(text) if block.language in ("", "json", "jsonc")]
+    problem = ""
+    for decode, part in ((parse, text), *(fenced or [(_from_prose, text)])):
+        try:
+            return decode(part)
+        except ValueError as error:
+            problem = str(error)
+        except RecursionError:
+            problem = "it is nested too deeply"
+    raise BadOutput(f"it is not JSON: {problem}")
 
 
 def _from_prose(text: str) -> Any:
@@ -446,8 +393,6 @@ def _from_prose(text: str) -> Any:
             break
         try:
             value, end = _DECODER.raw_decode(text, opening.start())
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
         except ValueError:
             if _BEGINS_JSON.match(text, opening.start()):
                 raise
@@ -469,7 +414,8 @@ def extract_code(text: str, language: str) -> str | None:
     found = blocks(text)
     if not found:
         return None
-    same = _same(language)
+    wanted = language.lower()
+    same = next((names for names in _LANGUAGES if wanted in names), {wanted})
     fitting = [block for block in found if block.language.partition(":")[0] in same]
     fitting = fitting or [block for block in found if not block.language]
     if not fitting:
@@ -481,8 +427,3 @@ def extract_code(text: str, language: str) -> str | None:
     if not chosen.code.strip():
         raise BadOutput("its code block is empty")
     return chosen.code
-
-
-def _same(language: str) -> frozenset[str]:
-    language = language.lower()
-    return next((names for names in _ALIASES if language in names), frozenset({language}))

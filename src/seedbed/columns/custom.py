@@ -14,7 +14,7 @@ import trio
 
 from .. import checks
 from ..errors import ConfigError
-from ..graph import nearest
+from ..graph import Kind, nearest
 from ..models.base import NOT_IN_FINGERPRINT
 from ..runtime.asyncio import RUNTIMES, for_runtime
 from ..runtime.threads import Lease, run_sync
@@ -23,6 +23,7 @@ from .base import (
     Column,
     Model,
     UncallableError,
+    bind_call,
     for_asyncio,
     generator_function,
     has_type,
@@ -45,22 +46,24 @@ ExceptionClass = type[Exception]
 
 def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
     """Exception classes; those built in may be named, others are `module:name`, which is imported later."""
-    found: list[ExceptionClass | str] = []
-    for each in (value,) if isinstance(value, type | str) else tuple(value):
-        exception = getattr(builtins, each, None) if isinstance(each, str) and ":" not in each else each
-        if isinstance(exception, str) or (isinstance(exception, type) and issubclass(exception, Exception)):
-            found.append(exception)
-        else:
+    given = (value,) if isinstance(value, type | str) else tuple(value)
+    found = tuple(_EXCEPTIONS.get(each, each) if isinstance(each, str) else each for each in given)
+    for each in found:
+        if not _is_exception(each) and not (isinstance(each, str) and ":" in each):
             hint = nearest(each, _EXCEPTIONS) if isinstance(each, str) else ""
             raise ConfigError(f"retry_on must hold exception classes, or their names, not {each!r}{hint}")
-    return tuple(found)
+    return found
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
 
 
 _names = checks.optional(checks.names)
-_EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception)]
+_EXCEPTIONS = {name: each for name, each in vars(builtins).items() if _is_exception(each)}
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Custom(ColumnSpec, Generic[P, R]):
     """A column that a user-defined function fills; `@seedbed.column` returns one, which can be called as the function.
 
@@ -73,26 +76,20 @@ class Custom(ColumnSpec, Generic[P, R]):
 
     type: ClassVar[str] = "custom"
 
-    function: Callable[P, R] | str
-    requires: tuple[str, ...] | None = attrs.field(
-        default=None, converter=checks.as_names, validator=_names, kw_only=True
-    )
-    outputs: tuple[str, ...] | None = attrs.field(
-        default=None, converter=checks.as_names, validator=_names, kw_only=True
-    )
-    side_effects: tuple[str, ...] | None = attrs.field(
-        default=(), converter=checks.as_names, validator=_names, kw_only=True
-    )
-    models: Mapping[str, str] = attrs.field(factory=dict, converter=dict, kw_only=True)
-    is_stateful: bool = attrs.field(default=False, kw_only=True)
+    function: Callable[P, R] | str = attrs.field(kw_only=False)
+    requires: tuple[str, ...] | None = attrs.field(default=None, converter=checks.as_names, validator=_names)
+    outputs: tuple[str, ...] | None = attrs.field(default=None, converter=checks.as_names, validator=_names)
+    side_effects: tuple[str, ...] | None = attrs.field(default=(), converter=checks.as_names, validator=_names)
+    models: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    is_stateful: bool = False
     retry_on: tuple[ExceptionClass | str, ...] = attrs.field(
-        default=(), converter=_retry_on, kw_only=True, metadata=NOT_IN_FINGERPRINT
+        default=(), converter=_retry_on, metadata=NOT_IN_FINGERPRINT
     )
-    key: str | None = attrs.field(default=None, kw_only=True, metadata=NOT_IN_FINGERPRINT)
-    tokens: int = attrs.field(default=0, kw_only=True, metadata=NOT_IN_FINGERPRINT)
-    process: bool = attrs.field(default=False, kw_only=True, metadata=NOT_IN_FINGERPRINT)
+    key: str | None = attrs.field(default=None, metadata=NOT_IN_FINGERPRINT)
+    tokens: int = attrs.field(default=0, metadata=NOT_IN_FINGERPRINT)
+    process: bool = attrs.field(default=False, metadata=NOT_IN_FINGERPRINT)
     runtime: str | None = attrs.field(
-        default=None, kw_only=True, validator=checks.optional(checks.one_of(*RUNTIMES)), metadata=NOT_IN_FINGERPRINT
+        default=None, validator=checks.optional(checks.one_of(*RUNTIMES)), metadata=NOT_IN_FINGERPRINT
     )
 
     def __attrs_post_init__(self) -> None:
@@ -100,10 +97,10 @@ class Custom(ColumnSpec, Generic[P, R]):
         function: Any = self.function
         if isinstance(function, str):
             if ":" not in function:
-                raise ConfigError(f"column {self.name!r}: function must be 'module:name', not {function!r}")
-        elif isinstance(function, type) or not (callable(function) or is_generator_object(function)):
+                raise ConfigError(f"{self.error_prefix}function must be 'module:name', not {function!r}")
+        elif not _is_generator(function):
             raise ConfigError(
-                f"column {self.name!r}: function must be a function, or an object with generate or agenerate, "
+                f"{self.error_prefix}function must be a function, or an object with generate or agenerate, "
                 f"not {function!r}"
             )
 
@@ -138,25 +135,20 @@ class Custom(ColumnSpec, Generic[P, R]):
         """The engine's column of a function; models are bound to the cell that uses them."""
         spec = _imported(self, environment)
         function, is_async = generator_function(spec.function)
-        for alias in spec.aliases():
-            try:
-                environment.model(alias)
-            except ConfigError as error:
-                raise ConfigError(f"column {spec.name!r}: {error}") from None
-        kind, taken = _kind(function)
-        requires = _requires(spec, function, taken)
-        key = spec.key
-        if key is None and spec.models:
-            key = environment.model(spec.aliases()[0]).key("chat")
         generator: Any = spec.function
+        requires, key = spec.requires, spec.key
+        kind, taken = _kind(function)
+        if kind is Kind.FULL_COLUMN and requires is None:
+            raise ConfigError(f"{spec.error_prefix}list the columns of its frame with requires=[…]")
+        if spec.models and spec.process:
+            raise ConfigError(f"column {spec.name!r} runs in a process, where its function cannot call a model")
         if spec.models:
-            if spec.process:
-                raise ConfigError(f"column {spec.name!r} runs in a process, where its function cannot call a model")
             try:
-                inner = for_runtime(function, is_async=is_async, runtime=spec.runtime, adapt=for_asyncio)
+                models = [environment.model(alias) for alias in spec.aliases()]
             except ConfigError as error:
-                raise ConfigError(f"column {spec.name!r} {error}") from None
-            generator = _with_models(spec, inner, is_async, taken, environment)
+                raise ConfigError(f"{spec.error_prefix}{error}") from None
+            key = models[0].key("chat") if key is None else key
+            generator, requires = _with_models(spec, kind, taken, environment)
         elif spec.process and not is_async:
             if "<" in function.__qualname__:
                 raise ConfigError(
@@ -181,6 +173,11 @@ class Custom(ColumnSpec, Generic[P, R]):
             runtime=None if spec.models else spec.runtime,
             retry_on=_exceptions(spec, environment),
         )
+
+
+def _is_generator(value: Any) -> bool:
+    """True for a function and for an object that generates; the engine creates no instance of a class."""
+    return not isinstance(value, type) and (callable(value) or is_generator_object(value))
 
 
 def _import_column(module: str, name: str) -> Any:
@@ -234,13 +231,9 @@ def column(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 def _custom(function: Callable[..., Any], *, name: str | None = None, **options: Any) -> Custom[..., Any]:
     name = name or str(getattr(function, "__name__", ""))
     given = dict(options.pop("models", None) or {})
-    wanted = [
-        parameter.name for parameter in _parameters(generator_function(function)[0]) if has_type(parameter, Model)
-    ]
-    unknown = [parameter for parameter in given if parameter not in wanted]
-    if unknown:
-        names = ", ".join(repr(each) for each in unknown)
-        raise ConfigError(f"column {name!r}: models names {names}, which is not a parameter of type Model")
+    wanted = [each.name for each in _parameters(generator_function(function)[0]) if has_type(each, Model)]
+    if unknown := [repr(parameter) for parameter in given if parameter not in wanted]:
+        raise ConfigError(f"column {name!r}: models names {', '.join(unknown)}, which is not a parameter of type Model")
     models = {parameter: given.get(parameter, parameter) for parameter in wanted}
     return Custom(name, function, models=models, **options)
 
@@ -258,8 +251,6 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     """The spec with its function imported; fields of the file override those of the function's decorator."""
     if not isinstance(spec.function, str):
         return spec
-    if not environment.allow_code:
-        raise ConfigError(f"column {spec.name!r} runs user-defined code ({spec.function!r}), which needs --allow-code")
     found = environment.import_object(spec.function, f"column {spec.name!r}, function")
     given = {
         field.name: getattr(spec, field.name)
@@ -269,66 +260,48 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     if isinstance(found, Custom):
         given["models"] = {**found.models, **spec.models}
         return attrs.evolve(found, **given)
-    if isinstance(found, type) or not (callable(found) or is_generator_object(found)):
+    if not _is_generator(found):
         hint = "; name an instance of it, or write the recipe in Python" if isinstance(found, type) else ""
         raise ConfigError(f"column {spec.name!r}: {spec.function!r} is not a function but {found!r}{hint}")
     return _custom(found, models=spec.models, **given)
 
 
-def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[type[Exception], ...]:
+def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[ExceptionClass, ...]:
     where = f"column {spec.name!r}, retry_on"
-    found: list[type[Exception]] = []
+    found: list[Any] = []
     for each in spec.retry_on:
-        exception = environment.import_object(each, where) if isinstance(each, str) else each
-        if not (isinstance(exception, type) and issubclass(exception, Exception)):
+        found.append(environment.import_object(each, where) if isinstance(each, str) else each)
+        if not _is_exception(found[-1]):
             raise ConfigError(f"{where}: {each!r} is not an exception class")
-        found.append(exception)
     return tuple(found)
 
 
-def _kind(function: Callable[..., Any]) -> tuple[str, str | None]:
+def _kind(function: Callable[..., Any]) -> tuple[Kind, str | None]:
     """The kind of a function's column, and the parameter that takes the frame or the rows."""
     for parameter in _parameters(function):
         if has_type(parameter, pl.DataFrame):
-            return "full_column", parameter.name
+            return Kind.FULL_COLUMN, parameter.name
         if has_type(parameter, range):
-            return "from_scratch", parameter.name
-    return "cell", None
-
-
-def _requires(spec: Custom[..., Any], function: Callable[..., Any], taken: str | None) -> tuple[str, ...]:
-    parameters = _parameters(function)
-    fixed = [each for each in parameters if each.kind is each.POSITIONAL_ONLY]
-    if fixed:
-        raise ConfigError(
-            f"column {spec.name!r}: parameter {fixed[0].name!r} is positional-only, but values are passed by name"
-        )
-    others = [
-        each.name
-        for each in parameters
-        if each.default is each.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        and each.name != taken
-        and each.name not in spec.models
-        and not has_type(each, CellContext)
-    ]
-    if taken is None:
-        return tuple(others) if spec.requires is None else spec.requires
-    if others:
-        names = ", ".join(repr(name) for name in others)
-        raise ConfigError(
-            f"column {spec.name!r} is called with {taken!r} alone, but its function also requires {names}"
-        )
-    if spec.requires is None and _kind(function)[0] == "full_column":
-        raise ConfigError(f"column {spec.name!r}: list the columns of its frame with requires=[…]")
-    return spec.requires or ()
+            return Kind.FROM_SCRATCH, parameter.name
+    return Kind.CELL, None
 
 
 def _with_models(
-    spec: Custom[..., Any], function: Callable[..., Any], is_async: bool, taken: str | None, environment: Environment
-) -> Callable[..., Any]:
-    """The function with its models, which are bound to the cell of each call."""
-    context_name = next((each.name for each in _parameters(function) if has_type(each, CellContext)), None)
+    spec: Custom[..., Any], kind: Kind, taken: str | None, environment: Environment
+) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """The function with its models, which are bound to the cell of each call, and the columns that it requires."""
+    original, is_async = generator_function(spec.function)
+    parameters = _parameters(original)
+    if fixed := [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]:
+        raise ConfigError(
+            f"{spec.error_prefix}parameter {fixed[0]!r} is positional-only; with models, values have names"
+        )
+    context_name = next((each.name for each in parameters if has_type(each, CellContext)), None)
+    try:
+        _, requires = bind_call(functools.partial(original, **dict.fromkeys(spec.models)), kind, spec.requires)
+        function = for_runtime(original, is_async=is_async, runtime=spec.runtime, adapt=for_asyncio)
+    except (UncallableError, ConfigError) as error:
+        raise ConfigError(f"column {spec.name!r} {error}") from None
 
     def bind(context: CellContext) -> dict[str, Any]:
         bound: dict[str, Any] = {
@@ -347,13 +320,13 @@ def _with_models(
 
     fill = fill_cell if taken is None else fill_column
     if not is_async:
-        return fill
+        return fill, requires
 
     @functools.wraps(fill)
     async def fill_async(*args: Any, **values: Any) -> Any:
         return await fill(*args, **values)
 
-    return fill_async
+    return fill_async, requires
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

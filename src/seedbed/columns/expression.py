@@ -56,12 +56,7 @@ class Expression(ColumnSpec):
         """Compile it, so that its problems are known before anything runs."""
         if not isinstance(self.expr, str | pl.Expr):
             raise ConfigError(f"{self.where}: must be text or a polars expression, not {self.expr!r}", field="expr")
-        compiled = self.compiled()
-        if isinstance(compiled, pl.Expr) and not row_by_row(compiled):
-            raise ConfigError(
-                f"{self.where}: {str(compiled)!r} looks at more than its own row, so that its values would depend on "
-                "where row groups begin; write a frame function with @seedbed.column, or a processor"
-            )
+        self.compiled()
 
     @property
     def where(self) -> str:
@@ -71,7 +66,7 @@ class Expression(ColumnSpec):
     def compiled(self) -> Template | Condition | pl.Expr:
         """A template gives text and a condition any value, row by row; polars computes all rows at once."""
         if isinstance(self.expr, pl.Expr):
-            return self.expr
+            return _row_by_row(self.expr, self.where)
         if self.language == "sql":
             return compile_sql(self.expr, where=self.where)
         compile_text = compile_template if is_template(self.expr) else compile_condition
@@ -80,10 +75,8 @@ class Expression(ColumnSpec):
     def to_column(self, environment: Environment) -> Column:  # noqa: ARG002
         """A full column: polars computes it at once, a template row by row."""
         compiled = self.compiled()
-        if isinstance(compiled, pl.Expr):
-            requires, compute = tuple(dict.fromkeys(compiled.meta.root_names())), _by_frame(self, compiled)
-        else:
-            requires, compute = compiled.requires, _by_row(self, compiled)
+        requires = requirements(compiled)
+        compute = self._by_frame(compiled) if isinstance(compiled, pl.Expr) else self._by_row(compiled)
 
         def fill(frame: pl.DataFrame, context: CellContext) -> list[Any]:
             if requires:
@@ -93,6 +86,50 @@ class Expression(ColumnSpec):
 
         dtype = str if isinstance(compiled, Template) and self.dtype is None else self.dtype
         return Column(self.name, fill, kind="full_column", requires=requires, dtype=dtype)
+
+    def _by_frame(self, expression: pl.Expr) -> Callable[[pl.DataFrame], list[Any]]:
+        def compute(frame: pl.DataFrame) -> list[Any]:
+            try:
+                return frame.with_columns(expression.alias(self.name))[self.name].to_list()
+            except pl.exceptions.PolarsError as error:
+                raise Permanent(f"{self.where}: {error}") from error
+
+        return compute
+
+    def _by_row(self, compiled: Template | Condition) -> Callable[[pl.DataFrame], list[Any]]:
+        evaluate = self._parsed(compiled) if isinstance(compiled, Template) else compiled.evaluate
+
+        def compute(values: dict[str, Any]) -> Any:
+            try:
+                return evaluate(values)
+            except CellError as error:
+                return error  # only that row fails
+
+        return lambda frame: [compute(values) for values in frame.iter_rows(named=True)]
+
+    def _parsed(self, template: Template) -> Callable[[dict[str, Any]], Any]:
+        """The text of a template, parsed as `dtype`: an empty text and that of a null are null."""
+        dtype = self.dtype
+        if dtype is None or dtype_text(dtype) in ("str", "String"):
+            return template.render
+        parse = _PARSERS.get(dtype) or (lambda text: pl.Series([text]).cast(dtype).item())
+
+        def evaluate(values: dict[str, Any]) -> Any:
+            text = template.render(values).strip()
+            if text in ("", "None"):
+                return None
+            try:
+                return parse(text)
+            except (ValueError, pl.exceptions.PolarsError) as error:
+                expected = dtype_text(dtype) or dtype
+                raise Permanent(f"{self.where}: gave {text!r}, which is not a valid {expected}") from error
+
+        return evaluate
+
+
+def requirements(compiled: Template | Condition | pl.Expr) -> tuple[str, ...]:
+    """The columns that it names, each once."""
+    return tuple(dict.fromkeys(compiled.meta.root_names())) if isinstance(compiled, pl.Expr) else compiled.requires
 
 
 def compile_sql(text: str, *, where: str) -> pl.Expr:
@@ -105,71 +142,25 @@ def compile_sql(text: str, *, where: str) -> pl.Expr:
                 f"{_MAX_CONCATENATIONS} of them ||, and {_MAX_LENGTH} characters"
             )
     try:
-        return pl.sql_expr(text)
+        expression = pl.sql_expr(text)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        reason = str(error)[:500]
-        raise ConfigError(f"{where}: {text[:200]!r} is not a polars SQL expression: {reason}") from error
+        raise ConfigError(f"{where}: {text[:200]!r} is not a polars SQL expression: {str(error)[:500]}") from error
+    return _row_by_row(expression, where)
 
 
-def row_by_row(expr: pl.Expr) -> bool:
-    """True if its value in a row depends on that row alone, or if polars cannot decide that without the data."""
+def _row_by_row(expr: pl.Expr, where: str) -> pl.Expr:
+    """The expression; a `ConfigError` if its value in a row depends on other rows, as far as polars knows that."""
     try:
-        if expr.meta.has_multiple_outputs():
-            return False
-        aggregates = expr.meta.is_scalar() and bool(expr.meta.root_names())
-        return expr.meta.is_row_separable() and not aggregates
-    except pl.exceptions.PolarsError:
-        # Of some expressions this is not known before their types are.
-        return True
-
-
-def _by_frame(spec: Expression, expression: pl.Expr) -> Callable[[pl.DataFrame], list[Any]]:
-    def compute(frame: pl.DataFrame) -> list[Any]:
-        try:
-            return frame.with_columns(expression.alias(spec.name))[spec.name].to_list()
-        except pl.exceptions.PolarsError as error:
-            raise Permanent(f"{spec.where}: {error}") from error
-
-    return compute
-
-
-def _by_row(spec: Expression, row: Template | Condition) -> Callable[[pl.DataFrame], list[Any]]:
-    if isinstance(row, Template):
-        read, template = _reader(spec), row
-
-        def one(values: dict[str, Any]) -> Any:
-            return read(template.render(values))
-    else:
-        one = row.evaluate
-
-    def each(values: dict[str, Any]) -> Any:
-        try:
-            return one(values)
-        except CellError as error:
-            return error  # only that row fails
-
-    return lambda frame: [each(values) for values in frame.iter_rows(named=True)]
-
-
-def _reader(spec: Expression) -> Callable[[str], Any]:
-    """A function that parses the text of a template; an empty text and that of a null are null."""
-    dtype = spec.dtype
-    if dtype is None or dtype_text(dtype) in ("str", "String"):
-        return lambda text: text
-    parse = _PARSERS.get(dtype) or (lambda text: pl.Series([text]).cast(dtype).item())
-
-    def read(text: str) -> Any:
-        text = text.strip()
-        if text in ("", "None"):
-            return None
-        try:
-            return parse(text)
-        except (ValueError, pl.exceptions.PolarsError) as error:
-            raise Permanent(
-                f"{spec.where}: gave {text!r}, which is not a valid {dtype_text(dtype) or dtype}"
-            ) from error
-
-    return read
+        is_separable = not expr.meta.has_multiple_outputs() and expr.meta.is_row_separable()
+        aggregates = is_separable and expr.meta.is_scalar() and bool(expr.meta.root_names())
+    except pl.exceptions.PolarsError:  # it needs to know the types of the columns
+        return expr
+    if is_separable and not aggregates:
+        return expr
+    raise ConfigError(
+        f"{where}: {str(expr)!r} looks at more than its own row, so that its values would depend on where row groups "
+        "begin; write a frame function with @seedbed.column, or a processor"
+    )
 
 
 def _boolean(text: str) -> bool:

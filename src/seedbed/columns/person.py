@@ -35,15 +35,12 @@ def _date(value: Any) -> Any:
     return value.date() if isinstance(value, datetime) else value
 
 
-def _is_date(value: object) -> bool:
-    return isinstance(value, date)
-
-
 def _are_ages(value: Any) -> bool:
     is_pair = isinstance(value, tuple) and len(value) == 2
     return is_pair and all(checks.is_whole(age) and 0 <= age <= 130 for age in value)
 
 
+_check_date = checks.expect("a date", lambda value: isinstance(value, date))
 _check_ages = checks.expect("the youngest and the oldest age, two whole numbers from 0 to 130", _are_ages)
 _check_locales = checks.expect(
     'a locale such as "fr_FR", or a list of them',
@@ -51,7 +48,7 @@ _check_locales = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Person(Sampler):
     """A person who does not exist, as one structured value: name, age, address, education, occupation, interests ...
 
@@ -62,16 +59,10 @@ class Person(Sampler):
 
     type: ClassVar[str] = "person"
 
-    locale: tuple[str, ...] = attrs.field(
-        default=("en_US",), kw_only=True, converter=checks.as_names, validator=_check_locales
-    )
-    age: tuple[int, int] = attrs.field(default=(18, 90), kw_only=True, converter=_pair, validator=_check_ages)
-    sex: str | None = attrs.field(
-        default=None, kw_only=True, validator=checks.optional(checks.one_of("female", "male"))
-    )
-    as_of: date = attrs.field(
-        default=date(2025, 1, 1), kw_only=True, converter=_date, validator=checks.expect("a date", _is_date)
-    )
+    locale: tuple[str, ...] = attrs.field(default=("en_US",), converter=checks.as_names, validator=_check_locales)
+    age: tuple[int, int] = attrs.field(default=(18, 90), converter=_pair, validator=_check_ages)
+    sex: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of("female", "male")))
+    as_of: date = attrs.field(default=date(2025, 1, 1), converter=_date, validator=_check_date)
 
     def __attrs_post_init__(self) -> None:
         check_order(self, *self.age, names="the two ages")
@@ -79,7 +70,7 @@ class Person(Sampler):
     def to_column(self, environment: Environment) -> Column:
         """A column of people."""
         faker: Any = import_extra("faker", extra="person", column=self.name)
-        known = sorted(import_extra("faker.config", extra="person", column=self.name).AVAILABLE_LOCALES)
+        known = sorted(faker.config.AVAILABLE_LOCALES)
         for locale in self.locale:
             if locale not in known:
                 raise ConfigError(f"column {self.name!r}: Faker has no locale {locale!r}{nearest(locale, known)}")
@@ -99,32 +90,13 @@ class Person(Sampler):
         return self.draw_column(environment, people, PERSON)
 
 
-PERSON = pl.Struct(
-    {
-        "name": pl.String,
-        "first_name": pl.String,
-        "last_name": pl.String,
-        "sex": pl.String,
-        "age": pl.Int64,
-        "birth_date": pl.Date,
-        "street": pl.String,
-        "house_number": pl.String,
-        "street_name": pl.String,
-        "unit": pl.String,
-        "city": pl.String,
-        "state": pl.String,
-        "postcode": pl.String,
-        "country": pl.String,
-        "email": pl.String,
-        "phone": pl.String,
-        "locale": pl.String,
-        "marital_status": pl.String,
-        "education": pl.String,
-        "occupation": pl.String,
-        "interests": pl.List(pl.String),
-        "background": pl.String,
-    }
+_TYPES: dict[str, Any] = {"age": pl.Int64, "birth_date": pl.Date, "interests": pl.List(pl.String)}
+_FIELDS = (
+    *("name", "first_name", "last_name", "sex", "age", "birth_date"),
+    *("street", "house_number", "street_name", "unit", "city", "state", "postcode", "country"),
+    *("email", "phone", "locale", "marital_status", "education", "occupation", "interests", "background"),
 )
+PERSON = pl.Struct({name: _TYPES.get(name, pl.String) for name in _FIELDS})
 # Weights of each level for adults; the last two need more years than the youngest adults have had.
 _EDUCATION = {
     "secondary school": 34,
@@ -144,18 +116,9 @@ _INTERESTS = (
     *("documentaries", "drawing", "electronics", "fishing", "football", "gardening", "genealogy", "guitar", "hiking"),
     *("history", "home brewing", "jazz", "jigsaw puzzles", "knitting", "languages", "live music", "martial arts"),
     *("meditation", "model trains", "motorcycles", "museums", "opera", "painting", "photography", "piano", "podcasts"),
-    *(
-        "poetry",
-        "politics",
-        "pottery",
-        "reading novels",
-        "restoring furniture",
-        "running",
-        "sailing",
-        "science fiction",
-    ),
-    *("sewing", "skiing", "swimming", "tennis", "theatre", "travelling", "video games", "volunteering", "woodworking"),
-    *("writing", "yoga"),
+    *("poetry", "politics", "pottery", "reading novels", "restoring furniture", "running", "sailing"),
+    *("science fiction", "sewing", "skiing", "swimming", "tennis", "theatre", "travelling", "video games"),
+    *("volunteering", "woodworking", "writing", "yoga"),
 )
 # Reserved for examples (RFC 2606): no mail reaches a real person.
 _DOMAINS = ("example.com", "example.org", "example.net")
@@ -166,31 +129,26 @@ class _Source:
 
     def __init__(self, faker: Any, locale: str) -> None:
         self.random = random.Random()
-        self._fake = faker.Factory.create(locale)
-        self._fake.random = self.random
+        self.fake = faker.Factory.create(locale)
+        self.fake.random = self.random
         self.locale = locale
+        for provider in self.fake.get_providers() if locale == "it_IT" else ():
+            # Faker builds the list of cities from a set: its order differs from process to process.
+            if hasattr(provider, "cities"):
+                provider.cities = sorted(provider.cities)
         try:
-            self.country: str | None = self._fake.current_country()
+            self.country: str | None = self.fake.current_country()
         except (AttributeError, ValueError):  # a locale of no country
             self.country = None
 
-    def first_name(self, sex: str) -> str:
-        return str((self._get(f"first_name_{sex}") or self._fake.first_name)())
+    def name(self, part: str, sex: str) -> str:
+        """A `first_name` or `last_name`; some locales have no separate ones for women and men."""
+        return str((getattr(self.fake, f"{part}_{sex}", None) or getattr(self.fake, part))())
 
-    def last_name(self, sex: str) -> str:
-        return str((self._get(f"last_name_{sex}") or self._fake.last_name)())
-
-    def text(self, what: str) -> str | None:
-        """A street_address, city, postcode or phone_number; a few locales lack some of them."""
-        provide = self._get(what)
+    def text(self, *kinds: str) -> str | None:
+        """The first of these kinds that the locale has, such as `city`; None if it has none of them."""
+        provide = next((provide for kind in kinds if (provide := getattr(self.fake, kind, None))), None)
         return None if provide is None else " ".join(str(provide()).split())
-
-    def state(self) -> str | None:
-        """A state, province or region, under the name that the locale has for it."""
-        return next((self.text(what) for what in ("administrative_unit", "state", "region") if self._get(what)), None)
-
-    def _get(self, what: str) -> Any:
-        return getattr(self._fake, what, None)
 
 
 def _person(spec: Person, sources: dict[str, _Source], seed: int) -> dict[str, Any]:
@@ -199,16 +157,11 @@ def _person(spec: Person, sources: dict[str, _Source], seed: int) -> dict[str, A
     draw.seed(seed)
     sex = spec.sex or ("female", "male")[draw.getrandbits(1)]
     age = draw.randint(*spec.age)
-    first, last = source.first_name(sex), source.last_name(sex)
-    street = source.text("street_address")
-    place = {
-        "street": street,
-        **_street_parts(street),
-        "city": source.text("city"),
-        "state": source.state(),
-        "postcode": source.text("postcode"),
-        "country": source.country,
-    }
+    first, last = source.name("first_name", sex), source.name("last_name", sex)
+    street, city = source.text("street_address"), source.text("city")
+    # A state, province or region, whatever the locale calls it.
+    state = source.text("administrative_unit", "state", "region")
+    postcode = source.text("postcode")
     return {
         "name": f"{first} {last}",
         "first_name": first,
@@ -216,27 +169,34 @@ def _person(spec: Person, sources: dict[str, _Source], seed: int) -> dict[str, A
         "sex": sex,
         "age": age,
         "birth_date": _birth_date(spec.as_of, age, draw.random()),
-        **place,
-        "email": f"{_address(first, last)}{draw.randrange(100)}@{_DOMAINS[draw.randrange(len(_DOMAINS))]}",
+        "street": street,
+        **_street_parts(street),
+        "city": city,
+        "state": state,
+        "postcode": postcode,
+        "country": source.country,
+        "email": f"{_mailbox(first, last)}{draw.randrange(100)}@{_DOMAINS[draw.randrange(len(_DOMAINS))]}",
         "phone": source.text("phone_number"),
         "locale": source.locale,
-        **_life(source, first, age, place["city"]),
+        **_life(source, first, age, city),
     }
 
 
 _STREETS = (
-    r"(?P<number>\d\S*?),? (?P<name>.+?)(?: (?P<unit>(?:Apt|Suite|Unit|Flat)\b.*))?",  # 12 High Street Apt. 3
-    r"(?P<unit>(?:Flat|Studio|Unit) \S+) (?:(?P<number>\d\S*) )?(?P<name>.+)",  # Flat 3 High Street
-    r"(?P<name>.+?),? (?P<number>\d\S*)(?P<unit>)",  # Hauptstraße 12
-    r"(?P<name>.*)(?P<number>)(?P<unit>)",
+    # 12 High Street Apt. 3
+    r"(?P<house_number>\d\S*?),? (?P<street_name>.+?)(?: (?P<unit>(?:Apt|Suite|Unit|Flat)\b.*))?",
+    # Flat 3 High Street
+    r"(?P<unit>(?:Flat|Studio|Unit) \S+) (?:(?P<house_number>\d\S*) )?(?P<street_name>.+)",
+    # Hauptstraße 12
+    r"(?P<street_name>.+?),? (?P<house_number>\d\S*)(?P<unit>)",
+    r"(?P<street_name>.*)(?P<house_number>)(?P<unit>)",
 )
 
 
 def _street_parts(street: str | None) -> dict[str, str | None]:
     """The house number, the name of the street, and the apartment or suite, as far as the street has them."""
     found = next(found for form in _STREETS if (found := re.fullmatch(form, street or "", re.DOTALL)))
-    parts = {"house_number": "number", "street_name": "name", "unit": "unit"}
-    return {field: found[group] or None for field, group in parts.items()}
+    return {field: found[field] or None for field in ("house_number", "street_name", "unit")}
 
 
 def _life(source: _Source, first: str, age: int, city: str | None) -> dict[str, Any]:
@@ -279,7 +239,8 @@ def _years_before(day: date, years: int) -> date:
         return date(day.year - years, 2, 28)
 
 
-def _address(first: str, last: str) -> str:
+def _mailbox(first: str, last: str) -> str:
+    """The local part of an e-mail address, in ASCII."""
     plain = unicodedata.normalize("NFKD", f"{first}.{last}").encode("ascii", "ignore").decode().lower()
     # A name without ASCII letters is only the dot here.
     return re.sub(r"[^a-z.]+", "", plain).strip(".") or "person"

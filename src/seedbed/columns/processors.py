@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
@@ -13,7 +13,7 @@ from .. import checks
 from ..errors import ConfigError
 from ..graph import name_problem, nearest
 from .dtypes import read_dtype
-from .expression import LANGUAGES, compile_sql, row_by_row
+from .expression import LANGUAGES, compile_sql, requirements
 from .spec import ProcessorSpec, check_stage
 from .templates import Condition, Template, compile_condition, compile_template, lone_expression
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .spec import Environment
 
 
+F = TypeVar("F", pl.DataFrame, pl.LazyFrame)
+Process = Callable[[F], F]
 Structure = Any  # templates in mappings and lists, at any depth
 
 
@@ -60,28 +62,20 @@ class Filter(ProcessorSpec):
     language: str = attrs.field(default="jinja", validator=checks.one_of(*LANGUAGES))
 
     def __attrs_post_init__(self) -> None:
-        if self.language == "sql":
-            if not row_by_row(compile_sql(self.expr, where=self.label)):
-                raise ConfigError(f"{self.label}: {self.expr!r} looks at more than its own row")
-        else:
-            self.condition()
+        self.compiled()
 
-    def condition(self) -> Condition:
-        """The compiled expression, if it is Jinja2's."""
-        return compile_condition(self.expr, where=self.label)
+    def compiled(self) -> Condition | pl.Expr:
+        """The expression in its language."""
+        compile_text = compile_sql if self.language == "sql" else compile_condition
+        return compile_text(self.expr, where=self.label)
 
     def needs(self) -> Iterable[str]:
-        if self.language == "sql":
-            return compile_sql(self.expr, where=self.label).meta.root_names()
-        return self.condition().requires
+        return requirements(self.compiled())
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
         """Keep the rows for which it is true."""
-        if self.language == "sql":
-            expression = compile_sql(self.expr, where=self.label)
-        else:
-            condition = self.condition()
-            expression = _row_wise(condition.requires, condition.decide, pl.Boolean)
+        compiled = self.compiled()
+        expression = compiled if isinstance(compiled, pl.Expr) else _row_wise(compiled)
         return lambda frame: frame.filter(expression)
 
 
@@ -132,14 +126,11 @@ class SchemaTransform(ProcessorSpec):
             raise ConfigError(f"{self.label}: keep_others=False without a template would leave no columns")
         self.compiled()
 
-    def compiled(self) -> dict[str, Structure]:
-        """`template` with every text compiled."""
-        return {name: _compile(each, f"{self.label}, template.{name}") for name, each in self.template.items()}
-
-    def templates(self) -> Iterator[Template | Condition]:
-        """Every compiled text of `template`."""
-        for each in self.compiled().values():
-            yield from _leaves(each)
+    def compiled(self) -> tuple[dict[str, Fill], list[Template | Condition]]:
+        """What fills each column of `template`, and every text in it."""
+        texts: list[Template | Condition] = []
+        fills = {name: _compile(each, f"{self.label}, template.{name}", texts) for name, each in self.template.items()}
+        return fills, texts
 
     def needs(self) -> Iterable[str]:
         return (*self.cast, *self.rename)
@@ -151,7 +142,7 @@ class SchemaTransform(ProcessorSpec):
         new = (*self.rename.values(), *self.template)
         problems += [f"{self.label}: {problem}" for name in new if (problem := name_problem(str(name)))]
         problems += [f"{self.label}: rename gives two columns the name {name!r}" for name in twice]
-        for template in self.templates():
+        for template in self.compiled()[1]:
             problems += [
                 f"{template.where}: unknown column {name!r}{nearest(name, named)}"
                 for name in template.requires
@@ -175,75 +166,50 @@ class SchemaTransform(ProcessorSpec):
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
         """Change types and names, and add columns of templates."""
         casts = [pl.col(name).cast(dtype) for name, dtype in self.cast.items()]
-        compiled = self.compiled()
-        requires = tuple(dict.fromkeys(name for each in self.templates() for name in each.requires))
+        fills, texts = self.compiled()
+        requires = tuple(dict.fromkeys(name for each in texts for name in each.requires))
 
         def transform(frame: Any) -> Any:
             frame = frame.with_columns(casts).rename(dict(self.rename))
-            if not compiled:
+            if not fills:
                 return frame
             # The type of a structure of templates is known only when it is computed, so a lazy frame is collected here.
             frame = frame.lazy().collect()
-            rows = [_fill(compiled, values) for values in _rows(frame, requires)]
+            rows = frame.select(requires).to_dicts() if requires else [{}] * frame.height
             # By pyarrow: polars drops fields of a struct that its first rows do not have.
-            computed = {name: pl.from_arrow(pa.array([row[name] for row in rows])) for name in compiled}
-            added = pl.DataFrame({name: _series(name, values) for name, values in computed.items()})
+            values: Any = {name: pl.from_arrow(pa.array(list(map(fill, rows)))) for name, fill in fills.items()}
+            added = pl.DataFrame(values)
             return frame.with_columns(added) if self.keep_others else added
 
         return transform
 
 
-def _compile(structure: Structure, where: str) -> Structure:
+Fill = Callable[[Mapping[str, Any]], Any]
+
+
+def _compile(structure: Structure, where: str, texts: list[Template | Condition]) -> Fill:
+    """A function from a row to the structure with its templates rendered; appends each template to `texts`."""
     if isinstance(structure, str):
         if lone_expression(structure) is not None:
-            return compile_condition(structure, where=where)
-        return compile_template(structure, where=where)
+            texts.append(condition := compile_condition(structure, where=where))
+            return condition.evaluate
+        texts.append(template := compile_template(structure, where=where))
+        return template.render
     if isinstance(structure, Mapping):
-        return {name: _compile(each, f"{where}.{name}") for name, each in structure.items()}
+        fills = {name: _compile(each, f"{where}.{name}", texts) for name, each in structure.items()}
+        return lambda row: {name: fill(row) for name, fill in fills.items()}
     if isinstance(structure, Sequence):
-        return [_compile(each, f"{where}[{index}]") for index, each in enumerate(structure)]
-    return structure
+        items = [_compile(each, f"{where}[{index}]", texts) for index, each in enumerate(structure)]
+        return lambda row: [fill(row) for fill in items]
+    return lambda _: structure
 
 
-def _leaves(structure: Structure) -> Iterator[Template | Condition]:
-    if isinstance(structure, Template | Condition):
-        yield structure
-    elif isinstance(structure, dict | list):
-        for each in structure.values() if isinstance(structure, dict) else structure:
-            yield from _leaves(each)
-
-
-F = TypeVar("F", pl.DataFrame, pl.LazyFrame)
-Process = Callable[[F], F]
-
-
-def _series(name: str, values: Any) -> pl.Series:
-    assert isinstance(values, pl.Series)
-    return values.alias(name)
-
-
-def _rows(frame: pl.DataFrame, requires: Sequence[str]) -> list[dict[str, Any]]:
-    return frame.select(requires).to_dicts() if requires else [{} for _ in range(frame.height)]
-
-
-def _fill(structure: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(structure, Template):
-        return structure.render(values)
-    if isinstance(structure, Condition):
-        return structure.evaluate(values)
-    if isinstance(structure, dict):
-        return {name: _fill(each, values) for name, each in structure.items()}
-    if isinstance(structure, list):
-        return [_fill(each, values) for each in structure]
-    return structure
-
-
-def _row_wise(requires: Sequence[str], decide: Callable[[Mapping[str, Any]], Any], dtype: Any) -> pl.Expr:
-    """An expression, for lazy frames too, that calls a function for each row."""
-    if not requires:
-        return pl.lit(decide({}), dtype=dtype)
+def _row_wise(condition: Condition) -> pl.Expr:
+    """An expression, for lazy frames too, that decides each row."""
+    if not condition.requires:
+        return pl.lit(condition.decide({}))
 
     def decide_all(rows: pl.Series) -> pl.Series:
-        return pl.Series([decide(row) for row in rows.to_list()], dtype=dtype)
+        return pl.Series([condition.decide(row) for row in rows.to_list()], dtype=pl.Boolean)
 
-    return pl.struct(list(requires)).map_batches(decide_all, return_dtype=dtype, is_elementwise=True)
+    return pl.struct(condition.requires).map_batches(decide_all, return_dtype=pl.Boolean, is_elementwise=True)

@@ -1,4 +1,4 @@
-"""Samplers: their base, and those of categories, identifiers and times.
+"""Samplers: their base class, and those of categories, identifiers and times.
 
 Each column has its own random stream, keyed by the recipe's seed and its name. A block of 1,024 rows, aligned on the
 number of the row in the whole dataset, is one jump in that stream (Philox is counter-based, so a jump is free); rows
@@ -11,6 +11,7 @@ structured value, as in `{"column": "person.age"}`. A row where that is null get
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timezone
@@ -188,7 +189,7 @@ class Draw:
 
 @attrs.frozen
 class Sampler(ColumnSpec):
-    """Base of the specs of samplers, which define `sample` and `sample_dtype`."""
+    """Base of the specs of samplers, which define `sample` and `sample_dtype`, or `to_column`."""
 
     def references(self) -> dict[str, Reference]:
         """The parameters that are taken from other columns, by name."""
@@ -208,33 +209,32 @@ class Sampler(ColumnSpec):
         return self.draw_column(environment, self.sample, self.sample_dtype())
 
     def draw_column(self, environment: Environment, sample: Callable[[Draw], Any], dtype: Any) -> Column:
-        """The column that `sample` fills; it does not see rows where a reference is null, whose values are null."""
-        stream, references = Stream(environment.seed, self.name), self.references()
-        common: dict[str, Any] = {"timeout": self.timeout, "dtype": dtype if self.dtype is None else self.dtype}
+        """The column that `sample` fills; rows where a reference is null are not sampled, and their values are null."""
+        draw = functools.partial(Draw, name=self.name, stream=Stream(environment.seed, self.name))
+        references = self.references()
+        dtype = dtype if self.dtype is None else self.dtype
         if not references:
 
             def from_scratch(rows: range) -> Any:
-                return sample(Draw(name=self.name, stream=stream, rows=rows))
+                return sample(draw(rows=rows))
 
-            return Column(self.name, from_scratch, kind=Kind.FROM_SCRATCH, **common)
+            return Column(self.name, from_scratch, kind=Kind.FROM_SCRATCH, dtype=dtype)
 
         def transform(frame: pl.DataFrame, context: CellContext) -> Any:
             given = {name: reference.look_up(self.name, frame) for name, reference in references.items()}
             known = ~np.logical_or.reduce([series.is_null().to_numpy() for series in given.values()])
             if known.all() and frame.height:
-                return sample(Draw(name=self.name, stream=stream, rows=context.rows, given=given))
+                return sample(draw(rows=context.rows, given=given))
             values: list[Any] = [None] * frame.height
-            at = np.flatnonzero(known).tolist()
-            if at:
+            if at := np.flatnonzero(known).tolist():
                 rows = [context.rows[index] for index in at]
-                given = {name: series.gather(at) for name, series in given.items()}
-                found = sample(Draw(name=self.name, stream=stream, rows=rows, given=given))
-                for index, value in zip(at, found if isinstance(found, list) else found.to_list(), strict=True):
+                found = sample(draw(rows=rows, given={name: series.gather(at) for name, series in given.items()}))
+                for index, value in zip(at, found, strict=True):
                     values[index] = value
             return values
 
         requires = tuple(dict.fromkeys(reference.root for reference in references.values()))
-        return Column(self.name, transform, kind=Kind.FULL_COLUMN, requires=requires, **common)
+        return Column(self.name, transform, kind=Kind.FULL_COLUMN, requires=requires, dtype=dtype)
 
 
 def whole_steps(low: Any, high: Any, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -287,7 +287,7 @@ def _choices(prefix: str, where: str, values: Any, weights: Any) -> Choices:
     return Choices(tuple(values), tuple(weights))
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Category(Sampler):
     """One of `values`, in proportion to its weight (weights may have any sum; without them all are equally likely).
 
@@ -298,10 +298,10 @@ class Category(Sampler):
 
     type: ClassVar[str] = "category"
 
-    values: Any = attrs.field(kw_only=True)
-    weights: Any = attrs.field(default=None, kw_only=True)
-    given: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.name))
-    default: Any = attrs.field(default=None, kw_only=True)
+    values: Any
+    weights: Any = None
+    given: str | None = attrs.field(default=None, validator=checks.optional(checks.name))
+    default: Any = None
 
     def __attrs_post_init__(self) -> None:
         self.cases()
@@ -324,11 +324,11 @@ class Category(Sampler):
             raise ConfigError(f"{prefix}weights must be a mapping from cases to lists, not {weights!r}")
         if unknown := [case for case in weights if case not in self.values]:
             raise ConfigError(f"{prefix}weights are given for case {unknown[0]!r}, which has no values")
-        default = None if self.default is None else _choices(prefix, "default", self.default, None)
-        return {
+        cases = {
             case: _choices(prefix, f"values of {case!r}", values, weights.get(case))
             for case, values in self.values.items()
-        }, default
+        }
+        return cases, None if self.default is None else _choices(prefix, "default", self.default, None)
 
     def references(self) -> dict[str, Reference]:
         """The column that determines the case."""
@@ -369,8 +369,8 @@ class Category(Sampler):
         return self.draw_column(environment, choose, dtype)
 
 
-@attrs.frozen
-class Subcategory(Sampler):
+@attrs.frozen(kw_only=True)
+class Subcategory(Category):
     """A value that depends on the value of a category column: `values` maps each category to the list to choose from.
 
     The same as a `Category` with `given`.
@@ -378,25 +378,10 @@ class Subcategory(Sampler):
 
     type: ClassVar[str] = "subcategory"
 
-    category: str = attrs.field(kw_only=True, validator=checks.name)
-    values: Any = attrs.field(kw_only=True)
-    weights: Any = attrs.field(default=None, kw_only=True)
-    default: Any = attrs.field(default=None, kw_only=True)
-
-    def __attrs_post_init__(self) -> None:
-        self.as_category()
-
-    def as_category(self) -> Category:
-        """The category column that this is."""
-        common = {field.name: getattr(self, field.name) for field in attrs.fields(ColumnSpec)}
-        return Category(**common, given=self.category, values=self.values, weights=self.weights, default=self.default)
-
-    def to_column(self, environment: Environment) -> Column:
-        """A column of values that depend on a category."""
-        return self.as_category().to_column(environment)
+    given: str = attrs.field(alias="category", validator=checks.name)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class UUID(Sampler):
     """A pseudo-random identifier, the same for the same seed and row: in the form of version 4, or 8 hex digits.
 
@@ -405,9 +390,9 @@ class UUID(Sampler):
 
     type: ClassVar[str] = "uuid"
 
-    prefix: str = attrs.field(default="", kw_only=True, validator=is_text)
-    short: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-    uppercase: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
+    prefix: str = attrs.field(default="", validator=is_text)
+    short: bool = attrs.field(default=False, validator=checks.flag)
+    uppercase: bool = attrs.field(default=False, validator=checks.flag)
 
     def sample_dtype(self) -> Any:
         return pl.String
@@ -471,7 +456,7 @@ _check_unit = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Datetime(Sampler):
     """An instant from `start` to `end`, both included, in whole steps of `unit` counted from `start`.
 
@@ -481,11 +466,11 @@ class Datetime(Sampler):
 
     type: ClassVar[str] = "datetime"
 
-    start: datetime | Reference = attrs.field(kw_only=True, converter=_instant, validator=_check_instant)
-    end: datetime | Reference = attrs.field(kw_only=True, converter=_instant, validator=_check_instant)
-    unit: str = attrs.field(default="second", kw_only=True, converter=_unit, validator=_check_unit)
-    as_date: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-    format: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(is_text))
+    start: datetime | Reference = attrs.field(converter=_instant, validator=_check_instant)
+    end: datetime | Reference = attrs.field(converter=_instant, validator=_check_instant)
+    unit: str = attrs.field(default="second", converter=_unit, validator=_check_unit)
+    as_date: bool = attrs.field(default=False, validator=checks.flag)
+    format: str | None = attrs.field(default=None, validator=checks.optional(is_text))
 
     def __attrs_post_init__(self) -> None:
         if self.as_date and self.format is not None:
@@ -521,7 +506,7 @@ class Datetime(Sampler):
         return values if self.format is None else values.dt.strftime(self.format)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Timedelta(Sampler):
     """A span of time of `low` to `high` whole units, both included.
 
@@ -531,10 +516,10 @@ class Timedelta(Sampler):
 
     type: ClassVar[str] = "timedelta"
 
-    low: int | Reference = attrs.field(default=0, converter=as_reference, validator=any_whole, kw_only=True)
-    high: int | Reference = attrs.field(converter=as_reference, validator=any_whole, kw_only=True)
-    unit: str = attrs.field(default="day", kw_only=True, converter=_unit, validator=_check_unit)
-    of: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.name))
+    low: int | Reference = attrs.field(default=0, converter=as_reference, validator=any_whole)
+    high: int | Reference = attrs.field(converter=as_reference, validator=any_whole)
+    unit: str = attrs.field(default="day", converter=_unit, validator=_check_unit)
+    of: str | None = attrs.field(default=None, validator=checks.optional(checks.name))
 
     def __attrs_post_init__(self) -> None:
         check_order(self, self.low, self.high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 SCHEMA_FILES = (".json", ".yaml", ".yml")
+
+
+# Errors in one message.
+_SHOWN = 5
 
 
 def _is_file(value: object) -> bool:
@@ -69,7 +73,7 @@ class LLMStructured(ChatSpec):
 
     def to_column(self, environment: Environment) -> Column:
         """A column of values that fit a schema."""
-        prompt = self.prompt_template()
+        prompt = self.template("prompt")
         given = find_schema(self, environment)
         if is_model_class(given):
             schema = given.model_json_schema()
@@ -79,7 +83,7 @@ class LLMStructured(ChatSpec):
         else:
             schema = given
             dtype = schema_dtype(schema)
-            fit = partial(_fit_schema, schema_checker(schema, column=self.name))
+            fit = partial(fit_schema, schema_validator(schema, column=self.name))
 
         def read(text: str) -> Any:
             return shaped(fit(extract_json(text)), dtype)
@@ -104,8 +108,6 @@ def find_schema(spec: LLMStructured, environment: Environment) -> Any:
         return given
     if _is_file(given):
         return _read_schema(environment.path(given, where), where)
-    if not environment.allow_code:
-        raise ConfigError(f"{where}: {given!r} is code, which needs --allow-code")
     found = environment.import_object(str(given), where)
     if not (is_model_class(found) or isinstance(found, dict)):
         raise ConfigError(f"{where}: {given!r} is neither a pydantic model nor a JSON Schema but {found!r}")
@@ -124,10 +126,15 @@ def _read_schema(path: Path, where: str) -> Any:
     return found
 
 
-def _fit_schema(problem_of: Callable[[Any], str | None], value: Any) -> Any:
-    problem = problem_of(value)
-    if problem is not None:
-        raise BadOutput(f"it does not fit the schema: {problem}")
+def fit_schema(validator: Any, value: Any) -> Any:
+    """The value if it fits a compiled schema. Raises `BadOutput` with what does not fit."""
+    errors = list(validator.iter_errors(value))
+    if errors:
+        from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
+
+        # Of an error about alternatives the one of the closest alternative.
+        found = filter(None, (best_match([error]) for error in errors))
+        raise _misfit((error.json_path, error.message) for error in found)
     return value
 
 
@@ -139,25 +146,14 @@ def _fit_model(model: Any, value: Any) -> Any:
         errors = getattr(error, "errors", None)
         if not callable(errors):
             raise
-        found = [("$" + "".join(f".{part}" for part in each["loc"]), each["msg"]) for each in errors()]
-        raise BadOutput(f"it does not fit the schema: {format_errors(found)}") from None
+        raise _misfit(("$" + "".join(f".{part}" for part in each["loc"]), each["msg"]) for each in errors()) from None
 
 
-# Errors in one message.
-_SHOWN = 5
-
-
-def schema_checker(schema: Mapping[str, Any], *, column: str) -> Callable[[Any], str | None]:
-    """A function that describes what is wrong with a value, None if it fits; the schema is compiled here, once."""
-    from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
-
-    validator = schema_validator(schema, column=column)
-
-    def check(value: Any) -> str | None:
-        found = [best_match([error]) for error in validator.iter_errors(value)]
-        return format_errors([(error.json_path, error.message) for error in found if error is not None])
-
-    return check
+def _misfit(errors: Iterable[tuple[str, str]]) -> BadOutput:
+    """The exception for errors, each a place and a message: it lists the first ones by their places."""
+    lines = [f"{place}: {message[:300]}" for place, message in sorted(errors)]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return BadOutput(f"it does not fit the schema: {'; '.join([*lines[:_SHOWN], *more])}")
 
 
 def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
@@ -192,20 +188,18 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     pending: list[Any] = [schema]
     while pending:
         part = pending.pop()
-        if isinstance(part, Mapping):
-            if part is not schema and isinstance(part.get("$id"), str):
-                continue
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, Mapping) and (part is schema or not isinstance(part.get("$id"), str)):
             yield part
             pending += [each for key, each in part.items() if key not in ("const", "enum", "default", "examples")]
-        elif isinstance(part, list):
-            pending += part
 
 
 def _problem(part: Mapping[str, Any], validator: Any) -> str | None:
-    """What would fail every cell, or hang, after its call was paid for."""
+    """A problem that would fail every cell, or hang, after its call was paid for."""
     from referencing.exceptions import Unresolvable  # noqa: PLC0415
 
-    reference, pattern, patterns = part.get("$ref"), part.get("pattern"), part.get("patternProperties")
+    reference, pattern, by_pattern = part.get("$ref"), part.get("pattern"), part.get("patternProperties")
     if isinstance(reference, str):
         try:
             validator.evolve(schema={"$ref": reference}).is_valid(None)
@@ -213,16 +207,14 @@ def _problem(part: Mapping[str, Any], validator: Any) -> str | None:
             return f"refers to {reference!r}, which is not in it"
         except RecursionError:
             return f"refers to {reference!r}, which leads back to itself"
-    for each in [
-        *([pattern] if isinstance(pattern, str) else ()),
-        *(patterns if isinstance(patterns, Mapping) else ()),
-    ]:
+    by_pattern = by_pattern if isinstance(by_pattern, Mapping) else {}
+    for each in (*([pattern] if isinstance(pattern, str) else ()), *by_pattern):
         try:
             _matches(each, "")
         except pl.exceptions.PolarsError as error:
             reason = next((line for line in str(error).splitlines() if line.startswith("error:")), str(error))
             return f"has the pattern {each!r}, which cannot be matched in linear time: {reason.removeprefix('error: ')}"
-    if isinstance(patterns, Mapping) and "unevaluatedProperties" in part:
+    if by_pattern and "unevaluatedProperties" in part:
         return "has unevaluatedProperties beside patternProperties; use additionalProperties"
     return None
 
@@ -262,16 +254,6 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Map
     elif isinstance(allowed, Mapping):
         for key in extra:
             yield from validator.descend(value[key], allowed, path=key)
-
-
-def format_errors(found: list[tuple[str, str]]) -> str | None:
-    """Errors, each with its place, in a sentence; None if there are none."""
-    if not found:
-        return None
-    lines = [f"{place}: {message[:300]}" for place, message in sorted(found)[:_SHOWN]]
-    if len(found) > _SHOWN:
-        lines.append(f"and {len(found) - _SHOWN} more")
-    return "; ".join(lines)
 
 
 _SIMPLE: dict[object, pl.DataType] = {

@@ -17,25 +17,13 @@ from ..errors import BadOutput, ConfigError
 from ..runtime.threads import finish_in_thread
 from ..store.files import PRIVATE, write_file
 from .base import CellContext, Column
-from .chat import (
-    ChatSpec,
-    as_text,
-    bind_model,
-    chat_column,
-    check_alias,
-    check_parameters,
-    check_prompt,
-    extract_code,
-    model_options,
-)
-from .spec import ColumnSpec, Environment
-from .templates import Template, compile_template
-from .validation import python_messages
+from .chat import ChatSpec, ModelColumnSpec, as_text, chat_column, check_prompt, extract_code
+from .validation import python_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..models.base import Image as Picture
+    from .spec import Environment
 
 
 @attrs.frozen
@@ -59,7 +47,7 @@ class LLMText(_TextSpec):
 
     def to_column(self, environment: Environment) -> Column:
         """A column of texts."""
-        prompt = self.prompt_template()
+        prompt = self.template("prompt")
         return chat_column(
             self,
             environment,
@@ -91,7 +79,7 @@ class LLMCode(_TextSpec):
 
     def to_column(self, environment: Environment) -> Column:
         """A column of code."""
-        prompt = self.prompt_template()
+        prompt = self.template("prompt")
         expected = f"one fenced code block of {self.language}"
         problem_of = _CHECKERS.get(self.language.lower())
 
@@ -120,10 +108,6 @@ class LLMCode(_TextSpec):
         )
 
 
-def _python_problem(code: str) -> str | None:
-    return next((str(message) for message in python_messages(code)), None)
-
-
 def _json_problem(code: str) -> str | None:
     try:
         json.loads(code)
@@ -133,35 +117,44 @@ def _json_problem(code: str) -> str | None:
 
 
 _CHECKERS: dict[str, Callable[[str], str | None]] = {
-    **dict.fromkeys(("python", "python3", "py"), _python_problem),
+    **dict.fromkeys(("python", "python3", "py"), python_problem),
     "json": _json_problem,
 }
 
 
 @attrs.frozen
-class Embedding(ColumnSpec):
+class Embedding(ModelColumnSpec):
     """The vector of a column's text, or of the JSON of other values. A null stays null."""
 
     type: ClassVar[str] = "embedding"
 
-    model: str = attrs.field(kw_only=True, validator=check_alias)
     of: str = attrs.field(kw_only=True, validator=checks.name)
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=check_parameters)
 
     def to_column(self, environment: Environment) -> Column:
         """A column of vectors, one call per cell."""
+
+        async def fill(context_: CellContext, /, **values: Any) -> list[float] | None:
+            value = values[self.of]
+            if value is None:
+                return None
+            (vector,) = await self.bind(environment, context_).embed([as_text(value)], **self.parameters)
+            return vector
+
         return Column(
             self.name,
-            _embedder(self, environment),
-            requires=(self.of,),
+            fill,
+            requires=self.of,
             # Models compute in single precision.
             dtype=pl.List(pl.Float32) if self.dtype is None else self.dtype,
-            **model_options(self, environment, "embedding"),
+            **self.throttle_options(environment, "embedding"),
         )
 
 
+_SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
+
+
 @attrs.frozen
-class Image(ColumnSpec):
+class Image(ModelColumnSpec):
     """A picture that a model generates from `prompt`, a Jinja2 template.
 
     It is written to the dataset's directory, and the cell holds its path relative to that. In a preview, which writes
@@ -170,54 +163,29 @@ class Image(ColumnSpec):
 
     type: ClassVar[str] = "image"
 
-    model: str = attrs.field(kw_only=True, validator=check_alias)
     prompt: str = attrs.field(kw_only=True, validator=check_prompt)
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=check_parameters)
 
     def to_column(self, environment: Environment) -> Column:
         """A column of pictures: paths if there is a directory for them, else bytes."""
-        prompt = compile_template(self.prompt, where=f"column {self.name!r}, prompt")
-        dtype = pl.Binary if environment.artifacts is None else pl.String
+        prompt, artifacts = self.template("prompt"), environment.artifacts
+        # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
+        folder = f"{PRIVATE}/images/{quote(self.name, safe='').replace('.', '%2E')}"
+
+        async def fill(context_: CellContext, /, **values: Any) -> bytes | str:
+            picture = await self.bind(environment, context_).image(prompt.render(values), **self.parameters)
+            if artifacts is None:
+                return picture.data
+            # The row and a hash: rows that a processor copied have one number, and may have different pictures.
+            content = hashlib.blake2b(picture.data, digest_size=6).hexdigest()
+            path = f"{folder}/{context_.row or 0:07d}_{content}.{_SUFFIXES.get(picture.media_type, 'img')}"
+            await finish_in_thread(partial(write_file, artifacts, path, picture.data))
+            return path
+
+        dtype = pl.Binary if artifacts is None else pl.String
         return Column(
             self.name,
-            _painter(self, environment, prompt),
+            fill,
             requires=prompt.requires,
             dtype=dtype if self.dtype is None else self.dtype,
-            **model_options(self, environment, "image"),
+            **self.throttle_options(environment, "image"),
         )
-
-
-def _embedder(spec: Embedding, environment: Environment) -> Callable[..., Any]:
-    async def fill(context_: CellContext, /, **values: Any) -> list[float] | None:
-        value = values[spec.of]
-        if value is None:
-            return None
-        (vector,) = await bind_model(spec, environment, context_).embed([as_text(value)], **spec.parameters)
-        return vector
-
-    return fill
-
-
-_SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
-
-
-def _painter(spec: Image, environment: Environment, prompt: Template) -> Callable[..., Any]:
-    artifacts = environment.artifacts
-    # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
-    folder = f"{PRIVATE}/images/{quote(spec.name, safe='').replace('.', '%2E')}"
-
-    async def fill(context_: CellContext, /, **values: Any) -> bytes | str:
-        picture = await bind_model(spec, environment, context_).image(prompt.render(values), **spec.parameters)
-        if artifacts is None:
-            return picture.data
-        path = f"{folder}/{_file_name(picture, context_.row)}"
-        await finish_in_thread(partial(write_file, artifacts, path, picture.data))
-        return path
-
-    return fill
-
-
-def _file_name(picture: Picture, row: int | None) -> str:
-    """The row and a hash: rows that a processor copied have one number, and may have different pictures."""
-    content = hashlib.blake2b(picture.data, digest_size=6).hexdigest()
-    return f"{row or 0:07d}_{content}.{_SUFFIXES.get(picture.media_type, 'img')}"

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import signal
-import socket
 import threading
 from collections import deque
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 import attrs
-import outcome
 import polars as pl
 import trio
 
@@ -23,11 +21,11 @@ from ..columns.spec import Grants
 from ..errors import Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
-from ..observe.log import BlockWarning, watch_blocking
+from ..observe.log import BlockingWatch
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
-from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock
+from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock, run_in_thread
 from ..store.dataset import Dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
@@ -54,7 +52,6 @@ T = TypeVar("T")
 Out = str | os.PathLike[str]
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_ENDED = b"\0"  # no signal has this number
 
 
 class Build:
@@ -136,10 +133,10 @@ class Build:
             self._failure_seen = True
             raise self._failure
 
-    def _watch(self) -> AbstractContextManager[None]:
+    def _watch(self) -> AbstractContextManager[object]:
         """Warn about user-defined async functions that block the event loop."""
         watched = self._plan.source.watched
-        return watch_blocking(BlockWarning(watched)) if watched else nullcontext()
+        return BlockingWatch(watched) if watched else nullcontext()
 
     async def _main(self) -> None:
         """Run the build to its end; raises nothing but a cancellation."""
@@ -340,17 +337,12 @@ def _run_sync(main: Callable[[Callable[[Build], None]], Awaitable[T]]) -> T:
     async def watched() -> T:
         return await main(lambda build: interrupts.watch(build.stop))
 
+    run = partial(trio.run, watched, clock=new_clock())  # chosen here: the contextvar is that of the calling thread
     with interrupts.handled():
-        return _run_in_thread(watched) if in_event_loop() else trio.run(watched, clock=new_clock())
-
-
-def _run_in_thread(main: Callable[[], Awaitable[T]]) -> T:
-    """Run trio in a thread of its own and wait for it: a loop, as that of a notebook, runs in this thread."""
-    _explain_thread()
-    results: list[outcome.Outcome[T]] = []
-    run = partial(trio.run, main, clock=new_clock())  # chosen here: the contextvar is that of the calling thread
-    run_in_thread(lambda: results.append(outcome.capture(run)))
-    return results[0].unwrap()
+        if not in_event_loop():
+            return run()
+        _explain_thread()
+        return run_in_thread(run)
 
 
 @functools.cache  # once is enough
@@ -411,45 +403,3 @@ class Interrupts:
             for number, handler in before.items():
                 # None: it was not installed from Python, and Python cannot put it back.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def run_in_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread and wait for it; signals are handled meanwhile if this is the main thread.
-
-    A lock would not do: whoever waits for one sleeps on when the system gives a signal to another thread.
-    """
-    here, there = socket.socketpair()
-    with here, there:
-        there.setblocking(False)
-
-        def tell() -> None:
-            try:
-                work()
-            finally:
-                there.send(_ENDED)
-
-        thread = threading.Thread(target=tell, name="seedbed-build")
-        with _woken_by_signals(there) as others:
-            thread.start()
-            while (byte := here.recv(1)) != _ENDED:
-                others(byte)
-        thread.join()
-
-
-@contextmanager
-def _woken_by_signals(there: socket.socket) -> Iterator[Callable[[bytes], None]]:
-    """Have the number of every signal written to `there`; yields what passes one on to whoever had them before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda _byte: None
-        return
-    before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
-
-    def pass_on(byte: bytes) -> None:
-        if before != -1 and byte[0] not in _NUMBERS:
-            with suppress(OSError):
-                os.write(before, byte)
-
-    try:
-        yield pass_on
-    finally:
-        signal.set_wakeup_fd(before)

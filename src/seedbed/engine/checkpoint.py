@@ -10,6 +10,7 @@ import trio
 
 from ..errors import ProcessorFailed, StoreError
 from ..observe import events
+from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import FinishedRows, KeptRows, Key, Purpose
 from ..store.records import GroupRecord
@@ -271,22 +272,21 @@ def _finish_journal(journal: Journal, calls: Iterable[Key]) -> None:
 async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T]) -> T:
     """Write off the loop, however long it takes; when cancelled, the writer is notified and has some time to stop."""
     is_abandoned = False
-    over = trio.Event()
     shield = trio.CancelScope(shield=True)
 
-    async def tell() -> None:
+    async def limit_on_cancel() -> None:
         nonlocal is_abandoned
         try:
-            await over.wait()
+            await trio.sleep_forever()
         finally:
             is_abandoned = True
             shield.deadline = trio.current_time() + CHECKPOINT_DEADLINE
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell)
+    # Hidden, so that an OSError of the thread leaves it as itself and not in a group.
+    async with open_hidden_nursery("the write is finished") as nursery:
+        nursery.start_soon(limit_on_cancel)
         with shield:
             result = await services.store_thread(lambda: write(lambda: is_abandoned))
-        over.set()
     return result
 
 

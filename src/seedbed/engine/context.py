@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from ..columns.base import TaskUsage
+from ..columns.base import SyncModel
 from ..errors import (
     BuildStopped,
     CellTimeout,
@@ -26,8 +26,7 @@ from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
-from .scheduler import PermitRequest
-from .tasks import Status
+from .tasks import PermitRequest, Status, TaskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -336,19 +335,11 @@ class CellModel:
         self._calls = 0  # so far; each call draws anew
 
     @property
-    def sync(self) -> CellSyncModel:
-        return CellSyncModel(self, self._context)
+    def sync(self) -> SyncModel:
+        return SyncModel(self, self._context)
 
-    async def chat(
-        self,
-        prompt: str | Sequence[Message],
-        *,
-        system: str | None = None,
-        images: Iterable[Image] = (),
-        schema: Mapping[str, Any] | None = None,
-        **parameters: Any,
-    ) -> str:
-        answer = await self.complete(prompt, system=system, images=images, schema=schema, **parameters)
+    async def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
+        answer: ChatAnswer = await self.complete(prompt, **options)
         return answer.text
 
     # Not a coroutine around that of the context: each one costs whenever the call resumes (overhead benchmark).
@@ -368,11 +359,13 @@ class CellModel:
             messages = list(prompt)
         if system is not None:
             messages.insert(0, Message(role="system", text=system))
-        seed, drawn = self._draw(parameters)
-        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed=seed, scope=self._scope)
+        parts, drawn = self._draw(parameters)
+        request = ChatRequest(
+            messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=self._scope
+        )
         key, context = self._spec.key("chat"), self._context
         send = partial(self._client.chat, request)
-        same = partial(request_key, str(seed), request)
+        same = lambda: request_key(str(request.seed), request)  # noqa: E731
         confirm = partial(send_small_call, self._client, "chat")
         if self._dedupe is None:
             return context.call(send, key=key, idempotency_key=same, report=self._report, confirm=confirm)
@@ -386,11 +379,11 @@ class CellModel:
 
     @anywhere
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
-        seed, drawn = self._draw(parameters)
+        parts, drawn = self._draw(parameters)
         answer: EmbeddingAnswer = await self._context.call(
             partial(self._client.embed, texts, drawn),
             key=self._spec.key("embedding"),
-            idempotency_key=partial(call_key, seed, list(texts), drawn),
+            idempotency_key=lambda: call_key(stable_seed(*parts), list(texts), drawn),
             report=self._report,
             confirm=partial(send_small_call, self._client, "embedding"),
         )
@@ -398,54 +391,30 @@ class CellModel:
 
     @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
-        seed, drawn = self._draw(parameters)
+        parts, drawn = self._draw(parameters)
         answer: ImageAnswer = await self._context.call(
             partial(self._client.image, prompt, drawn),
             key=self._spec.key("image"),
-            idempotency_key=partial(call_key, seed, prompt, drawn),
+            idempotency_key=lambda: call_key(stable_seed(*parts), prompt, drawn),
             report=self._report,
         )
         return answer.images[0]
 
-    def _draw(self, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The seed of the next call, and its parameters with the sampled ones drawn.
+    def _draw(self, given: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, Any]]:
+        """What the seed of the next call is computed from, and its parameters with the sampled ones drawn.
 
         The attempt does not count: a retried cell sends the same request.
         """
         self._calls += 1
         context = self._context
-        seed = stable_seed(self._seed, context.column, context.row, self.alias, self._calls)
+        parts = (self._seed, context.column, context.row, self.alias, self._calls)
         parameters = {**self._spec.parameters, **given}
         for name, value in parameters.items():
             if is_distribution(value):
-                parameters[name] = draw(value, random.Random(stable_seed(seed, name)))
-        return seed, parameters
+                parameters[name] = draw(value, random.Random(stable_seed(stable_seed(*parts), name)))
+        return parts, parameters
 
     def _report(self, answer: ChatAnswer | EmbeddingAnswer | ImageAnswer) -> None:
         tokens, spec = answer.tokens, self._spec
         cost = (tokens.input * spec.input_price + tokens.output * spec.output_price) / 1_000_000
         self._context.report_usage(model=self.alias, input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)
-
-
-class CellSyncModel:
-    """The engine's side of `columns.SyncModel`."""
-
-    def __init__(self, model: CellModel, context: Context) -> None:
-        self._model = model
-        self._context = context
-
-    @property
-    def alias(self) -> str:
-        return self._model.alias
-
-    def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
-        return self._context.run(partial(self._model.chat, prompt, **options))
-
-    def complete(self, prompt: str | Sequence[Message], **options: Any) -> ChatAnswer:
-        return self._context.run(partial(self._model.complete, prompt, **options))
-
-    def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
-        return self._context.run(partial(self._model.embed, texts, **parameters))
-
-    def image(self, prompt: str, **parameters: Any) -> Image:
-        return self._context.run(partial(self._model.image, prompt, **parameters))

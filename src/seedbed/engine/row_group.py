@@ -158,10 +158,7 @@ class RowGroup:
 
     def find(self, column: str, row: int) -> Task | None:
         """The task of this column and row that is ready or was tried before."""
-        for task in self._alive.get(row, ()):
-            if task.step.name == column:
-                return task
-        return None
+        return next((task for task in self._alive.get(row, ()) if task.step.name == column), None)
 
     def restore_finished(self, step: Step, row: int, value: Any, work: tuple[int, int, float] | None) -> bool:
         """An earlier run finished this task; False if it is not known here, because something before it was lost."""
@@ -221,8 +218,7 @@ class RowGroup:
             task = self.find(step.name, row)
             if task is not None:
                 self._done(task)
-            if step.node in self._gates:
-                self._gates[step.node].settle(step.node, row)
+            self._settle(step.node, row)
         self._make_ready(ready)
 
     def can_restore_rebuilt(self) -> bool:
@@ -336,9 +332,7 @@ class RowGroup:
             if work is not None and not self.frontier.dropped[row]:
                 self._spent.setdefault(row, []).append((step.name, *work))
             ready = self.frontier.complete_cell(step.node, row)
-        gate = self._gates.get(step.node)
-        if gate is not None:
-            gate.settle(step.node, row)
+        self._settle(step.node, row)
         if ready:
             self._make_ready(ready)
 
@@ -364,8 +358,8 @@ class RowGroup:
                         self._drop(each, task, error_text(value))
                 else:
                     write(name, row, value)
-        for gate in self._gate_list if ready else ():
-            gate.advance()
+        if ready:
+            self._advance_gates()
         return ready
 
     def _rate_limited(self, outcome: Outcome) -> None:
@@ -411,11 +405,8 @@ class RowGroup:
         rows, ready = self.frontier.fail(task.step.node, task.row)
         for row in rows:
             self._drop(row, task, error)
-        gate = self._gates.get(task.step.node)
-        if gate is not None:
-            gate.settle(task.step.node, task.row)
-        for each in self._gate_list:
-            each.advance()
+        self._settle(task.step.node, task.row)
+        self._advance_gates()
         self._make_ready(ready)
 
     def _drop(self, row: int, failed: Task, error: str) -> None:
@@ -450,11 +441,20 @@ class RowGroup:
             self._discard(task)
 
     def _discard(self, task: Task) -> None:
-        """A task is not needed any more; a stateful generator continues with the next row."""
+        """A task is not needed any more."""
         self._done(task)
-        gate = self._gates.get(task.step.node)
+        self._settle(task.step.node, task.row)
+
+    def _settle(self, node: int, row: int) -> None:
+        """A task has ended for good: its generator, if it is stateful, continues with the next one."""
+        gate = self._gates.get(node)
         if gate is not None:
-            gate.settle(task.step.node, task.row)
+            gate.settle(node, row)
+
+    def _advance_gates(self) -> None:
+        """Rows were dropped, skipped or replaced: stateful generators do not wait for what will never run."""
+        for gate in self._gate_list:
+            gate.advance()
 
     def _done(self, task: Task) -> None:
         if task.state in (State.NEW, State.RUNNING, State.DEFERRED):
@@ -501,8 +501,7 @@ class RowGroup:
                 self._drop(each, Task(step, self.index, row), f"skip_when: {error_text(error)}")
         else:
             ready = self.frontier.complete_cell(step.node, row)
-        for gate in self._gate_list:
-            gate.advance()
+        self._advance_gates()
         return ready
 
     def _release_stateful(self, node: int, row: int) -> None:
@@ -588,8 +587,7 @@ class RowGroup:
         self.resized = self.rows.resized
         ready = self.frontier.rebuild(after)
         self._shared.notify.emit(events.RowsRebuilt, row_group=self.index, before=before, after=after)
-        for gate in self._gate_list:
-            gate.advance()
+        self._advance_gates()
         self._make_ready(ready)
 
     def _processor_failed(self, outcome: Outcome) -> None:

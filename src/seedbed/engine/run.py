@@ -32,10 +32,10 @@ from .replay import replay_calls, replay_group
 from .resume import History, plan_retry, restore_entries
 from .row_group import RowGroup, Shared
 from .rows import Rows
-from .scheduler import Admit, Cancel, CancelRun, Checkpoint, Close, Grant, Scheduler, Start, WakeAt
+from .scheduler import Scheduler
 from .services import OpenGroup, Services
 from .stateful import Instance
-from .tasks import Notices, Outcome
+from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Start, WakeAt
 from .worker import attempt
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from .checkpoint import FinishedGroup
     from .plan import BuildPlan
     from .resume import RetriedRows
-    from .scheduler import Action
     from .storage import Store
-    from .tasks import Task
+    from .tasks import Action, Task
 
 
 async def run_build(
@@ -329,10 +328,8 @@ class Run:
                 request.wake()
             case Admit(index, turn):
                 nursery.start_soon(self._run_group, index, turn, name=f"row group {index}")
-            case Checkpoint(index):
-                self.services.groups[index].is_complete = True
-                self.services.groups[index].closing.set()
-            case Close(index):
+            case Close(index, is_complete):
+                self.services.groups[index].is_complete = is_complete
                 self.services.groups[index].closing.set()
             case WakeAt(when):
                 self.timers.call_at(when, self._wake)

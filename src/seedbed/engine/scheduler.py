@@ -20,7 +20,7 @@ import heapq
 import itertools
 import math
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -29,16 +29,30 @@ from ..observe import events
 from ..runtime.lanes import Lanes
 from .failures import ErrorWindow, error_text
 from .row_group import Phase
-from .tasks import PROCESS_LANE, THREAD_LANE, Outcome, State, Status, Task
+from .tasks import (
+    PROCESS_LANE,
+    THREAD_LANE,
+    Admit,
+    Cancel,
+    CancelRun,
+    Close,
+    Grant,
+    Outcome,
+    PermitRequest,
+    Start,
+    State,
+    Status,
+    Task,
+    WakeAt,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from ..columns.base import TaskUsage
     from ..observe.report import Usage
     from .row_group import RowGroup, Shared
     from .stateful import Instance
-    from .tasks import Permit, Step
+    from .tasks import Action, Permit, Step, TaskUsage
 
 # Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
 SLICE = 4_096
@@ -68,79 +82,6 @@ class Blocked(enum.Enum):
     BUDGET = "the usage of calls in flight"  # a task ends
     LANE_LIMIT = "its lane limit"  # a task of the lane ends
     FOR_GOOD = "nothing: the run stops"
-
-
-@attrs.define(eq=False)
-class PermitRequest:
-    """A running task waits for a permit for one more call."""
-
-    task: Task
-    key: str
-    tokens: int
-    wake: Callable[[], None]  # called by whoever performs `Grant`
-    permit: Permit | None = None
-    withdrawn: bool = False
-
-
-@attrs.frozen
-class Start:
-    """Run an attempt of a task, then report `finished` or `aborted`."""
-
-    task: Task
-
-
-@attrs.frozen
-class Cancel:
-    """Cancel a running task: its row was dropped. Its attempt still reports `finished`."""
-
-    task: Task
-    reason: str
-
-
-@attrs.frozen
-class Grant:
-    """Wake a task that waits for a permit."""
-
-    request: PermitRequest
-
-
-@attrs.frozen
-class Admit:
-    """Open row group `index`, then report `admitted` or `passed_over`."""
-
-    index: int
-    turn: int  # in the order of row groups for stateful generators
-
-
-@attrs.frozen
-class Checkpoint:
-    """Every cell of a row group is done or dropped: write it, then report `closed`."""
-
-    index: int
-
-
-@attrs.frozen
-class Close:
-    """The run stops and the row group has nothing in flight: leave it unfinished, then report `closed`."""
-
-    index: int
-
-
-@attrs.frozen
-class WakeAt:
-    """Call `decide` at that instant."""
-
-    when: float
-
-
-@attrs.frozen
-class CancelRun:
-    """The grace of a stopped run has ended."""
-
-    reason: str
-
-
-Action: TypeAlias = Start | Cancel | Grant | Admit | Checkpoint | Close | WakeAt | CancelRun
 
 
 @attrs.frozen(kw_only=True)
@@ -467,12 +408,11 @@ class Scheduler:
         return room - count
 
     def _next_phase(self, group: RowGroup) -> None:
-        if group.phase is Phase.COMPLETE:
+        is_complete = group.phase is Phase.COMPLETE
+        has_ended = self.stopping is not None and not group.in_flight and group.phase is not Phase.CLOSING
+        if is_complete or has_ended:
             group.phase = Phase.CLOSING
-            self._actions.append(Checkpoint(group.index))
-        elif self.stopping is not None and not group.in_flight and group.phase is not Phase.CLOSING:
-            group.phase = Phase.CLOSING
-            self._actions.append(Close(group.index))
+            self._actions.append(Close(group.index, is_complete))
 
     def _admit(self) -> None:
         if self._admitting or self._dead or self.stopping is not None or self._visited >= self._max_groups:

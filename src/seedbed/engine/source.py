@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..columns.custom import Custom, used_models
-from ..columns.spec import Grants, make_column, make_processor
-from ..errors import ConfigError, ManifestError, StoreError
+from ..columns.spec import Grants, make_processor
+from ..errors import ManifestError, StoreError
 from ..models import open_http, open_models
 from ..recipe.file import MAX_BYTES
 from ..recipe.file import load_recipe as load_file
@@ -133,11 +133,6 @@ def make_source(
     )
 
 
-def allows_code(recipe: Recipe) -> bool:
-    """True if the recipe may import the code that it names: one from a file needs a grant, one in Python none."""
-    return recipe.access is None or recipe.access.grants.code
-
-
 def _iterable(columns: Any) -> Iterable[Column]:
     try:
         return tuple(columns)
@@ -154,22 +149,11 @@ def _compile(
     processors: Iterable[Processor],
     artifacts: Path | None,
 ) -> Source:
+    # Open while a build runs.
     clients: dict[str, ModelClient] = {}
-
-    def client(alias: str) -> ModelClient:
-        if alias not in clients:
-            raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
-        return clients[alias]
-
     connections: list[HttpClient] = []
-
-    def http() -> HttpClient:
-        if not connections:
-            raise ConfigError("connections are open only while a build runs")
-        return connections[0]
-
-    environment = recipe.environment(client=client, http=http, artifacts=artifacts, allow_code=allows_code(recipe))
-    columns = recipe.resolve(lambda spec: make_column(spec, environment))
+    environment = recipe.environment(clients=clients, connections=connections, artifacts=artifacts)
+    columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)
     known = {**_model_limits(used), **limits}
     keys = {column.key for column in columns if column.key is not None}

@@ -1,21 +1,22 @@
-"""The unit of work: a processor or a step of the plan, a task on its way through the scheduler, and its outcome."""
+"""The values that the scheduler and the trio side exchange: steps, tasks, outcomes and actions."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
 from ..errors import ConfigError
 from ..graph import GROUP, Kind
+from ..observe.report import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import polars as pl
 
-    from ..columns.base import Call, Column, TaskUsage
+    from ..columns.base import Call, Column
     from ..errors import RateLimited
     from ..observe import events
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 ASYNC_LANE = ("local", "async")
 THREAD_LANE = ("local", "thread")
 PROCESS_LANE = ("local", "process")
+_NO_USAGE = Usage()
 
 
 class Stage(enum.Enum):
@@ -181,6 +183,26 @@ class Task:
 
 
 @attrs.define(eq=False)
+class TaskUsage:
+    """The usage that one task reported. Changed by `Context` only."""
+
+    total: Usage = _NO_USAGE
+    _untaken: list[tuple[str, Usage]] = attrs.field(factory=list)  # with the model of each
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count a call, or several."""
+        # Most tasks make one call (overhead benchmark).
+        self.total = usage if self.total is _NO_USAGE else self.total + usage
+        self._untaken.append((model, usage))
+
+    def take(self) -> list[tuple[str, Usage]]:
+        """What was reported since the last call of this method, with the model of each."""
+        taken = self._untaken.copy()
+        del self._untaken[: len(taken)]  # a worker thread may have appended to it meanwhile
+        return taken
+
+
+@attrs.define(eq=False)
 class Outcome:
     """How one attempt ended. Created by the attempt, read by the scheduler."""
 
@@ -205,6 +227,76 @@ class Outcome:
         """Calls, tokens and seconds; a task that reported nothing was one call."""
         usage = None if self.usage is None else self.usage.total
         return (1, 0, self.seconds) if usage is None else (max(1, usage.calls), usage.tokens, self.seconds)
+
+
+@attrs.define(eq=False)
+class PermitRequest:
+    """A running task waits for a permit for one more call."""
+
+    task: Task
+    key: str
+    tokens: int
+    wake: Callable[[], None]  # called when `Grant` is performed
+    permit: Permit | None = None
+    withdrawn: bool = False
+
+
+# Actions: what the scheduler decides and `run.py` performs.
+
+
+@attrs.frozen
+class Start:
+    """Run an attempt of a task, then report `finished` or `aborted`."""
+
+    task: Task
+
+
+@attrs.frozen
+class Cancel:
+    """Cancel a running task whose row was dropped. Its attempt still reports `finished`."""
+
+    task: Task
+    reason: str
+
+
+@attrs.frozen
+class Grant:
+    """Wake a task that waits for a permit."""
+
+    request: PermitRequest
+
+
+@attrs.frozen
+class Admit:
+    """Open row group `index`, then report `admitted` or `passed_over`."""
+
+    index: int
+    turn: int  # in the order of row groups for stateful generators
+
+
+@attrs.frozen
+class Close:
+    """Write a row group whose cells are all done or dropped, or leave it unfinished; then report `closed`."""
+
+    index: int
+    is_complete: bool
+
+
+@attrs.frozen
+class WakeAt:
+    """Call `decide` at that instant."""
+
+    when: float
+
+
+@attrs.frozen
+class CancelRun:
+    """The grace period of a stopped run has ended."""
+
+    reason: str
+
+
+Action: TypeAlias = Start | Cancel | Grant | Admit | Close | WakeAt | CancelRun
 
 
 class Notices:

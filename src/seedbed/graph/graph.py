@@ -9,6 +9,7 @@ import difflib
 import enum
 import graphlib
 import re
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ import attrs
 from ..errors import DatasetGenerationError, SeedbedError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 K = TypeVar("K", bound="Hashable")
 
@@ -115,9 +116,9 @@ class Graph:
         path: list[str] = []
         at = max(self.order, key=lambda index: best[index][0], default=None)
         while at is not None:
-            path.append(self.nodes[at].name)
+            path.insert(0, self.nodes[at].name)
             at = best[at][1]
-        return tuple(reversed(path))
+        return tuple(path)
 
     def task_count(self, rows: int, buffer_size: int, *, columns: Iterable[str] | None = None) -> int:
         """The number of tasks that fill `rows` rows: one per cell, or one per row group for whole columns."""
@@ -154,7 +155,6 @@ def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
     problems = [problem for name in written if (problem := name_problem(name))]
     problems += _duplicates(columns)
     producers = _producers(columns)
-    known = list(producers)
     for column in columns:
         if column.kind is Kind.FROM_SCRATCH and column.requires:
             needs = ", ".join(repr(name) for name in column.requires)
@@ -163,7 +163,7 @@ def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
             if name in column.outputs or name in column.side_effects:
                 problems.append(f"column {column.name!r} requires its own output {name!r}")
             elif name not in producers:
-                hint = nearest(name, known)
+                hint = nearest(name, producers)
                 problems.append(f"column {column.name!r} requires {name!r}, which no column generates{hint}")
     upstream = {
         index: [producers[name] for name in dict.fromkeys(column.requires) if producers.get(name, index) != index]
@@ -212,27 +212,21 @@ def _all_outputs(column: ColumnLike) -> tuple[str, ...]:
     return (*column.outputs, *column.side_effects)
 
 
-def _producers(columns: Sequence[ColumnLike]) -> dict[str, int]:
-    return {output: index for index, column in enumerate(columns) for output in _all_outputs(column)}
-
-
-def _duplicates(columns: Sequence[ColumnLike]) -> list[str]:
-    problems: list[str] = []
-    seen_names: set[str] = set()
+def _duplicates(columns: Sequence[ColumnLike]) -> Iterator[str]:
+    by_name = {column.name: column for column in reversed(columns)}
+    counts = Counter(column.name for column in columns)
+    yield from (f"duplicate column {name!r}" for name, count in counts.items() if count > 1)
     outputs: dict[str, list[str]] = {}
-    for column in columns:
-        if column.name in seen_names:
-            problems.append(f"duplicate column {column.name!r}")
-        else:
-            # A duplicate column duplicates all its outputs; one problem is enough.
-            for output in _all_outputs(column):
-                outputs.setdefault(output, []).append(column.name)
-        seen_names.add(column.name)
+    for name in counts:  # a duplicate column duplicates all its outputs; one problem is enough
+        for output in _all_outputs(by_name[name]):
+            outputs.setdefault(output, []).append(name)
     for output, names in outputs.items():
         if len(names) > 1:
-            producers = " and ".join(repr(name) for name in dict.fromkeys(names))
-            problems.append(f"duplicate output {output!r}, of {producers}")
-    return problems
+            yield f"duplicate output {output!r}, of {' and '.join(map(repr, dict.fromkeys(names)))}"
+
+
+def _producers(columns: Sequence[ColumnLike]) -> dict[str, int]:
+    return {output: index for index, column in enumerate(columns) for output in _all_outputs(column)}
 
 
 def _link(columns: Sequence[ColumnLike]) -> Graph:
@@ -257,38 +251,26 @@ def _link(columns: Sequence[ColumnLike]) -> Graph:
     return Graph(nodes, topological_order(upstream))
 
 
+# Each cycle costs another walk; a plan from elsewhere may have thousands of them.
+_MAX_CYCLES = 50
+
+
 def find_cycles(upstream: Mapping[K, Iterable[K]]) -> list[list[K]]:
-    """Cycles without common nodes, each from a node back to itself in the direction of the data.
+    """Cycles without common nodes, each from a node back to itself in the direction of the data; at most 50.
 
     `upstream` maps each node to those it needs; nodes that are no key are ignored.
     """
+    left = {node: [need for need in needs if need in upstream] for node, needs in upstream.items()}
     cycles: list[list[K]] = []
-    reported: set[K] = set()
-    on_path: dict[K, int] = {}
-    finished: set[K] = set()
-    for root in upstream:
-        if root in finished:
-            continue
-        # Iterative, so that a chain of thousands of nodes does not exceed the recursion limit.
-        path, steps = [root], [iter(upstream[root])]
-        on_path[root] = 0
-        while path:
-            following = next(steps[-1], None)
-            if following is None:
-                steps.pop()
-                last = path.pop()
-                del on_path[last]
-                finished.add(last)
-            elif following in on_path:
-                knot = path[on_path[following] :]
-                if reported.isdisjoint(knot):
-                    reported.update(knot)
-                    # The path leads from a node to what it needs; data flows the other way.
-                    cycles.append([following, *reversed(knot)])
-            elif following in upstream and following not in finished:
-                on_path[following] = len(path)
-                path.append(following)
-                steps.append(iter(upstream[following]))
+    while len(cycles) < _MAX_CYCLES:
+        try:
+            graphlib.TopologicalSorter(left).prepare()
+        except graphlib.CycleError as error:
+            cycles.append(error.args[1])
+            found = set(error.args[1])
+            left = {n: [need for need in needs if need not in found] for n, needs in left.items() if n not in found}
+        else:
+            break
     return cycles
 
 

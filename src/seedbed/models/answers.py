@@ -59,16 +59,11 @@ def plausible_text(prompt: str) -> str:
 
 
 def fitting_json(schema: Mapping[str, Any], prompt: str) -> str:
-    """Return JSON that is valid for the schema."""
-    return json.dumps(fitting_value(schema, prompt), ensure_ascii=False)
-
-
-def fitting_value(schema: Mapping[str, Any], prompt: str) -> Any:
-    """Return a value that is valid for the schema.
+    """Return JSON that is valid for the schema.
 
     Types, ranges and lengths are respected; patterns and conditions across properties are not.
     """
-    return _Generator(schema, prompt).value(schema, "answer", 0)
+    return json.dumps(_Generator(schema, prompt).value(schema, "answer", 0), ensure_ascii=False)
 
 
 # Objects and arrays below this level are as small as the schema allows: a schema may contain itself.
@@ -90,20 +85,32 @@ class _Generator:
         self._values += 1
         if depth > _MAX_DEPTH or self._values > _MAX_VALUES:
             return None
-        if not isinstance(schema, Mapping):  # True and False are schemas too
-            return self._string({}, name, depth)
-        schema = self._expanded(schema, depth)
+        # True and False are schemas too.
+        schema = self._expanded(schema, depth) if isinstance(schema, Mapping) else {}
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
             options = list(schema["enum"])
             fitting = [each for each in options if isinstance(each, str) and re.search(self._sentiment, each.lower())]
             return fitting[0] if fitting else self._rng.choice(options)
-        kinds = schema.get("type", "object" if "properties" in schema else "array" if "items" in schema else "string")
-        if not isinstance(kinds, str):
-            is_null = depth >= _DEEP and "null" in kinds
-            kinds = "null" if is_null else next((each for each in kinds if each != "null"), "null")
-        return getattr(self, f"_{kinds}")(schema, name, depth)
+        kind = schema.get("type", "object" if "properties" in schema else "array" if "items" in schema else "string")
+        if not isinstance(kind, str):
+            is_null = depth >= _DEEP and "null" in kind
+            kind = "null" if is_null else next((each for each in kind if each != "null"), "null")
+        match kind:
+            case "null":
+                return None
+            case "boolean":
+                is_verdict = re.search(r"again|recommend|satisfied|positive", name)
+                return self._sentiment == "positive" if is_verdict else self._rng.random() < 0.5
+            case "integer" | "number":
+                return self._number(schema, is_whole=kind == "integer")
+            case "object":
+                return self._object(schema, depth)
+            case "array":
+                return self._array(schema, name, depth)
+            case _:
+                return self._string(schema, name)
 
     def _expanded(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         """The schema with references, `allOf` and one alternative merged into it.
@@ -128,12 +135,10 @@ class _Generator:
             merged |= {"required": required} if required else {}
         return merged
 
-    def _object(self, schema: Mapping[str, Any], _name: str, depth: int) -> dict[str, Any]:
-        properties = schema.get("properties", {})
-        required = schema.get("required", ())
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
         # A schema may contain itself: below a few levels only required properties are generated.
-        names = dict.fromkeys([*(name for name in properties if depth < _DEEP), *required])
-        rest = schema.get("additionalProperties", True)
+        names = dict.fromkeys([*(name for name in properties if depth < _DEEP), *schema.get("required", ())])
         return {name: self.value(properties.get(name, rest), name, depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], name: str, depth: int) -> list[Any]:
@@ -148,34 +153,22 @@ class _Generator:
                 items.append(item)
         return items
 
-    def _integer(self, schema: Mapping[str, Any], _name: str, _depth: int) -> int:
-        low, high = _bounds(schema, 1)
-        step = int(schema.get("multipleOf", 1))
-        first = -(-int(low) // step)
-        return self._rng.randint(first, max(first, int(high) // step)) * step
+    def _number(self, schema: Mapping[str, Any], *, is_whole: bool) -> float:
+        low, high = _bounds(schema, 1 if is_whole else 1e-6)
+        step = schema.get("multipleOf", 1 if is_whole else None)
+        if step is None:
+            return min(high, max(low, round(self._rng.uniform(low, high), 2)))
+        first = int(-(-low // step))
+        number = self._rng.randint(first, max(first, int(high // step))) * step
+        return int(number) if is_whole else float(number)
 
-    def _number(self, schema: Mapping[str, Any], _name: str, _depth: int) -> float:
-        low, high = _bounds(schema, 1e-6)
-        step = schema.get("multipleOf")
-        if step is not None:
-            return float(self._rng.randint(int(-(-low // step)), int(high // step)) * step)
-        return min(high, max(low, round(self._rng.uniform(low, high), 2)))
-
-    def _boolean(self, _schema: Mapping[str, Any], name: str, _depth: int) -> bool:
-        if re.search(r"again|recommend|satisfied|positive", name):
-            return self._sentiment == "positive"
-        return self._rng.random() < 0.5
-
-    def _null(self, _schema: Mapping[str, Any], _name: str, _depth: int) -> None:
-        return None
-
-    def _string(self, schema: Mapping[str, Any], name: str, _depth: int) -> str:
+    def _string(self, schema: Mapping[str, Any], name: str) -> str:
         rng = self._rng
-        if schema.get("format") in _FORMATS:
-            now = {"hour": rng.randrange(24), "minute": rng.randrange(60), "bits": rng.getrandbits(32)}
-            return _FORMATS[schema["format"]].format(
-                year=rng.randint(2015, 2025), month=rng.randint(1, 12), day=rng.randint(1, 28), **now
-            )
+        template = _FORMATS.get(schema.get("format", ""))
+        if template is not None:
+            date = {"year": rng.randint(2015, 2025), "month": rng.randint(1, 12), "day": rng.randint(1, 28)}
+            time = {"hour": rng.randrange(24), "minute": rng.randrange(60)}
+            return template.format(**date, **time, bits=rng.getrandbits(32))
         if re.search(r"reason|comment|explanation|summary|text|description|answer|title", name):
             text = plausible_text(f"{self._prompt} {rng.random()}")
         else:

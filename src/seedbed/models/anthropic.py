@@ -49,11 +49,6 @@ class Anthropic(HttpModel):
         async with self.open_caller({"anthropic-version": _VERSION}, "x-api-key") as caller:
             yield AnthropicClient(caller, self.max_tokens)
 
-    @property
-    def provider_id(self) -> str:
-        """Equal for specs that can share a client."""
-        return f"{super().provider_id} {self.max_tokens}"
-
 
 class AnthropicClient:
     """A client for one model."""

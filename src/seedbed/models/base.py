@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from ..errors import ConfigError
+from .distributions import stable_seed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -46,16 +47,21 @@ class Message:
 class ChatRequest:
     """One call of a chat model. `schema` is the JSON Schema of the output, for providers that support one.
 
-    `seed` depends only on the seed of the recipe, the column, the row and the number of the call; clients draw random
-    values from it. Requests that differ only in `seed` are equal.
+    Requests that differ only in `seed` are equal.
     """
 
     messages: tuple[Message, ...]
     parameters: Mapping[str, Any] = attrs.field(factory=dict)
     schema: Mapping[str, Any] | None = None
-    seed: int = attrs.field(default=0, eq=False)
+    # The seed of the recipe, the column, the row, the alias of the model and the number of the call.
+    seed_parts: tuple[object, ...] = attrs.field(default=(), eq=False)
     # A scope that the caller entered in this task; a client may set the deadline of the call on it (`Endpoint.send`).
     scope: trio.CancelScope | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def seed(self) -> int:
+        """What clients draw random values from, if they do: few need it, and a hash costs (overhead benchmark)."""
+        return stable_seed(*self.seed_parts)
 
 
 @attrs.frozen(kw_only=True)

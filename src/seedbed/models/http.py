@@ -12,18 +12,17 @@ import errno
 import os
 import re
 import resource
-import socket
 import ssl
 import zlib
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import attrs
 import httptools
 import trio
 
-from ..errors import CellError, ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
-from ..runtime.sockets import SocketWire, shake_hands
+from ..errors import ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
+from ..runtime.sockets import open_wire
 from .urls import proxy_for, split_url
 
 if TYPE_CHECKING:
@@ -115,12 +114,12 @@ class HttpClient:
             if parts.scheme == "https":
                 context = self._ssl_context = self._ssl_context or ssl.create_default_context()
             pool = self._pools[origin] = _Pool(
-                parts.host,
-                parts.port,
-                context,
-                self._connect_timeout,
-                max_connections=self._max_connections,
+                host=parts.host,
+                port=parts.port,
+                context=context,
                 proxy=proxy_for(parts),
+                connect_timeout=self._connect_timeout,
+                free=trio.Semaphore(self._max_connections),
             )
         lines = [f"{method} {parts.target} HTTP/1.1", f"host: {parts.authority}"]
         if not any(name.lower() == "accept-encoding" for name in headers):
@@ -138,52 +137,32 @@ class HttpClient:
             pool.close()
 
 
-class _Connecting:
-    """Counts the connections that all clients are opening: file descriptors belong to the process."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def would_exhaust_files(self) -> bool:
-        """Whether one more connection would take a file descriptor reserved for the rest of the process."""
-        try:
-            # A new descriptor has the lowest number that is free, so every lower one is in use.
-            free = os.open(os.devnull, os.O_RDONLY)
-        except OSError:
-            return True
-        os.close(free)
-        return free + self.count >= _file_limit() - _RESERVED_FILES
-
-
-_connecting = _Connecting()
-
-
+@attrs.define(eq=False, kw_only=True)
 class _Pool:
     """The connections of one origin."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        context: ssl.SSLContext | None,
-        connect_timeout: float,
-        *,
-        max_connections: int,
-        proxy: Proxy | None,
-    ) -> None:
-        self.name = f"{host}:{port}" + (f" through {proxy.name}" if proxy else "")
-        # The proxy that receives the requests; with TLS it only forwards bytes.
-        self.http_proxy = proxy if context is None else None
-        self._proxy = proxy
-        self._host = host
-        self._port = port
-        self._context = context
-        self._connect_timeout = connect_timeout
-        self._free = trio.Semaphore(max_connections)
-        self._opened = 0  # connections that are open, busy or idle
-        # The most recently used last.
-        self._idle: list[_Connection] = []
-        self._is_closed = False
+    # Connections that all pools are opening: file descriptors belong to the process.
+    _opening: ClassVar[int] = 0
+
+    _host: str
+    _port: int
+    _context: ssl.SSLContext | None
+    _proxy: Proxy | None
+    _connect_timeout: float
+    _free: trio.Semaphore
+    _opened: int = attrs.field(init=False, default=0)  # connections that are open, busy or idle
+    _idle: list[_Connection] = attrs.field(init=False, factory=list)  # the most recently used last
+    _is_closed: bool = attrs.field(init=False, default=False)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"{self._host}:{self._port}" + (f" through {self._proxy.name}" if self._proxy else "")
+
+    @property
+    def http_proxy(self) -> Proxy | None:
+        """The proxy that receives the requests; with TLS a proxy only forwards bytes."""
+        return self._proxy if self._context is None else None
 
     async def take(self, *, fresh: bool = False) -> _Connection:
         try:
@@ -220,9 +199,9 @@ class _Pool:
         return None
 
     async def _open(self) -> _Connection:
-        if (self._opened or _connecting.count) and _connecting.would_exhaust_files():
+        if (self._opened or _Pool._opening) and _is_short_of_files(_Pool._opening):
             raise self._too_many_files()
-        _connecting.count += 1
+        _Pool._opening += 1
         try:
             with trio.fail_after(self._connect_timeout):
                 wire = await connect(self._host, self._port, self._context, self._proxy)
@@ -241,7 +220,7 @@ class _Pool:
                 raise self._too_many_files() from error
             raise Retryable(f"no connection to {self.name}: {_reason(error)}") from error
         finally:
-            _connecting.count -= 1
+            _Pool._opening -= 1
         self._opened += 1
         return _Connection(wire, self.name)
 
@@ -333,7 +312,7 @@ class Endpoint:
             pool.discard(connection)
         response = connection.response()
         if response.status == 407 and pool.http_proxy is not None:
-            raise pool.http_proxy.refusal(407, pool.name)
+            raise pool.http_proxy.rejection(407, pool.name)
         headers = response.headers
         is_plain = "content-encoding" not in headers and headers.get("transfer-encoding", "chunked") == "chunked"
         return response if is_plain else _decode(response, pool.name)
@@ -347,23 +326,14 @@ async def connect(host: str, port: int, context: ssl.SSLContext | None, proxy: P
 
     Raises `OSError` (`ssl.SSLError` is one), and `Permanent` or `Retryable` if the proxy rejects it.
     """
-    if proxy is None:
-        stream = await trio.open_tcp_stream(host, port)
-    else:
-        stream = await trio.open_tcp_stream(proxy.host, proxy.port)
-    if context is None:
-        return SocketWire(socket.socket(fileno=stream.socket.detach()))
-    if proxy is not None:
-        try:
+    stream = await trio.open_tcp_stream(*((host, port) if proxy is None else (proxy.host, proxy.port)))
+    try:
+        if proxy is not None and context is not None:
             await proxy.open_tunnel(stream, host, port)
-        except trio.BrokenResourceError as error:
-            stream.socket.close()
-            raise ConnectionResetError(f"{proxy.name} closed the connection") from error
-        except BaseException:
-            stream.socket.close()
-            raise
-    tls = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
-    return await shake_hands(tls, stream)
+        return await open_wire(stream, context, server_hostname=host)
+    except BaseException:
+        stream.socket.close()
+        raise
 
 
 class _Connection:
@@ -479,42 +449,35 @@ def _decode(response: HttpResponse, name: str) -> HttpResponse:
     try:
         for encoding in reversed(encodings):  # the last one was applied last
             if encoding in {"gzip", "x-gzip", "deflate"}:
-                body = _inflate(body)
+                body = _inflate(body, encoding, name)
             elif encoding not in {"", "identity", "chunked"}:
                 raise Permanent(f"{name} sent a body with the unsupported content-encoding {encoding[:40]!r}")
-    except (zlib.error, EOFError) as error:
-        failure: CellError = Retryable(f"{name} sent a body that is not valid {encoding} ({error})")
-    except _TooLargeError:
-        failure = Retryable(f"{name} sent more than {MAX_BODY} bytes of body ({encoding})")
-    except Permanent as error:
-        failure = error
-    else:
-        return attrs.evolve(response, body=body)
-    if 200 <= response.status < 300:
-        raise failure
-    return attrs.evolve(response, body=str(failure).encode())
+    except (Permanent, Retryable) as failure:
+        if 200 <= response.status < 300:
+            raise
+        body = str(failure).encode()
+    return attrs.evolve(response, body=body)
 
 
-class _TooLargeError(Exception):
-    """The decompressed body is larger than `MAX_BODY`."""
-
-
-def _inflate(data: bytes) -> bytes:
-    """Decompress gzip, zlib, or raw deflate, which some servers send as deflate."""
+def _inflate(data: bytes, encoding: str, name: str) -> bytes:
+    """Decompress gzip, zlib, or raw deflate, which some servers send as deflate. Raises `Retryable`."""
     whole = bytearray()
     # 47: gzip or zlib, by the header; -15: raw deflate.
     window = 47 if data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and int.from_bytes(data[:2]) % 31 == 0) else -15
-    for _ in range(_MAX_MEMBERS):
-        if not data:
-            return bytes(whole)
-        stream = zlib.decompressobj(window)
-        whole += stream.decompress(data, MAX_BODY + 1 - len(whole))
-        if len(whole) > MAX_BODY:
-            raise _TooLargeError
-        if not stream.eof:
-            raise EOFError("its end is missing")
-        data = stream.unused_data.lstrip(b"\0")
-    raise EOFError(f"it has more than {_MAX_MEMBERS} members")
+    try:
+        for _ in range(_MAX_MEMBERS):
+            if not data:
+                return bytes(whole)
+            stream = zlib.decompressobj(window)
+            whole += stream.decompress(data, MAX_BODY + 1 - len(whole))
+            if len(whole) > MAX_BODY:
+                raise Retryable(f"{name} sent more than {MAX_BODY} bytes of body ({encoding})")
+            if not stream.eof:
+                raise zlib.error("its end is missing")
+            data = stream.unused_data.lstrip(b"\0")
+        raise zlib.error(f"it has more than {_MAX_MEMBERS} members")
+    except zlib.error as error:
+        raise Retryable(f"{name} sent a body that is not valid {encoding} ({error})") from error
 
 
 def _certificate_problem(name: str, error: ssl.SSLCertVerificationError) -> ModelMisconfigured:
@@ -541,6 +504,17 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed the connection without an answer (reset)"
     return error.strerror or str(error) or type(error).__name__
+
+
+def _is_short_of_files(opening: int) -> bool:
+    """True if one more connection would take a file descriptor reserved for the rest of the process."""
+    try:
+        # A new descriptor has the lowest number that is free, so every lower one is in use.
+        free = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return True
+    os.close(free)
+    return free + opening >= _file_limit() - _RESERVED_FILES
 
 
 def _file_limit() -> int:

@@ -85,7 +85,7 @@ class Local(Limits):
 
     model: str = attrs.field(default="local", validator=checks.text)
     weights: str | None = None
-    max_parallel_requests: int = 2
+    max_parallel_requests: int = attrs.field(default=2, validator=checks.whole(1))
     # Tokens of prompt and answer of each request.
     context_size: int = attrs.field(default=2048, validator=checks.whole(1))
     threads: int | None = attrs.field(
@@ -102,9 +102,8 @@ class Local(Limits):
 
     @property
     def provider_id(self) -> str:
-        """Equal for specs that can share a server."""
-        options = (self.weights, self.max_parallel_requests, self.context_size, self.threads, self.embeddings)
-        return f"local {options} {self.timeout} {self.start_timeout}"
+        """Specs with the same id share a server, which serves that many requests concurrently."""
+        return f"{super().provider_id} {self.max_parallel_requests}"
 
     def paths(self) -> tuple[str, ...]:
         """The local file that it reads, if any."""

@@ -48,11 +48,6 @@ class OpenAICompatible(HttpModel):
         async with self.open_caller({}, "authorization", "Bearer ") as caller:
             yield OpenAIClient(caller, self.structured_output)
 
-    @property
-    def provider_id(self) -> str:
-        """Equal for specs that can share a client."""
-        return f"{super().provider_id} {self.structured_output}"
-
 
 class OpenAIClient:
     """A client for one model."""

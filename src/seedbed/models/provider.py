@@ -16,7 +16,7 @@ import ssl
 import stat
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from .http import Endpoint, HttpClient, HttpResponse
 
-_price = checks.at_least(0, "money per million tokens")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # A recipe is stored beside its dataset, so it must not contain the values of these headers.
 _SECRET_HEADER = re.compile(r"authorization|cookie|secret|token|password|(?:^|[-_&])key(?:$|=)", re.IGNORECASE)
@@ -56,7 +55,7 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
 
-def check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def _check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     """Require a mapping whose distributions are valid."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{attribute.name} must be a mapping of names to values, not {value!r}")
@@ -65,8 +64,7 @@ def check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) 
 
 
 def check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Require the name of an environment variable, or None."""
-    # The message does not show the value: it may be the key itself.
+    """Require the name of an environment variable, or None. The message hides the value: it may be the key itself."""
     if value is not None and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
         raise ConfigError(f"{attribute.name} must be the name of an environment variable (it is not one)")
 
@@ -87,33 +85,26 @@ def strip_slash(value: object) -> object:
     return value.rstrip("/") if isinstance(value, str) else value
 
 
-# Without slots, so that a spec with several base classes is pickled whole.
 @attrs.frozen(kw_only=True, slots=False)
-class Limits:
-    """The fields of a spec for inference parameters, limits and prices."""
+class Limits(KeyLimits):
+    """The fields of a spec for inference parameters, limits and prices. Prices are money per million tokens."""
 
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_parameters)
-    max_parallel_requests: int = 32
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    # Treat rising latency as congestion: for a server that queues calls instead of rate-limiting them.
-    latency_congestion: bool = attrs.field(default=False, metadata=NOT_IN_FINGERPRINT)
-    # Money per million tokens.
-    input_price: float = attrs.field(default=0.0, validator=_price)
-    output_price: float = attrs.field(default=0.0, validator=_price)
+    type: ClassVar[str]
 
-    def __attrs_post_init__(self) -> None:
-        """Check the limits."""
-        self.limits()
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
+    input_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
+    output_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
 
     def limits(self) -> KeyLimits:
         """The concurrency and rate limits of its throttle keys."""
-        return KeyLimits(
-            max_parallel_requests=self.max_parallel_requests,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            latency_congestion=self.latency_congestion,
-        )
+        return KeyLimits(**{field.name: getattr(self, field.name) for field in attrs.fields(KeyLimits)})
+
+    @property
+    def provider_id(self) -> str:
+        """Specs with the same id share a client: they differ at most in model, parameters, limits and prices."""
+        differing = {"model", *(field.name for field in attrs.fields(Limits))}
+        shared = [getattr(self, field.name) for field in attrs.fields(type(self)) if field.name not in differing]
+        return f"{self.type} {hashlib.blake2b(repr(shared).encode(), digest_size=16).hexdigest()}"
 
 
 @attrs.frozen(kw_only=True)
@@ -123,8 +114,6 @@ class HttpModel(Limits):
     `api_key_env` names the environment variable that holds the key. `headers` are sent with each call; `${NAME}` in one
     stands for the environment variable, so that no key needs to be in a recipe.
     """
-
-    type: ClassVar[str]
 
     base_url: str = attrs.field(validator=check_url, converter=strip_slash)
     model: str = attrs.field(validator=checks.text)
@@ -144,21 +133,6 @@ class HttpModel(Limits):
         return f"{self.base_url}{quota} {self.model} {domain}"
 
     @property
-    def provider_id(self) -> str:
-        """Equal for specs that can share a client."""
-        headers = hashlib.blake2b(repr(sorted(self.headers.items())).encode(), digest_size=8).hexdigest()
-        options = (
-            self.type,
-            self.base_url,
-            self.api_key_env,
-            headers,
-            self.timeout,
-            self.connect_timeout,
-            self.ca_file,
-        )
-        return " ".join(map(str, options))
-
-    @property
     def header_env(self) -> tuple[str, ...]:
         """The environment variables that its headers name."""
         return tuple(name for value in self.headers.values() for name in _VARIABLE.findall(value))
@@ -173,14 +147,13 @@ class HttpModel(Limits):
 
     def problems(self) -> list[str]:
         """Report missing environment variables, invalid proxies and unreadable certificates."""
-        names = [*([self.api_key_env] if self.api_key_env else []), *self.header_env]
         problems = []
         try:
             self.ssl_context()
             proxy_for(split_url(self.base_url))
         except ConfigError as error:
             problems.append(f"model {self.model!r}: {error}")
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys([*filter(None, [self.api_key_env]), *self.header_env]):
             value = os.environ.get(name, "").strip()
             if not value:
                 missing = f"needs the environment variable {name}, which is not set"
@@ -302,13 +275,12 @@ class Caller:
             raise Retryable(f"{answered} with malformed JSON: {shown!r}") from error
         if not isinstance(found, dict):
             raise Retryable(f"{answered} with JSON that is not an object")
-        reported = found.get("error")
-        if reported:  # some gateways report errors with status 200
-            code = reported.get("code") if isinstance(reported, dict) else None
-            if code in _QUOTA_CODES:
-                raise _quota_used_up(answered, excerpt(response.body, self._secrets))
-            kind = RateLimited if code in {429, "429", "rate_limit_exceeded"} else Retryable
-            raise kind(f"{answered} with an error: {excerpt(response.body, self._secrets)}")
+        if found.get("error"):  # some gateways report errors with status 200
+            shown, codes = excerpt(response.body, self._secrets), _codes_of(found["error"])
+            if codes & _QUOTA_CODES:
+                raise _quota_used_up(answered, shown)
+            kind = RateLimited if codes & {"429", "rate_limit_exceeded"} else Retryable
+            raise kind(f"{answered} with an error: {shown}")
         return found
 
     def unexpected(self, missing: str, response: HttpResponse) -> Retryable:
@@ -317,17 +289,19 @@ class Caller:
         return Retryable(f"model {self.model!r} answered without {missing}: {shown!r}")
 
 
-RETRYABLE_STATUSES = frozenset({408, 409, 425})
+_RETRYABLE_STATUSES = frozenset({408, 409, 425})
 """Client errors that may succeed on retry, as every 5xx may."""
+_OVERLOADED_STATUSES = frozenset({503, 529})
+"""Rate limiting like a 429 if the response says how long to wait, otherwise a failed attempt."""
+# Of OpenAI and of servers that follow it: payment is due, which waiting does not change.
+_QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_exhausted"})
+_UNKNOWN_MODEL_CODES = frozenset({"model_not_found", "invalid_model", "unknown_model"})
 
 _EXCERPT = 200
 # The key formats of providers, also masked in part: a key that a server echoes in part is still a secret.
 _KEY_LIKE = re.compile(
     r"\b(?:sk|pk|rk|key|gsk|nvapi|hf|xai)[-_](?=[\w*.-]*[\d*])[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE
 )
-OVERLOADED_STATUSES = frozenset({503, 529})
-"""Rate limiting like a 429 if the response says how long to wait, otherwise a failed attempt."""
-
 # Of OpenAI-compatible APIs, and of Anthropic; each has a counterpart with the remaining quota.
 _RESET = re.compile(r"x-ratelimit-(reset)(?:-[\w-]+)?|anthropic-ratelimit-[\w-]+-(reset)")
 
@@ -342,26 +316,29 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 
 def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
     """Return the error message of a body, or its beginning, on one line."""
+    error = _error_in(body)
     text = body[: 20 * _EXCERPT].decode("utf-8", "replace")
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        text = _message_of(found.get("error", found)) or text
+    if isinstance(error, str):
+        text = error or text
+    elif isinstance(error, Mapping):
+        message, kind = error.get("message") or error.get("detail"), error.get("code") or error.get("type")
+        if message:
+            text = f"{message} ({kind})" if kind else str(message)
     text = " ".join(redact(text, secrets).split())
     return text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 1]}…"
 
 
-def _message_of(error: object) -> str | None:
-    if isinstance(error, str):
-        return error
-    if isinstance(error, Mapping):
-        message = error.get("message") or error.get("detail")
-        kind = error.get("code") or error.get("type")
-        if message:
-            return f"{message} ({kind})" if kind else str(message)
-    return None
+def _error_in(body: bytes) -> object:
+    """The error in a JSON body, or the whole object if it has none; None if the body is no JSON object."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found.get("error", found) if isinstance(found, dict) else None
+
+
+def _codes_of(error: object) -> set[str]:
+    return {str(error.get("code")), str(error.get("type"))} if isinstance(error, Mapping) else set()
 
 
 def failure_of(
@@ -374,14 +351,14 @@ def failure_of(
     shown = excerpt(response.body, secrets)
     answered = f"model {model!r} answered {status}"
     message = answered + (f": {shown}" if shown else " with an empty body")
-    codes = _codes_of(response.body)
+    codes = _codes_of(_error_in(response.body))
     if status == 402 or (status in {403, 429} and codes & _QUOTA_CODES):
         return _quota_used_up(answered, shown)
-    if status == 429 or status in OVERLOADED_STATUSES:
+    if status == 429 or status in _OVERLOADED_STATUSES:
         retry_after, reset = _retry_after(response.headers), _reset(response.headers)
         if status == 429 or retry_after is not None or reset is not None:
             return RateLimited(message, retry_after=retry_after, reset=reset)
-    if status in RETRYABLE_STATUSES or status >= 500:
+    if status in _RETRYABLE_STATUSES or status >= 500:
         return Retryable(message)
     if 300 <= status < 400:
         where = redact(response.headers.get("location", "an unknown URL"), secrets)
@@ -397,21 +374,6 @@ def failure_of(
     return Permanent(message) if fix is None else ModelMisconfigured(answered, fix=fix, answer=shown)
 
 
-# Of OpenAI and of servers that follow it: payment is due, which waiting does not change.
-_QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "credit_exhausted"})
-_UNKNOWN_MODEL_CODES = frozenset({"model_not_found", "invalid_model", "unknown_model"})
-
-
-def _codes_of(body: bytes) -> set[str]:
-    """The code and the type of the error in a body."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return set()
-    error = found.get("error") if isinstance(found, dict) else None
-    return {str(error.get(name)) for name in ("code", "type")} if isinstance(error, dict) else set()
-
-
 def _quota_used_up(answered: str, shown: str) -> ModelMisconfigured:
     return ModelMisconfigured(
         f"{answered}, the quota of its key is used up",
@@ -423,15 +385,10 @@ def _quota_used_up(answered: str, shown: str) -> ModelMisconfigured:
 
 def _retry_after(headers: Mapping[str, str]) -> float | str | None:
     """Return the Retry-After of a response if it is valid, in seconds or as sent."""
-    milliseconds = headers.get("retry-after-ms")
-    if milliseconds is not None:
-        try:
-            seconds = float(milliseconds) / 1000
-        except ValueError:
-            pass
-        else:
-            if math.isfinite(seconds):
-                return seconds
+    with suppress(KeyError, ValueError):
+        seconds = float(headers["retry-after-ms"]) / 1000
+        if math.isfinite(seconds):
+            return seconds
     given = headers.get("retry-after")
     return None if parse_retry_after(given, time.time()) is None else given
 

@@ -33,19 +33,8 @@ from .provider import Limits, failure_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-OUTCOMES = (
-    "answer",
-    "status",
-    "hang",
-    "reset",
-    "malformed",
-    "truncated",
-    "empty",
-    "refusal",
-    "filter",
-    "length",
-)
-"""The outcomes of a simulated call; `status` is an HTTP status other than 200."""
+# `status` is an HTTP status other than 200.
+OUTCOMES = ("answer", "status", "hang", "reset", "malformed", "truncated", "empty", "refusal", "filter", "length")
 
 # Matches whole markers only: a wiki link in a prompt is not a marker.
 _WORD = rf"(?:\d{{3}}|x\d+|{'|'.join(OUTCOMES)}|latency=\d+(?:\.\d*)?|(?:retry|reset)-after=[\w.:-]+)"
@@ -69,39 +58,41 @@ def _check_outcomes(_: object, attribute: attrs.Attribute[Any], value: object) -
         _read_marker(words)
 
 
+def _operational(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    return [field.evolve(metadata=NOT_IN_FINGERPRINT) for field in fields]
+
+
+_count_or_none = checks.optional(checks.whole(0))
+_RANDOM_FAILURES = ("rate_limit", "error", "hang", "reset", "malformed", "truncated")
+
+
 # Not slotted, so that a spec can be this and something else too.
-@attrs.frozen(kw_only=True, slots=False)
+@attrs.frozen(kw_only=True, slots=False, field_transformer=_operational)
 class Behaviour:
     """Latency and failures of a simulated model. Shares are of all calls, drawn by prompt and `seed`."""
 
     # The outcomes of the first calls, in the syntax of markers; later calls follow the other fields.
-    first_outcomes: tuple[str, ...] = attrs.field(
-        default=(), converter=_tuple, validator=_check_outcomes, metadata=NOT_IN_FINGERPRINT
-    )
+    first_outcomes: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_outcomes)
     # Seconds for an answer, constant or a distribution.
-    latency: Any = attrs.field(default=0.0, validator=_seconds, metadata=NOT_IN_FINGERPRINT)
+    latency: Any = attrs.field(default=0.0, validator=_seconds)
     # Seconds for a rate-limited call or an error.
-    error_latency: Any = attrs.field(default=0.0, validator=_seconds, metadata=NOT_IN_FINGERPRINT)
+    error_latency: Any = attrs.field(default=0.0, validator=_seconds)
     # Calls that are processed concurrently; further ones are rate-limited (429).
-    capacity: int | None = attrs.field(
-        default=None, validator=checks.optional(checks.whole(0)), metadata=NOT_IN_FINGERPRINT
-    )
-    rate_limit_share: float = attrs.field(default=0.0, validator=checks.share, metadata=NOT_IN_FINGERPRINT)
+    capacity: int | None = attrs.field(default=None, validator=_count_or_none)
+    rate_limit_share: float = attrs.field(default=0.0, validator=checks.share)
     # Retry-After of rate-limited calls: seconds or a date; None for no header.
-    retry_after: float | str | None = attrs.field(default=None, metadata=NOT_IN_FINGERPRINT)
+    retry_after: float | str | None = None
     # x-ratelimit-reset-requests of rate-limited calls, with x-ratelimit-remaining-requests: 0; None for no headers.
-    reset_after: float | str | None = attrs.field(default=None, metadata=NOT_IN_FINGERPRINT)
-    error_share: float = attrs.field(default=0.0, validator=checks.share, metadata=NOT_IN_FINGERPRINT)
-    error_status: int = attrs.field(default=500, metadata=NOT_IN_FINGERPRINT)
-    hang_share: float = attrs.field(default=0.0, validator=checks.share, metadata=NOT_IN_FINGERPRINT)
-    reset_share: float = attrs.field(default=0.0, validator=checks.share, metadata=NOT_IN_FINGERPRINT)
-    malformed_share: float = attrs.field(default=0.0, validator=checks.share, metadata=NOT_IN_FINGERPRINT)
-    truncated_share: float = attrs.field(default=0.0, validator=checks.share, metadata=NOT_IN_FINGERPRINT)
+    reset_after: float | str | None = None
+    error_share: float = attrs.field(default=0.0, validator=checks.share)
+    error_status: int = 500
+    hang_share: float = attrs.field(default=0.0, validator=checks.share)
+    reset_share: float = attrs.field(default=0.0, validator=checks.share)
+    malformed_share: float = attrs.field(default=0.0, validator=checks.share)
+    truncated_share: float = attrs.field(default=0.0, validator=checks.share)
     # The most random failures in a row of one prompt, so that a run with a few retries drops no row.
-    max_failures: int | None = attrs.field(
-        default=2, validator=checks.optional(checks.whole(0)), metadata=NOT_IN_FINGERPRINT
-    )
-    seed: int = attrs.field(default=0, metadata=NOT_IN_FINGERPRINT)
+    max_failures: int | None = attrs.field(default=2, validator=_count_or_none)
+    seed: int = 0
 
     def __attrs_post_init__(self) -> None:
         """Check that the shares add up to at most 1."""
@@ -110,14 +101,7 @@ class Behaviour:
 
     def shares(self) -> dict[str, float]:
         """The share of each random failure."""
-        return {
-            "rate_limit": self.rate_limit_share,
-            "error": self.error_share,
-            "hang": self.hang_share,
-            "reset": self.reset_share,
-            "malformed": self.malformed_share,
-            "truncated": self.truncated_share,
-        }
+        return {name: getattr(self, f"{name}_share") for name in _RANDOM_FAILURES}
 
 
 @attrs.frozen(kw_only=True)
@@ -149,12 +133,10 @@ class OutcomeSource:
         behaviour = self.behaviour
         self.seen[prompt] += 1
         if behaviour.capacity is not None and in_flight >= behaviour.capacity:
-            return self._rate_limited(None)
+            return self._rate_limited(random.Random(behaviour.seed))
         if self._first:
-            return self._from_words([self._first.popleft()], prompt) or SimulatedOutcome(
-                latency=self._slow(self._rng(prompt))
-            )
-        if "[[" in prompt and (marked := self._from_words(_MARKER.findall(prompt), prompt)) is not None:
+            return self._marked([self._first.popleft()], prompt) or self._ended("answer", self._rng(prompt))
+        if "[[" in prompt and (marked := self._marked(_MARKER.findall(prompt), prompt)) is not None:
             return marked
         if not self._shares and self._is_constant:
             return SimulatedOutcome(latency=behaviour.latency)
@@ -169,41 +151,36 @@ class OutcomeSource:
                 if name == "rate_limit":
                     return self._rate_limited(rng)
                 if name == "error":
-                    return SimulatedOutcome(outcome="status", status=behaviour.error_status, latency=self._quick(rng))
-                return SimulatedOutcome(outcome=name, latency=self._slow(rng))
+                    return self._ended("status", rng, status=behaviour.error_status)
+                return self._ended(name, rng)
         self._failed.pop(prompt, None)
-        return SimulatedOutcome(latency=self._slow(rng))
-
-    def _rate_limited(self, rng: random.Random | None) -> SimulatedOutcome:
-        return SimulatedOutcome(
-            outcome="status",
-            status=429,
-            latency=self._quick(rng),
-            retry_after=self.behaviour.retry_after,
-            reset_after=self.behaviour.reset_after,
-        )
+        return self._ended("answer", rng)
 
     def _rng(self, prompt: str) -> random.Random:
         return random.Random(stable_seed(self.behaviour.seed, prompt, self.seen[prompt]))
 
-    def _from_words(self, markers: Iterable[str], prompt: str) -> SimulatedOutcome | None:
+    def _rate_limited(self, rng: random.Random) -> SimulatedOutcome:
+        behaviour = self.behaviour
+        return self._ended(
+            "status", rng, status=429, retry_after=behaviour.retry_after, reset_after=behaviour.reset_after
+        )
+
+    def _marked(self, markers: Iterable[str], prompt: str) -> SimulatedOutcome | None:
         fields: dict[str, Any] = {}
         for marker in markers:
             read, times = _read_marker(marker)
             if times is None or self.seen[prompt] <= times:
-                fields.update(read)
+                fields |= read
         if not fields:
             return None
+        outcome = fields.pop("outcome", "answer")
+        return self._ended(outcome, self._rng(prompt), **fields)
+
+    def _ended(self, outcome: str, rng: random.Random, **fields: Any) -> SimulatedOutcome:
         if "latency" not in fields:
-            rng = self._rng(prompt)
-            fields["latency"] = self._quick(rng) if fields.get("outcome") == "status" else self._slow(rng)
-        return SimulatedOutcome(**fields)
-
-    def _quick(self, rng: random.Random | None) -> float:
-        return max(0.0, float(draw(self.behaviour.error_latency, rng or random.Random(self.behaviour.seed))))
-
-    def _slow(self, rng: random.Random) -> float:
-        return max(0.0, float(draw(self.behaviour.latency, rng)))
+            latency = self.behaviour.error_latency if outcome == "status" else self.behaviour.latency
+            fields["latency"] = max(0.0, float(draw(latency, rng)))
+        return SimulatedOutcome(outcome=outcome, **fields)
 
 
 def _read_marker(marker: str) -> tuple[dict[str, Any], int | None]:
@@ -230,13 +207,6 @@ def _read_marker(marker: str) -> tuple[dict[str, Any], int | None]:
     return fields, times
 
 
-def behaviour_from(options: Mapping[str, Any]) -> tuple[Behaviour, dict[str, Any]]:
-    """Split keyword options into a behaviour and the rest."""
-    names = {field.name for field in attrs.fields(Behaviour)}
-    mine = {name: value for name, value in options.items() if name in names}
-    return Behaviour(**mine), {name: value for name, value in options.items() if name not in names}
-
-
 AnswerFunction = Callable[[ChatRequest], "str | ChatAnswer"]
 _PLACE = re.compile(r"\{(prompt|system|number|seed|after:[^{}]*|choice:[^{}]*)\}")
 _FAILURES = {
@@ -257,9 +227,8 @@ def _check_answers(_: object, attribute: attrs.Attribute[Any], value: object) ->
             f"not {value!r}"
         )
     for each in given:
-        if not isinstance(each, str) and not (
-            isinstance(value, Mapping) and isinstance(each, Sequence) and each and all(isinstance(t, str) for t in each)
-        ):
+        templates = each if isinstance(value, Mapping) and isinstance(each, list | tuple) and each else [each]
+        if not all(isinstance(template, str) for template in templates):
             raise ConfigError(f"{attribute.name}: {each!r} is not a template")
 
 
@@ -287,18 +256,13 @@ class Scripted(Behaviour, Limits):
     # Seconds after which a hanging call fails; `latency` is not limited by it.
     timeout: float = attrs.field(default=120.0, validator=checks.seconds)
 
-    def __attrs_post_init__(self) -> None:
-        """Run the checks of both base classes."""
-        Behaviour.__attrs_post_init__(self)
-        Limits.__attrs_post_init__(self)
-
     def key(self, domain: str) -> str:
         """The throttle key."""
         return f"scripted {self.model} {domain}"
 
     @property
     def provider_id(self) -> str:
-        """Equal for equal scripts."""
+        """Equal for equal scripts, which share their counts."""
         return f"scripted {self!r}"
 
     def problems(self) -> list[str]:
@@ -324,14 +288,14 @@ class ScriptedClient:
         outcome = await self._simulate(prompt)
         scripted = self._answer(request, prompt)
         answer = scripted if isinstance(scripted, ChatAnswer) else ChatAnswer(text=scripted)
-        if answer.reasoning is None and self._spec.reasoning is not None:
-            answer = attrs.evolve(answer, reasoning=_fill(self._spec.reasoning, request))
-        if answer.tokens == Tokens():
+        reasoning, tokens = answer.reasoning, answer.tokens
+        if reasoning is None and self._spec.reasoning is not None:
+            reasoning = _fill(self._spec.reasoning, request)
+        if tokens == Tokens():
             prompted = sum(count_tokens(message.text) for message in request.messages)
-            used = Tokens(input=prompted, output=count_tokens(answer.text + (answer.reasoning or "")))
-            answer = attrs.evolve(answer, tokens=used)
+            tokens = Tokens(input=prompted, output=count_tokens(answer.text + (reasoning or "")))
         reason = "length" if outcome.outcome == "length" else answer.finish_reason or "stop"
-        return attrs.evolve(answer, finish_reason=reason)
+        return ChatAnswer(text=answer.text, reasoning=reasoning, finish_reason=reason, tokens=tokens)
 
     async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
         await self._simulate("\n".join(texts))

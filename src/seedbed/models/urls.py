@@ -11,15 +11,12 @@ import ipaddress
 import os
 import re
 import socket
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 import attrs
+import trio
 
 from ..errors import ConfigError, ModelMisconfigured, Permanent, Retryable
-
-if TYPE_CHECKING:
-    import trio
 
 _AUTHORITY = re.compile(r"\w+://([^/?#]*)")
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}", re.IGNORECASE)
@@ -123,30 +120,33 @@ class Proxy:
         lines = [f"CONNECT {target} HTTP/1.1", f"host: {target}"]
         if self.authorization:
             lines.append(f"proxy-authorization: {self.authorization}")
-        await stream.send_all("\r\n".join([*lines, "", ""]).encode("ascii"))
         answer = bytearray()
-        while b"\r\n\r\n" not in answer:
-            received = await stream.receive_some()
-            answer += received
-            if not received or len(answer) > _MAX_ANSWER:
-                raise Retryable(f"{self.name} did not answer CONNECT {target} in HTTP")
+        try:
+            await stream.send_all("\r\n".join([*lines, "", ""]).encode("ascii"))
+            while b"\r\n\r\n" not in answer:
+                received = await stream.receive_some()
+                answer += received
+                if not received or len(answer) > _MAX_ANSWER:
+                    break
+        except trio.BrokenResourceError as error:
+            raise ConnectionResetError(f"{self.name} closed the connection") from error
         version, _, rest = bytes(answer).partition(b"\r\n")[0].partition(b" ")
         status = rest[:3]
-        if not version.startswith(b"HTTP/1.") or not status.isdigit():
+        if b"\r\n\r\n" not in answer or not version.startswith(b"HTTP/1.") or not status.isdigit():
             raise Retryable(f"{self.name} did not answer CONNECT {target} in HTTP")
         if not 200 <= int(status) < 300:
-            raise self.refusal(int(status), target)
+            raise self.rejection(int(status), target)
         if not answer.endswith(b"\r\n\r\n"):  # a page in place of the tunnel; the server waits for TLS to begin
             raise Retryable(f"{self.name} answered CONNECT {target} with a page and opened no tunnel")
 
-    def refusal(self, status: int, target: str) -> Permanent | Retryable:
+    def rejection(self, status: int, target: str) -> Permanent | Retryable:
         """The failure for an error status of the proxy itself."""
         if status == 407:
             wrong = "does not accept the user name and password" if self.authorization else "requires credentials"
             return ModelMisconfigured(
                 f"{self.name} {wrong} (407)", fix="write the proxy as http://user:password@host:port"
             )
-        message = f"{self.name} refuses the connection to {target} (status {status})"
+        message = f"{self.name} rejects the connection to {target} (status {status})"
         return Retryable(message) if status >= 500 or status in {408, 429} else Permanent(message)
 
 

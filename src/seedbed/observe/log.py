@@ -1,6 +1,6 @@
 """Log lines about what goes wrong in a run, through `logging`, each with its place: `(column=…, row_group=…)`.
 
-`LogReader` is a reader of events. `watch_blocking` finds code that blocks the event loop: while one task computes or
+`LogReader` is a reader of events. `BlockingWatch` finds code that blocks the event loop: while one task computes or
 sleeps without awaiting, every other column waits.
 """
 
@@ -8,20 +8,41 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
 
+import attrs
 import trio
 
 from . import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 logger = logging.getLogger("seedbed")
 
 BLOCKING = 0.1
 """Seconds in one step of a task that are worth a warning."""
+
+
+# The level and text of each kind of event that has one line of its own.
+_LINES: dict[type[events.Event], tuple[int, str]] = {
+    events.RowGroupFinished: (logging.INFO, "{rows} rows finished, {dropped} dropped (row_group={row_group})"),
+    events.RowGroupSkipped: (logging.WARNING, "row group skipped: {error} (row_group={row_group})"),
+    events.SalvageStarted: (logging.INFO, "salvage round {round}: {cells} cells (row_group={row_group})"),
+    events.SchemaConflictFound: (logging.WARNING, "{message} (row_group={row_group})"),
+    events.StopRequested: (logging.WARNING, "stopping: {reason}"),
+    events.DamageFound: (logging.WARNING, "{message}"),
+    events.UnjournaledColumn: (
+        logging.WARNING,
+        "values that cannot be pickled are not in the journal; a crash loses them (column={column})",
+    ),
+    events.LateThread: (
+        logging.WARNING,
+        "an abandoned thread ended {seconds:.1f} s after its start; its result was ignored (column={column})",
+    ),
+}
 
 
 class LogReader:
@@ -34,44 +55,21 @@ class LogReader:
     def __init__(self, log: logging.Logger = logger, *, drops_each: int = 3) -> None:
         self._log = log
         self._drops_each = drops_each
-        # By row group, then by column and reason: how many rows were dropped.
-        self._drops: dict[int, dict[tuple[str, str], int]] = {}
+        # By row group: how many rows were dropped by each column for each reason.
+        self._drops: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
 
     def __call__(self, event: events.Event) -> None:
-        warning = self._log.warning
-        match event:
-            case events.RowDropped():
-                self._log_drop(event)
-            case events.RowGroupFinished(row_group=group):
-                self._log_further_drops(group)
-                self._log.info("%d rows finished, %d dropped (row_group=%d)", event.rows, event.dropped, group)
-            case events.RowGroupSkipped():
-                warning("row group skipped: %s (row_group=%d)", event.error, event.row_group)
-            case events.SalvageStarted():
-                self._log.info("salvage round %d: %d cells (row_group=%d)", event.round, event.cells, event.row_group)
-            case events.SchemaConflictFound():
-                warning("%s (row_group=%d)", event.message, event.row_group)
-            case events.StopRequested():
-                warning("stopping: %s", event.reason)
-            case events.DamageFound():
-                warning("%s", event.message)
-            case events.UnjournaledColumn():
-                warning(
-                    "values that cannot be pickled are not in the journal: after a crash they are generated again "
-                    "(column=%s)",
-                    event.column,
-                )
-            case events.LateThread():
-                warning(
-                    "an abandoned thread ended %.1f s after its start; its result was ignored (column=%s)",
-                    event.seconds,
-                    event.column,
-                )
+        if isinstance(event, events.RowDropped):
+            self._log_drop(event)
+        elif isinstance(event, events.RowGroupFinished):
+            self._log_further_drops(event.row_group)
+        if type(event) in _LINES:
+            level, text = _LINES[type(event)]
+            self._log.log(level, "%s", text.format_map(attrs.asdict(event)))
 
     def _log_drop(self, event: events.RowDropped) -> None:
-        drops = self._drops.setdefault(event.row_group, {})
-        reason = (event.column, event.error)
-        drops[reason] = drops.get(reason, 0) + 1
+        drops, reason = self._drops[event.row_group], (event.column, event.error)
+        drops[reason] += 1
         if drops[reason] <= self._drops_each:
             self._log.warning(
                 "row %d dropped after %s: %s (column=%s, row_group=%d)",
@@ -88,62 +86,39 @@ class LogReader:
                 self._log.warning("%d more rows dropped: %s (column=%s, row_group=%d)", more, error, column, row_group)
 
 
-class _StepTimer(trio.abc.Instrument):
-    """Times each step of each task."""
+class BlockingWatch(trio.abc.Instrument):
+    """Warns in its block when async code of one of these columns blocks the loop of the current run.
 
-    def __init__(self, threshold: float, on_block: Callable[[str, float], None], clock: Callable[[], float]) -> None:
-        self._threshold = threshold
-        self._on_block = on_block
+    A column is warned about once, and again when it blocks ten times as long. The name of a task is that of its column;
+    other tasks belong to the engine. It costs two clock readings per step of a task.
+    """
+
+    def __init__(self, columns: frozenset[str], *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._columns = columns
         self._clock = clock
         self._began = 0.0
+        self._longest: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        trio.lowlevel.add_instrument(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(KeyError):  # trio removes an instrument that raises
+            trio.lowlevel.remove_instrument(self)
 
     def before_task_step(self, _task: trio.lowlevel.Task) -> None:
         self._began = self._clock()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        took = self._clock() - self._began
-        if took >= self._threshold:
-            self._on_block(task.name, took)
-
-
-@contextmanager
-def watch_blocking(
-    on_block: Callable[[str, float], None],
-    *,
-    threshold: float = BLOCKING,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[None]:
-    """Call `on_block(name, seconds)` for every step of a task that takes `threshold` or longer; inside a trio run.
-
-    `name` is the name of the task; that of a cell is its column. `on_block` runs on the loop, between two steps. This
-    costs two clock readings per step, so it is switched on only for builds with async functions of users.
-    """
-    timer = _StepTimer(threshold, on_block, clock)
-    trio.lowlevel.add_instrument(timer)
-    try:
-        yield
-    finally:
-        with suppress(KeyError):  # trio removes an instrument that raises
-            trio.lowlevel.remove_instrument(timer)
-
-
-class BlockWarning:
-    """Logs a warning the first time that a column blocks the loop, and again when it blocks ten times as long."""
-
-    def __init__(self, columns: frozenset[str], log: logging.Logger = logger) -> None:
-        self._columns = columns
-        self._log = log
-        self._longest: dict[str, float] = {}
-
-    def __call__(self, name: str, seconds: float) -> None:
-        """Report a step of the task `name`; tasks that are no columns belong to the engine and are not reported."""
-        if name not in self._columns or seconds < 10 * self._longest.get(name, 0.0):
+        seconds = self._clock() - self._began
+        if seconds < BLOCKING or task.name not in self._columns or seconds < 10 * self._longest.get(task.name, 0.0):
             return
-        self._longest[name] = seconds
-        self._log.warning(
+        self._longest[task.name] = seconds
+        logger.warning(
             "async code of column %r blocked the event loop for %.0f ms: use await for what waits, and a plain def, "
             "which runs in a thread, for what computes (column=%s)",
-            name,
+            task.name,
             seconds * 1000,
-            name,
+            task.name,
         )

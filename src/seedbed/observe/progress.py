@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import attrs
 import trio
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..graph import Kind
 from . import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import TextIO
 
 # Rates are those of the last so many seconds.
 WINDOW = 10.0
-_KINDS = frozenset({"cell", "full_column", "from_scratch"})
+_KINDS = frozenset(kind.value for kind in Kind)
 
 # The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
 _SHARE = 0.04
@@ -155,7 +156,8 @@ class ProgressState:
             case events.BuildStarted():
                 self.rows, self._started = event.rows, event.time
                 for name, used in event.keys.items():
-                    self._column(name).key = None if used is None else self._key(used)
+                    column = self.columns.setdefault(name, ColumnProgress(name, done=self._before))
+                    column.key = None if used is None else self._key(used)
                 for limited, limit in event.limits.items():
                     self._key(limited).limit = limit
             case events.RowGroupAdmitted():
@@ -163,7 +165,7 @@ class ProgressState:
             case events.CellsCommitted():
                 self.durable = event.total
             case events.CellsRestored():
-                self._complete(self._column(event.column), event.row_group, event.cells)
+                self._complete(self.columns[event.column], event.row_group, event.cells)
             case events.RowDropped():
                 self.dropped += 1
                 if event.column in self.columns:  # else a processor dropped it
@@ -194,55 +196,39 @@ class ProgressState:
             found = self.keys[key] = KeyProgress(key)
         return found
 
-    def _column(self, name: str) -> ColumnProgress:
-        found = self.columns.get(name)
-        if found is None:
-            found = self.columns[name] = ColumnProgress(name, done=self._before)
-        return found
-
     def _on_task(self, event: events.TaskEvent) -> None:
-        if event.kind not in _KINDS:  # a processor
+        if event.kind not in _KINDS:  # a processor, which may have the name of a column
             return
+        column = self.columns[event.column]
         match event:
             case events.TaskStarted():
-                column = self._column(event.column)
                 column.running += 1
-                if column.first is None:
-                    column.first = event.time
+                column.first = event.time if column.first is None else column.first
                 if column.key is not None:
                     column.key.in_flight += 1
             case events.TaskFinished():
-                self._on_finished(event)
+                column.running = max(0, column.running - 1)
+                if column.key is not None:
+                    column.key.in_flight = max(0, column.key.in_flight - 1)
+                    column.key.tokens += event.tokens
+                    column.key.cost += event.cost
+                if event.status == "success":
+                    column.last = event.time
+                    self._complete(column, event.row_group, None if event.row is None else 1)
             case events.TaskDeferred():
-                self._column(event.column).retried += 1
+                column.retried += 1
             case events.TaskRateLimited(key=str(key)):
-                column = self._column(event.column)
                 column.key = column.key or self._key(key)
                 self._key(key).rate_limited += 1
 
-    def _on_finished(self, event: events.TaskFinished) -> None:
-        column = self.columns.get(event.column)
-        if column is None:
-            return
-        column.running = max(0, column.running - 1)
-        if column.key is not None:
-            column.key.in_flight = max(0, column.key.in_flight - 1)
-            column.key.tokens += event.tokens
-            column.key.cost += event.cost
-        if event.status == "success":
-            column.last = event.time
-            self._complete(column, event.row_group, None if event.row is None else 1)
-
     def _complete(self, column: ColumnProgress, row_group: int, rows: int | None) -> None:
         """Count rows of a group as done in a column; all of its remaining rows if None."""
-        group = self._groups.get(row_group)
-        if group is None:
+        if row_group not in self._groups:
             return
-        size, done = group
+        size, done = self._groups[row_group]
         before = done.get(column.name, 0)
-        after = size if rows is None else min(size, before + rows)
-        done[column.name] = after
-        column.done += after - before
+        done[column.name] = size if rows is None else min(size, before + rows)
+        column.done += done[column.name] - before
 
     def _on_rebuilt(self, event: events.RowsRebuilt) -> None:
         size, done = self._groups.get(event.row_group, (event.before, {}))
@@ -265,10 +251,7 @@ class ProgressState:
 class View(Protocol):
     """A display of progress. An exception that it raises ends the display and never the run."""
 
-    @property
-    def interval(self) -> float:
-        """The least number of seconds between two refreshes."""
-        ...
+    interval: float  # the least number of seconds between two refreshes
 
     def show(self, progress: ProgressState) -> None:
         """Show the run as it is now; must not wait for a slow reader."""
@@ -364,71 +347,57 @@ class Panel:
     def _draw(self, progress: ProgressState) -> Group:
         columns = list(progress.columns.values())
         chosen = _chosen(columns, self._console.size.height - _SPARE - len(progress.keys))
-        parts: list[Any] = [self._head(progress), _column_table(chosen, finished=progress.finished)]
+        left = "" if progress.finished else f"  about {duration(progress.eta)} left"
+        parts: list[Any] = [Text.assemble((self._title, "bold"), f"  {duration(progress.elapsed)}", (left, "dim"))]
+        parts.append(_table(28, (_column_cells(each, finished=progress.finished) for each in chosen)))
         if hidden := len(columns) - len(chosen):
             parts.append(Text(f"  … and {hidden} more columns", style="dim"))
-        if progress.keys:
-            parts.append(_key_table(progress.keys.values()))
-        parts.append(_foot(progress))
+        parts += [_table(48, map(_key_cells, progress.keys.values())), _foot(progress)]
         return Group(*parts)
-
-    def _head(self, progress: ProgressState) -> Text:
-        head = Text(self._title, style="bold")
-        head.append(f"  {duration(progress.elapsed)}", style="not bold")
-        if not progress.finished:
-            head.append(f"  about {duration(progress.eta)} left", style="not bold dim")
-        return head
 
 
 def _chosen(columns: list[ColumnProgress], lines: int) -> list[ColumnProgress]:
     """As many columns as fit, unfinished ones first, among these running ones first; in their order."""
     if len(columns) <= max(lines, 3):
         return columns
-    rank = [(column.done >= column.total, not column.running) for column in columns]
-    by_need = sorted(range(len(columns)), key=rank.__getitem__)
-    return [columns[at] for at in sorted(by_need[: max(lines - 1, 3)])]
+    by_need = sorted(columns, key=lambda column: (column.done >= column.total, not column.running))
+    fitting = {column.name for column in by_need[: max(lines - 1, 3)]}
+    return [column for column in columns if column.name in fitting]
 
 
-def _column_table(columns: Iterable[ColumnProgress], *, finished: bool) -> Table:
-    table = Table.grid(padding=(0, 1), expand=False)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
-    table.add_column(width=24)
-    for _ in range(4):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    for column in columns:
-        is_done = column.done >= column.total
-        remarks = Text()
-        if column.failed:
-            remarks.append(f"{column.failed} failed ", style="red")
-        if column.retried:
-            remarks.append(f"{column.retried} retried", style="yellow")
-        table.add_row(
-            Text(f"  {column.name}", style="" if column.running or not is_done else "dim"),
-            ProgressBar(total=max(column.total, 1), completed=column.done if column.total else 1, width=24),
-            f"{column.done:,}/{column.total:,}",
-            f"{column.percent}%",
-            per_second(column.rate),
-            Text("done" if is_done else "unfinished" if finished else f"eta {duration(column.eta)}", style="dim"),
-            remarks,
-        )
+def _table(name_width: int, rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """A table without lines whose first column has names and is cut if they are long."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=name_width)
+    for row in rows:
+        while len(table.columns) < len(row):
+            table.add_column(justify="right", no_wrap=True)
+        table.add_row(*row)
     return table
 
 
-def _key_table(keys: Iterable[KeyProgress]) -> Table:
-    table = Table.grid(padding=(0, 2), expand=False)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=48)
-    for _ in range(4):
-        table.add_column(justify="right", no_wrap=True)
-    for key in keys:
-        table.add_row(
-            Text(f"  {key.key}", style="cyan"),
-            _in_flight(key),
-            Text(f"{key.rate_limited:,} × 429", style="yellow" if key.rate_limited else "dim"),
-            f"{key.tokens_per_second:,.0f} tokens/s",
-            f"cost {money(key.cost)}",
-        )
-    return table
+def _column_cells(column: ColumnProgress, *, finished: bool) -> list[RenderableType]:
+    is_done = column.done >= column.total
+    return [
+        Text(f"  {column.name}", style="" if column.running or not is_done else "dim"),
+        ProgressBar(total=max(column.total, 1), completed=column.done if column.total else 1, width=24),
+        f"{column.done:,}/{column.total:,}",
+        f"{column.percent}%",
+        per_second(column.rate),
+        Text("done" if is_done else "unfinished" if finished else f"eta {duration(column.eta)}", style="dim"),
+        Text(f"{column.failed} failed" if column.failed else "", style="red"),
+        Text(f"{column.retried} retried" if column.retried else "", style="yellow"),
+    ]
+
+
+def _key_cells(key: KeyProgress) -> list[RenderableType]:
+    return [
+        Text(f"  {key.key}", style="cyan"),
+        _in_flight(key),
+        Text(f"{key.rate_limited:,} × 429", style="yellow" if key.rate_limited else "dim"),
+        f"{key.tokens_per_second:,.0f} tokens/s",
+        f"cost {money(key.cost)}",
+    ]
 
 
 def _foot(progress: ProgressState) -> Text:

@@ -1,6 +1,6 @@
 """What a build did: the frozen report, the ledger in which the engine counts while it runs, and traces of its tasks.
 
-`profile` sums traces up by column; `write_chrome_trace` writes them in the format of Perfetto and chrome://tracing.
+`profile_frame` sums traces up by column; `write_chrome_trace` writes them in the format of Perfetto and chrome://tracing.
 """
 
 from __future__ import annotations
@@ -79,14 +79,6 @@ class Usage:
             cost=self.cost + other.cost,
         )
 
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(
-            calls=self.calls - other.calls,
-            input_tokens=self.input_tokens - other.input_tokens,
-            output_tokens=self.output_tokens - other.output_tokens,
-            cost=self.cost - other.cost,
-        )
-
 
 @attrs.frozen(kw_only=True)
 class BuildReport:
@@ -159,11 +151,11 @@ class Ledger:
         self.traces: list[TaskTrace] = []
         # By column and model; of earlier runs of this dataset too.
         self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
-        self._wasted: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        self.wasted: defaultdict[str, Wasted] = defaultdict(Wasted)
 
-    def spend(self, column: str, usage: Mapping[str, Usage]) -> None:
-        """Add the usage that a column reported, by model."""
-        for model, each in usage.items():
+    def spend(self, column: str, usage: Iterable[tuple[str, Usage]]) -> None:
+        """Add the usage that a column reported, with the model of each."""
+        for model, each in usage:
             self.usage[column, model] += each
 
     def _usage_by(self, part: int) -> dict[str, Usage]:
@@ -176,10 +168,10 @@ class Ledger:
 
     def waste(self, column: str, calls: int, tokens: int, seconds: float) -> None:
         """Count work of a column whose result is not in the dataset."""
-        entry = self._wasted[column]
-        entry[0] += calls
-        entry[1] += tokens
-        entry[2] += seconds
+        known = self.wasted[column]
+        self.wasted[column] = Wasted(
+            calls=known.calls + calls, tokens=known.tokens + tokens, seconds=known.seconds + seconds
+        )
 
     def report(
         self,
@@ -201,10 +193,7 @@ class Ledger:
             errors=dict(self.errors),
             usage=self._usage_by(0),
             model_usage=self._usage_by(1),
-            wasted={
-                name: Wasted(calls=int(calls), tokens=int(tokens), seconds=seconds_)
-                for name, (calls, tokens, seconds_) in self._wasted.items()
-            },
+            wasted=dict(self.wasted),
             late_threads=dict(self.late_threads),
             running_threads={name: count for name, count in self.running_threads.items() if count},
             throttles=dict(throttles),
@@ -269,11 +258,6 @@ class ColumnProfile:
         return self.queue + self.slot + self.permit + self.call + self.parse
 
 
-def profile(traces: Sequence[TaskTrace]) -> list[ColumnProfile]:
-    """Sum up traces by column, in the order of their first tasks."""
-    return profile_frame(traces_frame(traces)) if traces else []
-
-
 _TEXTS, _COUNTS = ("kind", "column", "status"), ("row_group", "row", "attempt")
 # The columns of a table of traces, in the order of the fields of `TaskTrace`.
 TRACE_SCHEMA = {
@@ -284,8 +268,7 @@ TRACE_SCHEMA = {
 
 def traces_frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
     """Traces as a table: a column for each field, a row for each task."""
-    fields = [field.name for field in attrs.fields(TaskTrace)]
-    columns: dict[str, list[Any]] = {name: [getattr(trace, name) for trace in traces] for name in fields}
+    columns: dict[str, list[Any]] = {name: [getattr(trace, name) for trace in traces] for name in TRACE_SCHEMA}
     return pl.DataFrame(columns, schema=TRACE_SCHEMA, strict=False)
 
 
@@ -342,19 +325,16 @@ def chrome_events(traces: Sequence[TaskTrace]) -> Iterator[dict[str, Any]]:
         yield _named("process_name", process, 0, column)
         of_column = [trace for trace in traces if trace.column == column]
         waits = [(trace.ready, trace.submitted, trace) for trace in of_column if trace.submitted > trace.ready]
-        runs = [(trace.submitted, trace.finished, trace) for trace in of_column]
-        first_wait = 0
-        for track, begin, end, trace in _tracks(runs):
-            first_wait = max(first_wait, track)
+        last = 0
+        for track, begin, end, trace in _tracks((trace.submitted, trace.finished, trace) for trace in of_column):
+            last = max(last, track)
             yield _bar(trace, (process, track), begin - origin, end - origin, trace.status)
         for track, begin, end, trace in _tracks(waits):
-            yield _bar(trace, (process, first_wait + track), begin - origin, end - origin, "waiting")
-        yield from (_named("thread_name", process, track, "running") for track in range(1, first_wait + 1))
+            yield _bar(trace, (process, last + track), begin - origin, end - origin, "waiting")
+        yield from (_named("thread_name", process, track, "running") for track in range(1, last + 1))
 
 
-def _tracks(
-    spans: Iterable[tuple[float, float, TaskTrace]],
-) -> Iterator[tuple[int, float, float, TaskTrace]]:
+def _tracks(spans: Iterable[tuple[float, float, TaskTrace]]) -> Iterator[tuple[int, float, float, TaskTrace]]:
     """Assign each span to the lowest track, counted from 1, that is free when it begins."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
@@ -362,11 +342,10 @@ def _tracks(
     for begin, end, trace in sorted(spans, key=lambda span: span[:2]):
         while busy and busy[0][0] <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
-        if free:
-            track = heapq.heappop(free)
-        else:
+        if not free:
             count += 1
-            track = count
+            free.append(count)
+        track = heapq.heappop(free)
         heapq.heappush(busy, (end, track))
         yield track, begin, end, trace
 
@@ -382,14 +361,7 @@ def _bar(trace: TaskTrace, place: tuple[int, int], begin: float, end: float, cat
         "tid": place[1],
         "ts": round(begin * 1e6, 3),
         "dur": round((end - begin) * 1e6, 3),
-        "args": {
-            "column": trace.column,
-            "kind": trace.kind,
-            "row_group": trace.row_group,
-            "row": trace.row,
-            "attempt": trace.attempt,
-            "status": trace.status,
-        },
+        "args": {name: getattr(trace, name) for name in ("column", "kind", "row_group", "row", "attempt", "status")},
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+from statistics import fmean
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -11,7 +12,7 @@ import attrs
 from ..graph import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ..graph import Graph
 
@@ -40,21 +41,10 @@ class Box:
         return self.x + self.width / 2
 
 
-@attrs.frozen(kw_only=True)
-class Layers:
-    """Nodes by layer. An edge that spans several layers passes through each by a place of its own.
-
-    Places are nodes by index, or below 0 where an edge passes; `chains` are the edges, from place to place.
-    """
-
-    rows: tuple[tuple[int, ...], ...]
-    chains: tuple[tuple[int, ...], ...]
-
-
 def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
     """An SVG document; `types` says what stands below each column's name."""
     labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
-    layers = order_layers(graph)
+    layers, chains = order_layers(graph)
     boxes = _place(layers, [max(len(name), len(below)) * _LETTER + 28 for name, below in labels])
     width = max(420, *(box.x + box.width + _MARGIN for box in boxes.values()))
     bottom = max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN
@@ -66,73 +56,70 @@ def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
         '<path d="M0 0 8 4 0 8z" fill="#777"/></marker></defs>'
         '<rect width="100%" height="100%" fill="#fff"/>'
     )
-    parts = [_edge([boxes[place] for place in chain]) for chain in layers.chains]
+    parts = [_edge([boxes[place] for place in chain]) for chain in chains]
     parts += [_box(boxes[node.index], node.kind, *labels[node.index]) for node in graph.nodes]
     return "\n".join([head, *parts, *_legend(bottom), "</svg>"]) + "\n"
 
 
-def order_layers(graph: Graph) -> Layers:
-    """The nodes by layer; within a layer so that edges cross little: near the middle of what they are tied to."""
+def order_layers(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
+    """The layers from top to bottom, and the edges: each a chain of places from layer to layer.
+
+    A place is the index of a node, or below 0 where an edge passes through a layer. Within a layer, places are near the
+    middle of what they are tied to, so that edges cross little.
+    """
     depth: dict[int, int] = {}
     for index in graph.order:
         depth[index] = 1 + max((depth[up] for up in graph.nodes[index].upstream), default=-1)
-    rows: list[list[int]] = [[] for _ in range(max(depth.values()) + 1)]
+    layers: list[list[int]] = [[] for _ in range(max(depth.values()) + 1)]
     for node in graph.nodes:
-        rows[depth[node.index]].append(node.index)
-    chains: list[tuple[int, ...]] = []
-    passing = 0
+        layers[depth[node.index]].append(node.index)
+    chains: list[list[int]] = []
+    passing = itertools.count(-1, -1)
     for node in graph.nodes:
         for up in node.upstream:
-            between = []
-            for row in range(depth[up] + 1, depth[node.index]):
-                passing -= 1
-                rows[row].append(passing)
-                between.append(passing)
-            chains.append((up, *between, node.index))
-    return Layers(rows=_untangled(rows, chains), chains=tuple(chains))
+            chains.append([up])
+            for layer in layers[depth[up] + 1 : depth[node.index]]:
+                layer.append(next(passing))
+                chains[-1].append(layer[-1])
+            chains[-1].append(node.index)
+    return _untangled(layers, chains), chains
 
 
-def _untangled(rows: list[list[int]], chains: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def _untangled(layers: list[list[int]], chains: Sequence[Sequence[int]]) -> list[list[int]]:
     """The order of the fewest crossings that a few sweeps up and down find."""
-    above: dict[int, list[int]] = {place: [] for row in rows for place in row}
-    below: dict[int, list[int]] = {place: [] for row in rows for place in row}
-    for chain in chains:
-        for upper, lower in pairwise(chain):
-            above[lower].append(upper)
-            below[upper].append(lower)
-    best = tuple(map(tuple, rows))
-    fewest = crossings(best, chains)
+    above: dict[int, list[int]] = {place: [] for layer in layers for place in layer}
+    below: dict[int, list[int]] = {place: [] for layer in layers for place in layer}
+    for upper, lower in (pair for chain in chains for pair in itertools.pairwise(chain)):
+        above[lower].append(upper)
+        below[upper].append(lower)
+    orders = [layers]
     for sweep in range(_SWEEPS):
-        tied = below if sweep % 2 else above
-        for row in reversed(rows) if sweep % 2 else rows:
-            at = {place: number / max(1, len(each) - 1) for each in rows for number, place in enumerate(each)}
-            pull = {place: sum(at[each] for each in tied[place] or [place]) / len(tied[place] or "1") for place in row}
-            row.sort(key=pull.__getitem__)
-        found = crossings(rows, chains)
-        if found < fewest:
-            best, fewest = tuple(map(tuple, rows)), found
-    return best
+        order, tied = [list(layer) for layer in orders[-1]], below if sweep % 2 else above
+        for layer in reversed(order) if sweep % 2 else order:
+            at = {place: number / max(1, len(each) - 1) for each in order for number, place in enumerate(each)}
+            layer.sort(key=lambda place: fmean(at[each] for each in tied[place] or [place]))
+        orders.append(order)
+    return min(orders, key=lambda order: crossings(order, chains))
 
 
-def crossings(rows: Sequence[Sequence[int]], chains: Sequence[Sequence[int]]) -> int:
+def crossings(layers: Sequence[Sequence[int]], chains: Sequence[Sequence[int]]) -> int:
     """How many pairs of edges cross between one layer and the next."""
-    place = {each: (depth, at) for depth, row in enumerate(rows) for at, each in enumerate(row)}
-    links = [(place[upper], place[lower]) for chain in chains for upper, lower in pairwise(chain)]
+    place = {each: (depth, at) for depth, layer in enumerate(layers) for at, each in enumerate(layer)}
+    links = [(place[upper], place[lower]) for chain in chains for upper, lower in itertools.pairwise(chain)]
     return sum(
         a[0][0] == b[0][0] and (a[0][1] - b[0][1]) * (a[1][1] - b[1][1]) < 0
-        for number, a in enumerate(links)
-        for b in links[number + 1 :]
+        for a, b in itertools.combinations(links, 2)
     )
 
 
-def _place(layers: Layers, widths: Sequence[float]) -> dict[int, Box]:
+def _place(layers: Sequence[Sequence[int]], widths: Sequence[float]) -> dict[int, Box]:
     """Set each layer in the middle of the drawing."""
-    wide = {place: widths[place] if place >= 0 else _PASSAGE for row in layers.rows for place in row}
-    totals = [sum(wide[place] for place in row) + _GAP * (len(row) - 1) for row in layers.rows]
+    wide = {place: widths[place] if place >= 0 else _PASSAGE for layer in layers for place in layer}
+    totals = [sum(wide[place] + _GAP for place in layer) for layer in layers]
     boxes: dict[int, Box] = {}
-    for depth, row in enumerate(layers.rows):
+    for depth, layer in enumerate(layers):
         x = _MARGIN + (max(totals) - totals[depth]) / 2
-        for place in row:
+        for place in layer:
             boxes[place] = Box(x=x, y=_MARGIN + depth * _LAYER, width=wide[place])
             x += wide[place] + _GAP
     return boxes
@@ -140,17 +127,12 @@ def _place(layers: Layers, widths: Sequence[float]) -> dict[int, Box]:
 
 def _edge(boxes: Sequence[Box]) -> str:
     """A line from the first box to the last, straight down through the layers between."""
-    x, y = boxes[0].middle, boxes[0].y + _HEIGHT
-    path = f"M{x:.1f} {y:.1f}"
-    for number, box in enumerate(boxes[1:], start=2):
-        last = number == len(boxes)
-        end = box.y - 2 if last else box.y
+    path = ""
+    for upper, lower in itertools.pairwise(boxes):
+        y, end = upper.y + _HEIGHT, lower.y - (2 if lower is boxes[-1] else 0)  # room for the tip of the arrow
         bend = (end - y) / 2
-        path += f" C{x:.1f} {y + bend:.1f} {box.middle:.1f} {end - bend:.1f} {box.middle:.1f} {end:.1f}"
-        x, y = box.middle, end
-        if not last:
-            y = box.y + _HEIGHT
-            path += f" L{x:.1f} {y:.1f}"
+        path += f"{'L' if path else 'M'}{upper.middle:.1f} {y:.1f} "
+        path += f"C{upper.middle:.1f} {y + bend:.1f} {lower.middle:.1f} {end - bend:.1f} {lower.middle:.1f} {end:.1f} "
     return f'<path d="{path}" fill="none" stroke="#999" stroke-width="1.3" marker-end="url(#tip)"/>'
 
 
@@ -164,14 +146,9 @@ def _box(box: Box, kind: Kind, name: str, below: str) -> str:
     )
 
 
-def _legend(top: float) -> list[str]:
-    parts: list[str] = []
+def _legend(top: float) -> Iterator[str]:
     x = float(_MARGIN)
     for kind, words in _WORDS.items():
-        parts.append(
-            f'<rect x="{x:.1f}" y="{top:.1f}" width="14" height="14" rx="3" fill="{_FILLS[kind]}" '
-            f'stroke="{_LINES[kind]}"/>'
-            f'<text x="{x + 20:.1f}" y="{top + 11:.1f}" font-size="11" fill="#666">{words}</text>'
-        )
+        yield f'<rect x="{x}" y="{top}" width="14" height="14" rx="3" fill="{_FILLS[kind]}" stroke="{_LINES[kind]}"/>'
+        yield f'<text x="{x + 20:.1f}" y="{top + 11:.1f}" font-size="11" fill="#666">{words}</text>'
         x += len(words) * 6.4 + 40
-    return parts

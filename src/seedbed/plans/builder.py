@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, overload
 
 import attrs
@@ -25,10 +25,10 @@ from ..checks import MAX_DEPTH
 from ..errors import InvalidPlan
 from ..graph import nearest
 from .documents import Code, Problems, Value
-from .expressions import MAX_SIZE, Expression, Predicate, TreeReader
+from .expressions import MAX_SIZE, TreeReader
 from .format import CAPABILITIES, ON_ERROR, SCHEMA_VERSION, parse_plan, plan_text, read_extensions, read_node
 from .ops import default_ops
-from .opspec import ParamKind, Scope
+from .opspec import Scope
 from .registries import Named, default_registries
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .registries import Registries
 
 T = TypeVar("T")
-Tree = TypeVar("Tree", Expression, Predicate)
 
 Comparison: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 OnError: TypeAlias = Literal["fail", "empty", "default"]
@@ -213,16 +212,15 @@ EP: Final = _Endpoints()
 
 
 class PlanContext:
-    """The argument of a plan function: creates the nodes that need no input, and remembers all nodes."""
+    """The argument of a plan function: creates the nodes that need no input, and collects all nodes."""
 
     def __init__(self, registries: Registries, ops: OpRegistry) -> None:
         self._registries = registries
         self._ops = ops
         # Only `op` changes these, and only with what is valid; a node's id is its position.
         self._nodes: list[dict[str, Any]] = []
-        self._expressions: dict[str, Expression] = {}
-        self._predicates: dict[str, Predicate] = {}
-        self._tree_ids: dict[str, str] = {}  # by the kind and text of a tree, so that equal trees are written once
+        # The trees by their ids, and the ids by kind and text, so that equal trees are written once.
+        self._tables: dict[str, dict[str, Any]] = {"expression": {}, "predicate": {}, "ids": {}}
 
     def __getattr__(self, name: str) -> Callable[..., Node]:
         return functools.partial(self.op, self._method(name))
@@ -240,19 +238,6 @@ class PlanContext:
 
         Raises `InvalidPlan` with everything that is wrong with the node.
         """
-        tables: tuple[dict[str, Any], ...] = (self._tree_ids, self._expressions, self._predicates)
-        sizes = [len(table) for table in tables]
-        try:
-            self._nodes.append(self._checked(name, inputs, params))
-        except BaseException:
-            for table, size in zip(tables, sizes, strict=True):
-                while len(table) > size:
-                    table.popitem()  # the trees of a rejected node, which came last
-            raise
-        return Node(self, len(self._nodes) - 1)
-
-    def _checked(self, name: str, inputs: Sequence[object], params: Mapping[str, Any]) -> dict[str, Any]:
-        """A valid node as JSON values; the trees of its params are in their tables."""
         problems, position = Problems(), len(self._nodes)
         path = f"$.nodes[{position}]"
         spec = self._ops.get(name)
@@ -264,56 +249,54 @@ class PlanContext:
                 message = f"duplicate param: pass either {full.removesuffix('_id')!r} or {full!r}"
                 problems.add(Code.DUPLICATE_FIELD, f"{path}.params.{full}", message)
             named[full] = value
+        # A node that turns out to be invalid leaves nothing in the tables.
+        tables = {kind: table.copy() for kind, table in self._tables.items()}
+
+        def read(param: str, given: Any) -> Any:
+            kind = kinds.get(param, "value")
+            if kind in ("expression", "predicate"):
+                return self._tree_id(kind, given, tables, problems)
+            if isinstance(given, KeyRef):
+                return given.named
+            return self._node_id(Value(given, f"{path}.params.{param}", problems)) if isinstance(given, Node) else given
+
         node: dict[str, Any] = {
             "node_id": f"n{position}",
             "op": name if spec is None else spec.name,
             "inputs": [self._node_id(Value(each, f"{path}.inputs[{at}]", problems)) for at, each in enumerate(inputs)],
-            "params": {
-                param: self._param(Value(value, f"{path}.params.{param}", problems), kinds.get(param))
-                for param, value in named.items()
-            },
+            "params": {param: read(param, value) for param, value in named.items()},
         }
         # The check would report the placeholders of what is no node or no tree.
-        _raise_if(problems)
+        problems.raise_invalid_plan()
         scope = Scope(
             registries=self._registries,
-            expressions=self._expressions,
-            predicates=self._predicates,
+            expressions=tables["expression"],
+            predicates=tables["predicate"],
             node_ids={each["node_id"]: None for each in self._nodes},
         )
-        read = read_node(Value(node, path, problems), self._ops, scope, CAPABILITIES)
-        _raise_if(problems)
+        checked = read_node(Value(node, path, problems), self._ops, scope, CAPABILITIES)
+        problems.raise_invalid_plan()
         # Ids in place of names.
-        return {**node, "params": {param: read.params.get(param) for param in named}}
+        self._nodes.append({**node, "params": {param: checked.params.get(param) for param in named}})
+        self._tables = tables
+        return Node(self, position)
 
-    def _param(self, value: Value, kind: ParamKind | None) -> Any:
-        """A param for the check of the node; expressions and predicates go to their tables."""
-        given = value.raw
-        if kind is ParamKind.EXPRESSION:
-            return self._tree_id("expr", _as_expr(given), self._expressions, value.problems)
-        if kind is ParamKind.PREDICATE:
-            return self._tree_id("pred", _as_pred(given), self._predicates, value.problems)
-        if isinstance(given, KeyRef):
-            return given.named
-        return self._node_id(value) if isinstance(given, Node) else given
-
-    def _tree_id(self, kind: str, tree: _Tree, table: dict[str, Tree], problems: Problems) -> str | None:
-        value = Value(tree.tree, f"$.{kind}_table.{kind[0]}{len(table)}", problems)
-        reader = TreeReader(self._registries)
-        found: Any = reader.expression(value) if kind == "expr" else reader.predicate(value)
+    def _tree_id(self, kind: str, given: object, tables: dict[str, dict[str, Any]], problems: Problems) -> str | None:
+        """The id of an expression or predicate, which is added to its table."""
+        tree: _Tree = _as_expr(given) if kind == "expression" else _as_pred(given)
+        table, reader = tables[kind], TreeReader(self._registries)
+        value = Value(tree.tree, f"$.{kind[:4]}_table.{kind[0]}{len(table)}", problems)
+        found = reader.expression(value) if kind == "expression" else reader.predicate(value)
         if found is None:
             return None
-        text = kind + json.dumps(found.tree)
-        if text not in self._tree_ids:
-            tree_id = self._tree_ids[text] = f"{kind[0]}{len(table)}"
-            table[tree_id] = found
-        return self._tree_ids[text]
+        tree_id: str = tables["ids"].setdefault(kind + json.dumps(found.tree), f"{kind[0]}{len(table)}")
+        table.setdefault(tree_id, found)
+        return tree_id
 
     def _node_id(self, value: Value) -> str | None:
         node = value.raw
         if not isinstance(node, Node):
-            value.expected("a node")
-            return None
+            return value.expected("a node")
         if node._context is not self:  # noqa: SLF001  a node is a part of its context
             value.problem(Code.UNKNOWN_NODE, "expected a node of this plan, found one of another")
         return f"n{node._index}"  # noqa: SLF001  as above
@@ -326,7 +309,7 @@ class PlanContext:
         output_ids = [self._node_id(each) for each in items]
         if not problems.found:
             self._check_used(output_ids, problems)
-        _raise_if(problems)
+        problems.raise_invalid_plan()
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "plan_name": name}
         capabilities = sorted({each for node in self._nodes for each in node.get("extensions", ())})
         if capabilities:
@@ -335,8 +318,8 @@ class PlanContext:
             **document,
             "nodes": self._nodes,
             "outputs": output_ids,
-            "expr_table": {tree_id: found.tree for tree_id, found in self._expressions.items()},
-            "pred_table": {tree_id: found.tree for tree_id, found in self._predicates.items()},
+            "expr_table": {tree_id: found.tree for tree_id, found in self._tables["expression"].items()},
+            "pred_table": {tree_id: found.tree for tree_id, found in self._tables["predicate"].items()},
         }
 
     def _check_used(self, output_ids: Sequence[str | None], problems: Problems) -> None:
@@ -351,11 +334,6 @@ class PlanContext:
             if node["node_id"] not in needed:
                 message = f"no output needs this node of op {node['op']!r}: return it or remove it"
                 problems.add(Code.UNUSED_NODE, f"$.nodes[{position}]", message)
-
-
-def _raise_if(problems: Problems) -> None:
-    if problems.found:
-        raise InvalidPlan(problems.found)
 
 
 @attrs.frozen
@@ -379,7 +357,7 @@ class Node:
         problems = Problems()
         value = Value({ON_ERROR: {"policy": policy}}, f"$.nodes[{self._index}].extensions", problems)
         extensions = read_extensions(value, CAPABILITIES, of_node=True)
-        _raise_if(problems)
+        problems.raise_invalid_plan()
         self._context._nodes[self._index]["extensions"] = extensions  # noqa: SLF001  a node is a part of its context
         return self
 

@@ -11,8 +11,7 @@ import attrs
 from ..errors import ConfigError
 from ..graph import topological_order
 from .format import ON_ERROR
-from .ops import CONCAT, CORE_OPS, FILTER, SORT, TAKE, VM
-from .registries import ID
+from .ops import CORE_OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,9 +36,18 @@ class Cost:
         """The cost of `factor` times the work."""
         return Cost(self.fixed * factor, self.per_row * factor)
 
+    def plus(self, other: Cost) -> Cost:
+        """The cost of both."""
+        return Cost(self.fixed + other.fixed, self.per_row + other.per_row)
+
     def of(self, rows: int) -> float:
         """Seconds for that many rows."""
         return self.fixed + self.per_row * rows
+
+
+_FREE: Final = Cost(0.0, 0.0)
+# Ops in the trees that were measured; the cost of others is in proportion to their size.
+_MEASURED_SIZES: Final[Mapping[str, int]] = {"core::vm": 5, "core::filter": 3}
 
 
 @attrs.frozen(kw_only=True)
@@ -52,33 +60,27 @@ class Costs:
 
     hop: float
     ops: Mapping[str, Cost]
-    # Ops in the trees that were measured; the cost of others is in proportion to their size.
-    expression_size: int = 5
-    predicate_size: int = 3
 
     def cost(self, op: OpSpec, *, size: int = 0, patterns: int = 0) -> Cost:
         """The cost of a node whose tree has `size` ops; that of a user-defined op is unknown, so infinite."""
         if op.run_inline:
-            return Cost(0.0, 0.0)
+            return _FREE
         measured = self.ops.get(op.name)
         if measured is None:
             return Cost(math.inf, 0.0)
-        if op.name == VM.name:
-            return measured.times(max(1.0, size / self.expression_size))
-        if op.name == FILTER.name:
-            tree, regex = measured.times(max(1.0, size / self.predicate_size)), self.ops[REGEX].times(patterns)
-            return Cost(tree.fixed + regex.fixed, tree.per_row + regex.per_row)
-        return measured
+        if op.name in _MEASURED_SIZES:
+            measured = measured.times(max(1.0, size / _MEASURED_SIZES[op.name]))
+        return measured.plus(self.ops[REGEX].times(patterns)) if patterns else measured
 
 
 DEFAULT_COSTS: Final = Costs(
     hop=170e-6,
     ops={
-        VM.name: Cost(11e-6, 1.3e-9),
-        FILTER.name: Cost(6e-6, 0.8e-9),
-        SORT.name: Cost(8e-6, 20e-9),
-        TAKE.name: Cost(1.2e-6, 0.0),
-        CONCAT.name: Cost(13e-6, 7e-9),
+        "core::vm": Cost(11e-6, 1.3e-9),
+        "core::filter": Cost(6e-6, 0.8e-9),
+        "core::sort": Cost(8e-6, 20e-9),
+        "core::take": Cost(1.2e-6, 0.0),
+        "core::concat": Cost(13e-6, 7e-9),
         REGEX: Cost(100e-6, 128e-9),
     },
 )
@@ -98,19 +100,14 @@ class Step:
     policy: str
     cost: Cost
     writes: frozenset[int]
-    may_have: frozenset[int]  # the keys that its rows may have besides those of its inputs
     # The contracts of our own ops hold; those of others are checked after each run.
     is_core: bool
-
-    @property
-    def may_degrade(self) -> bool:
-        return self.policy != "fail"
 
 
 class Unit:
     """What runs as one: a node on the loop, or a segment of CPU nodes, each the only consumer of the one before."""
 
-    __slots__ = ("always_inline", "cost", "index", "is_async", "needs", "outside", "steps", "successors")
+    __slots__ = ("always_inline", "cost", "index", "is_async", "outside", "steps", "successors")
 
     def __init__(self, index: int, steps: Sequence[Step], *, fusion: str) -> None:
         self.index = index
@@ -123,28 +120,27 @@ class Unit:
         # The results of other units that it reads.
         own = {step.position for step in steps}
         self.outside = tuple({position for step in steps for position in step.upstream} - own)
-        self.needs = 0  # units that must be done before; this and the next set by `Schedule`
-        self.successors: tuple[int, ...] = ()
+        self.successors: tuple[int, ...] = ()  # the units that need it; set by `Schedule`
 
 
 class Schedule:
     """The units of a plan for one fusion mode, and which of them each makes ready."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, compiled: CompiledPlan, units: Sequence[Unit]) -> None:
+        self.compiled = compiled
         self.units = tuple(units)
-        home = {step.position: unit for unit in units for step in unit.steps}
-        followers: dict[int, list[Unit]] = {unit.index: [] for unit in units}
-        for unit in units:
-            before = {home[position].index for position in unit.outside}
-            unit.needs = len(before)
-            for index in before:
-                followers[index].append(unit)
+        home = {step.position: unit.index for unit in units for step in unit.steps}
+        before = [{home[position] for position in unit.outside} for unit in units]
+        followers: list[list[int]] = [[] for _ in units]
         # What waits for servers starts before what uses the CPU of this machine.
+        ordered = sorted(units, key=lambda unit: not unit.is_async)
+        for unit in ordered:
+            for index in before[unit.index]:
+                followers[index].append(unit.index)
         for unit in units:
-            ordered = sorted(followers[unit.index], key=lambda each: not each.is_async)
-            unit.successors = tuple(follower.index for follower in ordered)
-        self.needs = [unit.needs for unit in units]
-        self.roots = tuple(sorted((unit for unit in units if not unit.needs), key=lambda each: not each.is_async))
+            unit.successors = tuple(followers[unit.index])
+        self.needs = [len(each) for each in before]  # by unit: how many must be done before
+        self.roots = tuple(unit for unit in ordered if not before[unit.index])
 
 
 class CompiledPlan:
@@ -166,7 +162,7 @@ class CompiledPlan:
             if fusion not in FUSIONS:
                 raise ConfigError(f"fusion must be {' or '.join(map(repr, FUSIONS))}, not {fusion!r}")
             units = self._units(fusion, fused=fusion != "off" and not timed_nodes)
-            found = self._schedules[fusion, timed_nodes] = Schedule(units)
+            found = self._schedules[fusion, timed_nodes] = Schedule(self, units)
         return found
 
     def _units(self, fusion: str, *, fused: bool) -> list[Unit]:
@@ -203,6 +199,51 @@ def _step(node: PlanNode, plan: Plan, ops: OpRegistry, costs: Costs, positions: 
         policy=node.extensions.get(ON_ERROR, {}).get("policy", "fail"),
         cost=costs.cost(op, size=size, patterns=0 if predicate is None else predicate.patterns),
         writes=op.written_keys(node.params),
-        may_have=op.written_keys(node.params) | {ID},
         is_core=any(op is core for core in CORE_OPS),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SegmentPlan:
+    """Nodes that run as one; from `inline_below` rows on, `auto` uses a thread."""
+
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    where: str  # loop, inline, thread or auto
+    inline_below: int | None
+    writes: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """How a plan runs in one fusion mode."""
+
+    plan: str
+    fusion: str
+    segments: tuple[SegmentPlan, ...]
+    costs: Costs
+
+
+def explain(compiled: CompiledPlan, fusion: str, costs: Costs) -> Explanation:
+    """Describe how a plan runs."""
+    segments = tuple(_segment(unit, compiled, costs.hop) for unit in compiled.schedule(fusion).units)
+    return Explanation(plan=compiled.plan.name, fusion=fusion, segments=segments, costs=costs)
+
+
+def _segment(unit: Unit, compiled: CompiledPlan, hop: float) -> SegmentPlan:
+    where, below = "auto", None
+    if unit.is_async or unit.always_inline or unit.cost.fixed >= hop:
+        where = "loop" if unit.is_async else "inline" if unit.always_inline else "thread"
+    elif unit.cost.per_row:
+        below = math.ceil((hop - unit.cost.fixed) / unit.cost.per_row)
+    return SegmentPlan(
+        nodes=tuple(step.node_id for step in unit.steps),
+        ops=tuple(step.op.name for step in unit.steps),
+        where=where,
+        inline_below=below,
+        writes=tuple(compiled.keys[key].name for step in unit.steps for key in sorted(step.writes)),
+        endpoints=tuple(step.params["endpoint"] for step in unit.steps if "endpoint" in step.params),
+        needs=tuple(compiled.steps[position].node_id for position in sorted(unit.outside)),
     )

@@ -13,15 +13,18 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import attrs
 
-from ..checks import parse_toml
+from ..checks import is_whole, parse_toml
+from ..errors import InvalidPlan
 from ..graph import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+T = TypeVar("T")
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -82,10 +85,8 @@ def shortened(text: str) -> str:
 
 def shown(value: object) -> str:
     """A value found in a document, for a message: short whatever the value, and always printable."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, int):
         # Python raises for integers of thousands of digits.
         return str(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
@@ -95,9 +96,7 @@ def shown(value: object) -> str:
         return ascii(shortened(value)) if _has_surrogate(value) else repr(shortened(value))
     if isinstance(value, Mapping):
         return "an object"
-    if isinstance(value, list | tuple):
-        return "an array"
-    return f"a value of type {type(value).__name__}"
+    return "an array" if isinstance(value, list | tuple) else f"a value of type {type(value).__name__}"
 
 
 def _has_surrogate(text: str) -> bool:
@@ -123,6 +122,11 @@ class Problems:
         self._hints_left -= 1
         return nearest(name, names)
 
+    def raise_invalid_plan(self) -> None:
+        """Raise everything that was found wrong with a plan."""
+        if self.found:
+            raise InvalidPlan(self.found)
+
     def listing(self, subject: str) -> str:
         """All problems as the lines of one message."""
         count = len(self.found)
@@ -133,8 +137,8 @@ class Problems:
 class Value:
     """A value of a document and its JSON path.
 
-    Every reading method returns None if the value is not what was asked for, and adds the problem. An absent field
-    reads as None without a problem, since `fields` has reported it if it is required.
+    Every reading method returns None after adding a problem if the value is not as expected. An absent field reads as
+    None without a problem, since `fields` has reported it if it is required.
     """
 
     __slots__ = ("_value", "path", "problems")
@@ -153,14 +157,15 @@ class Value:
         """True unless the field is absent."""
         return self._value is not _ABSENT
 
-    def problem(self, code: Code, message: str, *, field: object = None) -> None:
+    # Generic, so that a reader of any type can return the None of this and of `expected`.
+    def problem(self, code: Code, message: str, *, field: object = None) -> T | None:
         """Add a problem at this value, or at a field of it."""
         self.problems.add(code, self.path if field is None else self._under(field), message)
+        return None
 
-    def expected(self, what: str) -> None:
-        """Add the problem of a value of the wrong type."""
-        if self:
-            self.problem(Code.WRONG_TYPE, f"expected {what}, found {shown(self._value)}")
+    def expected(self, what: str) -> T | None:
+        """Add the problem of a value of the wrong type, unless it is absent."""
+        return self.problem(Code.WRONG_TYPE, f"expected {what}, found {shown(self._value)}") if self else None
 
     def _under(self, field: object) -> str:
         if isinstance(field, str) and _PLAIN_FIELD.fullmatch(field):
@@ -197,93 +202,79 @@ class Value:
             if isinstance(name, str) and not _has_surrogate(name):
                 entries[name] = Value(entry, self._under(name), self.problems)
             else:
-                message = f"expected field names that are text, found {shown(name)}"
-                self.problem(Code.WRONG_TYPE, message, field=name)
+                self.problem(Code.WRONG_TYPE, f"expected field names that are text, found {shown(name)}", field=name)
         return entries
 
     def items(self, what: str = "an array") -> list[Value] | None:
         """The elements of an array."""
-        if isinstance(self._value, list | tuple):
-            return [Value(item, f"{self.path}[{at}]", self.problems) for at, item in enumerate(self._value)]
-        self.expected(what)
-        return None
+        if not isinstance(self._value, list | tuple):
+            return self.expected(what)
+        return [Value(item, f"{self.path}[{at}]", self.problems) for at, item in enumerate(self._value)]
 
     def text(self, what: str = "a string", *, like: re.Pattern[str] | None = None) -> str | None:
         """A string that UTF-8 can encode, all of which matches the pattern `like`."""
         value = self._value
         if not isinstance(value, str):
-            self.expected(what)
-        elif _has_surrogate(value):
-            self.problem(Code.INVALID_VALUE, f"expected text, found half of a surrogate pair in {shown(value)}")
-        elif like is not None and not like.fullmatch(value):
-            self.problem(Code.INVALID_VALUE, f"expected text like {like.pattern}, found {shown(value)}")
-        else:
-            return str.__str__(value)  # an enum of strings would not be written as its text everywhere
-        return None
+            return self.expected(what)
+        if _has_surrogate(value):
+            return self.problem(Code.INVALID_VALUE, f"expected text, found half of a surrogate pair in {shown(value)}")
+        if like is not None and not like.fullmatch(value):
+            return self.problem(Code.INVALID_VALUE, f"expected text like {like.pattern}, found {shown(value)}")
+        return str.__str__(value)  # an enum of strings would not be written as its text everywhere
 
     def integer(self, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
         """An integer within bounds; a boolean is none, and neither is 1.0."""
         value = self._value
-        if not isinstance(value, int) or isinstance(value, bool):
-            self.expected("an integer")
-            return None
+        if not is_whole(value):
+            return self.expected("an integer")
         if low <= value <= high:
             return int(value)
         allowed = f"an integer from {low} to {high}"
         if high == INT64_MAX:
             allowed = "an integer of 64 bits" if low == INT64_MIN else f"an integer of at least {low}"
-        self.problem(Code.INVALID_VALUE, f"expected {allowed}, found {shown(value)}")
-        return None
+        return self.problem(Code.INVALID_VALUE, f"expected {allowed}, found {shown(value)}")
 
     def number(self, low: float | None = None, high: float | None = None) -> int | float | None:
         """A finite number within bounds; an integer stays one if it fits into 64 bits."""
         value = self._value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.expected("a number")
-            return None
+            return self.expected("a number")
+        number: int | float
         if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
-            number: int | float = int(value)
+            number = int(value)
         else:
             try:
                 number = float(value)
             except OverflowError:
                 number = math.inf
             if not math.isfinite(number):
-                self.problem(Code.NOT_FINITE, f"expected a finite number, found {shown(value)}")
-                return None
+                return self.problem(Code.NOT_FINITE, f"expected a finite number, found {shown(value)}")
         if low is not None and number < low:
-            self.problem(Code.INVALID_VALUE, f"expected a number of at least {low}, found {shown(value)}")
-            return None
+            return self.problem(Code.INVALID_VALUE, f"expected a number of at least {low}, found {shown(value)}")
         if high is not None and number > high:
-            self.problem(Code.INVALID_VALUE, f"expected a number of at most {high}, found {shown(value)}")
-            return None
+            return self.problem(Code.INVALID_VALUE, f"expected a number of at most {high}, found {shown(value)}")
         return number
 
     def boolean(self) -> bool | None:
         """True or false."""
-        if isinstance(self._value, bool):
-            return self._value
-        self.expected("true or false")
-        return None
+        return self._value if isinstance(self._value, bool) else self.expected("true or false")
 
     def choice(self, allowed: Sequence[str]) -> str | None:
         """One of a few strings."""
         text = self.text()
         if text is None or text in allowed:
             return text
-        names = ", ".join(repr(name) for name in allowed)
         hint = self.problems.hint(text, allowed) if text else ""
-        meant = hint if "did you mean" in hint else ""  # the message lists what is allowed already
-        self.problem(Code.INVALID_VALUE, f"expected one of {names}, found {shown(text)}{meant}")
-        return None
+        meant = hint if "did you mean" in hint else ""  # the message lists the allowed ones anyway
+        names = ", ".join(map(repr, allowed))
+        return self.problem(Code.INVALID_VALUE, f"expected one of {names}, found {shown(text)}{meant}")
 
     def reference(self, known: Collection[str], code: Code, complaint: str) -> str | None:
         """The name of something that is defined elsewhere."""
         name = self.text()
         if name is None or name in known:
             return name
-        self.problem(code, f"{complaint} {shown(name)}{self.problems.hint(name, known)}")
-        return None
+        return self.problem(code, f"{complaint} {shown(name)}{self.problems.hint(name, known)}")
 
 
 class Fields(dict[str, Value]):
@@ -314,19 +305,16 @@ def _parsed(source: Source, problems: Problems) -> Any:
         path = Path(source)
         toml = path.suffix == ".toml"
         source = path.read_bytes()
-    if isinstance(source, bytes):
-        try:
-            source = source.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            found = f"{error.object[error.start]:#04x} at byte {error.start}"
-            problems.add(Code.INVALID_JSON, "$", f"expected UTF-8, found {found}")
-            return _ABSENT
-    if not isinstance(source, str):
+    if not isinstance(source, str | bytes):
         return source
     try:
+        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
         if toml:
-            return parse_toml(source)
-        return json.loads(source, object_pairs_hook=_object, parse_constant=_no_constant)
+            return parse_toml(text)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        found = f"{error.object[error.start]:#04x} at byte {error.start}"
+        problems.add(Code.INVALID_JSON, "$", f"expected UTF-8, found {found}")
     except RecursionError:
         problems.add(Code.TOO_DEEP, "$", "expected a document that is not nested hundreds of levels deep")
     except ValueError as error:  # both decoders' errors, and integers of thousands of digits

@@ -9,7 +9,7 @@ import os
 import secrets
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import attrs
 import trio
@@ -18,13 +18,13 @@ from .. import checks
 from ..errors import ConfigError, Overloaded, PlanError, RequestDeadlineExceeded
 from ..runtime.asyncio import anywhere, anywhere_context
 from .admission import Admission, Forecast, LoopMeter, ThreadPool
-from .compile import DEFAULT_COSTS, FUSIONS, CompiledPlan
+from .compile import DEFAULT_COSTS, FUSIONS, CompiledPlan, explain
 from .documents import shown
 from .execute import Execution, not_started
 from .format import Plan
 from .ops import default_ops
 from .opspec import RequestContext
-from .redis import RequestEndpoints, open_endpoints
+from .redis import open_endpoints
 from .registries import default_registries
 from .request import Request, Response, build_candidates, parse_request
 from .rowset import NO_ROWS, concat
@@ -35,14 +35,17 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .admission import Claim
-    from .compile import Costs, Fusion, Schedule
+    from .compile import Costs, Explanation, Fusion, Schedule
     from .documents import Source
     from .ops import OpRegistry
     from .redis import EndpointSource
     from .registries import Registries
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 # How many plans stay compiled. A service has tens; one that builds a plan per request must not fill the memory.
-_COMPILED: Final = 256
+_CACHED: Final = 256
 # How long requests that were cancelled at the end of grace may take to unwind before their endpoints are closed.
 _UNWIND: Final = 1.0
 
@@ -68,29 +71,6 @@ class DrainReport:
     threads_left: int
 
 
-@attrs.frozen(kw_only=True)
-class SegmentPlan:
-    """What `explain` says of nodes that run as one; from `inline_below` rows on, `auto` uses a thread."""
-
-    nodes: tuple[str, ...]
-    ops: tuple[str, ...]
-    where: str  # loop, inline, thread or auto
-    inline_below: int | None
-    writes: tuple[str, ...]
-    endpoints: tuple[str, ...]
-    needs: tuple[str, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Explanation:
-    """How a plan runs in one fusion mode."""
-
-    plan: str
-    fusion: str
-    segments: tuple[SegmentPlan, ...]
-    costs: Costs
-
-
 def _not_open() -> NoReturn:
     raise ConfigError("the engine is not open: use it as `async with PlanEngine(...) as engine`")
 
@@ -103,26 +83,38 @@ def _given_ops(given: OpRegistry | None) -> OpRegistry:
     return default_ops() if given is None else given
 
 
-def _given_threads(given: int | None) -> int:
+def _thread_count(given: int | None) -> int:
     return (os.cpu_count() or 1) if given is None else given
 
 
-def _seconds(option: str, value: float) -> float:
+def _seconds(option: str, value: float | None) -> float:
+    """The seconds of an option; infinite if it is not given."""
     try:
-        if not math.isnan(value):
-            return float(value)
+        if value is None or not math.isnan(value):
+            return math.inf if value is None else float(value)
     except (TypeError, OverflowError):
         pass
     raise ConfigError(f"{option} must be a number of seconds, not {shown(value)}")
+
+
+def _cached(cache: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The entry of a cache; a new one replaces the oldest if the cache is full."""
+    found = cache.get(key)
+    if found is None:
+        found = make()
+        if len(cache) >= _CACHED:
+            del cache[next(iter(cache))]
+        cache[key] = found
+    return found
 
 
 @attrs.define(eq=False, kw_only=True)
 class PlanEngine:
     """Runs plans for many requests at once; used as `async with PlanEngine(...) as engine`.
 
-    `max_concurrent_requests` run and `max_queue` wait, all others are refused with `Overloaded`. `cpu_threads` is the
-    number of threads for CPU nodes. Leaving the engine refuses what waits, gives what runs `grace` seconds to finish
-    and ends the rest; `drained` then reports what happened. Endpoints that are not given are opened.
+    `max_concurrent_requests` run and `max_queue` wait, all others are rejected with `Overloaded`. `cpu_threads` is the
+    number of threads for CPU nodes. Leaving the engine rejects requests that wait, gives those that run `grace` seconds
+    to finish and cancels the rest; `drained` then reports what happened. Endpoints that are not given are opened.
     """
 
     registries: Registries = attrs.field(default=None, converter=_given_registries)
@@ -130,7 +122,7 @@ class PlanEngine:
     endpoints: EndpointSource | None = None
     max_concurrent_requests: int = attrs.field(default=64, validator=checks.whole(1))
     max_queue: int = attrs.field(default=256, validator=checks.whole(0))
-    cpu_threads: int = attrs.field(default=None, converter=_given_threads, validator=checks.whole(1))
+    cpu_threads: int = attrs.field(default=None, converter=_thread_count, validator=checks.whole(1))
     fusion: Fusion = attrs.field(default="auto", validator=checks.one_of(*FUSIONS))
     grace: float = attrs.field(default=5.0, validator=checks.at_least(0, "seconds"))
     costs: Costs = DEFAULT_COSTS
@@ -228,29 +220,21 @@ class PlanEngine:
         """
         arrival = self._clock()
         # Before a slot is requested: a failure between the claim and the request would not release it.
-        deadline = math.inf if deadline is None else arrival + _seconds("deadline", deadline)
-        node_timeout = math.inf if node_timeout is None else _seconds("node_timeout", node_timeout)
+        deadline = arrival + _seconds("deadline", deadline)
+        node_timeout = _seconds("node_timeout", node_timeout)
         try:
-            compiled = self._compile(plan)
-            schedule = compiled.schedule(fusion or self.fusion, timed_nodes=node_timeout < math.inf)
+            schedule = self._compile(plan).schedule(fusion or self.fusion, timed_nodes=node_timeout < math.inf)
             if arrival >= deadline:
                 raise not_started(schedule.roots[0])
-            # Nothing is allocated for a request that is refused: refusing must be cheap under overload.
-            claim = self._admission.ask(deadline, self._forecast(plan.name))
+            # Nothing is allocated for a request that is rejected: that must be cheap under overload.
+            claim = self._admission.ask(deadline, _cached(self._forecasts, plan.name, Forecast))
             response = await self._answer(
-                claim,
-                compiled,
-                schedule,
-                request,
-                node_timeout=node_timeout,
-                arrival=arrival,
-                trace=trace,
-                partial=partial,
+                claim, schedule, request, node_timeout=node_timeout, arrival=arrival, trace=trace, partial=partial
             )
         except PlanError as error:
             self._outcomes[error.code] += 1
             if isinstance(error, Overloaded | RequestDeadlineExceeded):
-                # Perhaps nothing was waited for. A caller that tries again at once must not keep the loop for itself.
+                # Perhaps nothing was waited for. A caller that retries at once must not keep the loop for itself.
                 await trio.lowlevel.checkpoint()
             raise
         self._outcomes["OK"] += 1
@@ -259,7 +243,6 @@ class PlanEngine:
     async def _answer(
         self,
         claim: Claim,
-        compiled: CompiledPlan,
         schedule: Schedule,
         request: Request | Source,
         *,
@@ -268,6 +251,7 @@ class PlanEngine:
         trace: bool,
         partial: bool,
     ) -> Response:
+        compiled = schedule.compiled
         if not isinstance(request, Request):
             try:
                 request = parse_request(request, compiled.plan.registries)
@@ -278,7 +262,7 @@ class PlanEngine:
             await self._admission.wait(claim)
         shared = RequestContext(
             request=request,
-            endpoints=RequestEndpoints(self._opened_endpoints),
+            endpoints=self._opened_endpoints,
             keys=compiled.keys,
             expressions=compiled.plan.expressions,
             predicates=compiled.plan.predicates,
@@ -288,7 +272,7 @@ class PlanEngine:
             node_timeout=node_timeout,
             traced=trace,
         )
-        execution = Execution(compiled, schedule, shared, self._pool, self.costs.hop)
+        execution = Execution(schedule, shared, self._pool, self.costs.hop)
         began = self._clock()
         complete: bool | None = None
         candidates: list[dict[str, Any]] | None = None
@@ -323,48 +307,12 @@ class PlanEngine:
     def explain(self, plan: Plan, *, fusion: Fusion | None = None) -> Explanation:
         """How a plan would run."""
         self._clock()  # raises if the engine is not open
-        compiled, hop = self._compile(plan), self.costs.hop
-        names = plan.registries.keys
-        segments = []
-        for unit in compiled.schedule(fusion or self.fusion).units:
-            where, below = "auto", None
-            if unit.is_async or unit.always_inline or unit.cost.fixed >= hop:
-                where = "loop" if unit.is_async else "inline" if unit.always_inline else "thread"
-            elif unit.cost.per_row:
-                below = math.ceil((hop - unit.cost.fixed) / unit.cost.per_row)
-            segments.append(
-                SegmentPlan(
-                    nodes=tuple(step.node_id for step in unit.steps),
-                    ops=tuple(step.op.name for step in unit.steps),
-                    where=where,
-                    inline_below=below,
-                    writes=tuple(
-                        names[key].name for step in unit.steps for key in sorted(step.op.written_keys(step.params))
-                    ),
-                    endpoints=tuple(step.params["endpoint"] for step in unit.steps if "endpoint" in step.params),
-                    needs=tuple(compiled.steps[position].node_id for position in sorted(unit.outside)),
-                )
-            )
-        return Explanation(plan=plan.name, fusion=fusion or self.fusion, segments=tuple(segments), costs=self.costs)
-
-    def _forecast(self, name: str) -> Forecast:
-        found = self._forecasts.get(name)
-        if found is None:
-            if len(self._forecasts) >= _COMPILED:
-                del self._forecasts[next(iter(self._forecasts))]
-            found = self._forecasts[name] = Forecast()
-        return found
+        return explain(self._compile(plan), fusion or self.fusion, self.costs)
 
     def _compile(self, plan: Plan) -> CompiledPlan:
-        found = self._compiled.get(id(plan))
-        if found is None:
-            if not isinstance(plan, Plan):
-                raise ConfigError(
-                    f"the plan is of type {type(plan).__name__}, not a Plan: parse_plan gives one of a document, and "
-                    "so does plan() of a function under @plan"
-                )
-            found = CompiledPlan(plan, self.ops, self.costs)
-            if len(self._compiled) >= _COMPILED:
-                del self._compiled[next(iter(self._compiled))]
-            self._compiled[id(plan)] = found
-        return found
+        if not isinstance(plan, Plan):
+            raise ConfigError(
+                f"the plan is of type {type(plan).__name__}, not a Plan: parse_plan(document) returns one, and so does "
+                "plan() of a function under @plan"
+            )
+        return _cached(self._compiled, id(plan), lambda: CompiledPlan(plan, self.ops, self.costs))

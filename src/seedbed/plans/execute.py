@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from .admission import ThreadPool
-    from .compile import CompiledPlan, Schedule, Step, Unit
+    from .compile import Schedule, Step, Unit
     from .opspec import RequestContext
 
 _NO_REFS: Mapping[str, RowSet] = {}
@@ -33,17 +33,15 @@ _NO_REFS: Mapping[str, RowSet] = {}
 class Execution:
     """The state of one request. Only its own tasks change it, all on trio's thread."""
 
-    def __init__(
-        self, compiled: CompiledPlan, schedule: Schedule, shared: RequestContext, pool: ThreadPool, hop: float
-    ) -> None:
-        self._compiled = compiled
+    def __init__(self, schedule: Schedule, shared: RequestContext, pool: ThreadPool, hop: float) -> None:
+        self._compiled = schedule.compiled
         self._schedule = schedule
         self._shared = shared
         self._clock = shared.clock
         self._pool = pool
         # A segment that is estimated to take less than this runs on the loop.
         self._hop = hop
-        self.results: list[RowSet | None] = [None] * len(compiled.steps)  # by position
+        self.results: list[RowSet | None] = [None] * len(self._compiled.steps)  # by position
         self._waiting = schedule.needs.copy()  # by unit: how many that it needs are not done
         self._left = len(schedule.units)
         self._runs: dict[Unit, UnitRun] = {}  # the units that have started, in that order
@@ -55,16 +53,15 @@ class Execution:
 
     async def run(self) -> bool:
         """Run all nodes. False if the deadline passed before; raises the first failure, after all else has ended."""
-        roots = self._schedule.roots
+        first, *others = self._schedule.roots
         ended_by: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.cancel_scope.deadline = self._shared.deadline
-                for unit in roots[1:]:
+                for unit in others:
                     nursery.start_soon(self._walk, unit)
-                if roots:
-                    await self._walk(roots[0])
+                await self._walk(first)
         except BaseExceptionGroup as group:
             ended_by = self._settle(group)
         finally:
@@ -357,7 +354,7 @@ def fallback_rows(
 ) -> RowSet:
     """The rows of a degraded node, with the columns that it would have written; raises if its policy permits none."""
     degradable = isinstance(failure, NodeFailed | NodeTimeout | EndpointUnavailable)
-    if not (degradable and step.may_degrade and in_time):
+    if not (degradable and step.policy != "fail" and in_time):
         raise failure
     new = step.op.gives is Rows.NEW
     try:
@@ -369,8 +366,7 @@ def fallback_rows(
         if step.op.gives is Rows.APPENDED:
             rows = concat([rows, *(one.none() for one in (*inputs[1:], *ctx.refs.values()))], ctx.keys)
         for key_id in sorted((step.writes - {ID}) & ctx.keys.keys()):
-            column = unwritten_column(ctx.keys[key_id], len(rows))
-            rows = rows.with_column(key_id, column.values, column.nulls)
+            rows = rows.with_column(key_id, unwritten_column(ctx.keys[key_id], len(rows)))
     except Exception as error:
         raise failure_of(step.node_id, error) from error
     return rows
@@ -381,21 +377,17 @@ def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:
     op = step.op
     if not isinstance(rows, RowSet):
         raise TypeError(f"op {op.name!r} returned {type(rows).__name__}, not a RowSet")
-    if not step.may_have.issuperset(rows.columns) and (
-        extra := set(rows.columns).difference(step.may_have, *(one.columns for one in inputs))
-    ):
+    if extra := set(rows.columns).difference(step.writes, {ID}, *(one.columns for one in inputs)):
         raise ValueError(f"op {op.name!r} wrote the keys {sorted(extra)}, which it does not declare")
     if not inputs or op.gives is Rows.NEW:
         return
-    first = inputs[0]
-    if op.gives is Rows.SAME:
-        fits = np.array_equal(rows.ids(), first.ids())
-    elif op.gives is Rows.PREFIX:
-        fits = np.array_equal(rows.ids(), first.ids()[: len(rows)])
-    elif op.gives is Rows.SUBSET:
-        fits = len(rows) <= len(first)
-    else:
-        fits = len(rows) == len(first) if op.gives is Rows.REORDERED else len(rows) >= len(first)
-    if not fits:
-        message = f"op {op.name!r} declares {op.gives.value!r} rows, but returned {len(rows)} of {len(first)}"
-        raise ValueError(message)
+    ids, first = rows.ids(), inputs[0].ids()
+    fits = {
+        Rows.SAME: lambda: np.array_equal(ids, first),
+        Rows.PREFIX: lambda: np.array_equal(ids, first[: len(ids)]),
+        Rows.SUBSET: lambda: len(ids) <= len(first),
+        Rows.REORDERED: lambda: len(ids) == len(first),
+        Rows.APPENDED: lambda: len(ids) >= len(first),
+    }
+    if not fits[op.gives]():
+        raise ValueError(f"op {op.name!r} declares {op.gives.value!r} rows, but returned {len(ids)} of {len(first)}")

@@ -20,7 +20,6 @@ from ..checks import MAX_DEPTH
 from ..errors import NodeFailed
 from .documents import INT64_MAX, INT64_MIN, Code, shortened, shown
 from .registries import KeyType
-from .rowset import unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +38,11 @@ if TYPE_CHECKING:
 # A tree written in Python can share its branches, so that its size as JSON is exponential in its depth.
 MAX_SIZE: Final = 10_000
 
-_ARITHMETIC: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+_ARITHMETIC: Final[Mapping[str, Callable[..., Any]]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
+    "neg": operator.neg,
 }
 _COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "==": operator.eq,
@@ -52,7 +52,7 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-EXPRESSION_OPS: Final = ("const_number", "const_null", "key_ref", "param_ref", *_ARITHMETIC, "neg", "coalesce")
+EXPRESSION_OPS: Final = ("const_number", "const_null", "key_ref", "param_ref", *_ARITHMETIC, "coalesce")
 PREDICATE_OPS: Final = ("const_bool", "and", "or", "not", "cmp", "in", "is_null", "not_null", "regex")
 
 
@@ -71,10 +71,6 @@ class Expression:
     def kind(self) -> str:
         """What it gives, for messages."""
         return "null" if self.type is None else "a string" if self.type is KeyType.STRING else "a number"
-
-    def fits(self, other: Expression) -> bool:
-        """True if the two can be compared, or one can replace the other."""
-        return self.type is None or other.type is None or self.kind == other.kind
 
     def as_float(self) -> Expression:
         """The same with floats in place of integers."""
@@ -158,36 +154,25 @@ class TreeReader:
         if op == "const_null":
             value.fields("op")
             return Expression(tree={"op": op}, evaluate=lambda _rows, _params: (0.0, True), type=None, always_null=True)
-        if op == "neg":
-            field = value.fields("op", "x")["x"]
-            x = self._expression(field, depth + 1)
-            return None if x is None or not _is_number(op, x, field) else _negated(x.as_float())
         if not op:
             return None
-        fields = value.fields("op", "a", "b")
-        a, b = self._expression(fields["a"], depth + 1), self._expression(fields["b"], depth + 1)
-        if a is None or b is None:
+        names = ("x",) if op == "neg" else ("a", "b")
+        fields = value.fields("op", *names)
+        operands = self._expressions(fields, names, depth)
+        if len(operands) < len(names):
             return None
-        return self._coalesce(a, b, value) if op == "coalesce" else self._arithmetic(op, a, b, value, fields)
+        if op == "coalesce":
+            return _coalesced(*operands) if _comparable(operands, "coalesce", value) else None
+        numbers = {name: each for name, each in zip(names, operands, strict=True) if each.type is not KeyType.STRING}
+        for name in names:
+            if name not in numbers:
+                fields[name].problem(Code.TYPE_MISMATCH, f"expected a number for {op}, found a string")
+        return _computed(op, numbers, value) if len(numbers) == len(names) else None
 
-    def _arithmetic(self, op: str, a: Expression, b: Expression, value: Value, fields: Fields) -> Expression | None:
-        # Both are checked, so that both are reported.
-        if not all([_is_number(op, a, fields["a"]), _is_number(op, b, fields["b"])]):
-            return None
-        constant = None
-        if a.constant is not None and b.constant is not None:
-            constant = _ARITHMETIC[op](a.constant, b.constant)
-            if not math.isfinite(constant):
-                value.problem(Code.NOT_FINITE, f"expected a finite number, {op} of its constants gives {constant}")
-                return None
-        return attrs.evolve(_computed(op, a.as_float(), b.as_float()), constant=constant)
-
-    def _coalesce(self, a: Expression, b: Expression, value: Value) -> Expression | None:
-        if not a.fits(b):
-            message = f"expected two values of one type to coalesce, found {a.kind} and {b.kind}"
-            value.problem(Code.TYPE_MISMATCH, message)
-            return None
-        return _coalesced(a, b)
+    def _expressions(self, fields: Fields, names: Sequence[str], depth: int) -> list[Expression]:
+        """The valid ones of these operands of a tree."""
+        found = [self._expression(fields[name], depth + 1) for name in names]
+        return [each for each in found if each is not None]
 
     def _predicate(self, value: Value, depth: int) -> Predicate | None:
         op = self._op(value, depth, PREDICATE_OPS, "a predicate") if value else ""
@@ -205,22 +190,15 @@ class TreeReader:
             constant = value.fields("op", "value")["value"].boolean()
             return None if constant is None else _always(constant)
         if op == "cmp":
-            return self._cmp(value, depth)
+            fields = value.fields("op", "cmp", "a", "b")
+            cmp = fields["cmp"].choice(tuple(_COMPARE))
+            operands = self._expressions(fields, ("a", "b"), depth)
+            if len(operands) < 2 or not _comparable(operands, "compare", value) or cmp is None:
+                return None
+            return _compared(cmp, *operands)
         if op == "in":
             return self._in(value, depth)
         return self._regex(value) if op == "regex" else None
-
-    def _cmp(self, value: Value, depth: int) -> Predicate | None:
-        fields = value.fields("op", "cmp", "a", "b")
-        cmp = fields["cmp"].choice(tuple(_COMPARE))
-        a, b = self._expression(fields["a"], depth + 1), self._expression(fields["b"], depth + 1)
-        if a is None or b is None:
-            return None
-        if not a.fits(b):
-            message = f"expected two values of one type to compare, found {a.kind} and {b.kind}"
-            value.problem(Code.TYPE_MISMATCH, message)
-            return None
-        return None if cmp is None else _compared(cmp, a, b)
 
     def _in(self, value: Value, depth: int) -> Predicate | None:
         fields = value.fields("op", "lhs", "list")
@@ -230,25 +208,21 @@ class TreeReader:
             return None
         # The first element decides which of the two the list is meant to be.
         strings = bool(given) and isinstance(given[0].raw, str)
-        listed: list[int | float | str] = []
+        listed: list[int | float | str | None] = []
         for item in given:
-            entry: int | float | str | None = None
             if strings:
-                entry = item.text("a string, as the first of the list")
+                listed.append(item.text("a string, as the first of the list"))
             elif isinstance(item.raw, str):
-                item.expected("a number, as the first of the list")
+                listed.append(item.expected("a number, as the first of the list"))
             else:
-                entry = item.number()
-            if entry is not None:
-                listed.append(entry)
-        if lhs is None or len(listed) < len(given):
+                listed.append(item.number())
+        if lhs is None or None in listed:
             return None
         if lhs.type is None:  # null has no type to look for in a list, and is in none
             return _always(value=False)
         if given and (lhs.type is KeyType.STRING) is not strings:
             message = f"expected {'a string' if strings else 'a number'}, as in the list, found {lhs.kind}"
-            fields["lhs"].problem(Code.TYPE_MISMATCH, message)
-            return None
+            return fields["lhs"].problem(Code.TYPE_MISMATCH, message)
         return _member(lhs, listed)
 
     def _regex(self, value: Value) -> Predicate | None:
@@ -256,8 +230,7 @@ class TreeReader:
         key = self._registries.key(fields["key_id"])
         if key is not None and key.type is not KeyType.STRING:
             message = f"expected a string key, found {key.name!r}, which is {key.type.value}"
-            fields["key_id"].problem(Code.WRONG_KEY_TYPE, message)
-            key = None
+            key = fields["key_id"].problem(Code.WRONG_KEY_TYPE, message)
         flags = fields["flags"].choice(("", "i")) if "flags" in fields else ""
         pattern = self._pattern(fields["pattern"])
         return None if key is None or flags is None or pattern is None else _matching(key, pattern, flags)
@@ -268,36 +241,33 @@ class TreeReader:
             param = self._registries.param(field)
             if param is not None and param.type is not KeyType.STRING:
                 message = f"expected a string param, found {param.name!r}, which is {param.type.value}"
-                field.problem(Code.WRONG_PARAM_TYPE, message)
-                return None
+                return field.problem(Code.WRONG_PARAM_TYPE, message)
             return param
         fields = value.fields("kind", "value")
         kind = fields["kind"].choice(("literal", "param"))
         text = fields["value"].text() if kind is not None or "kind" not in fields else None
         if text is None or kind is None:
             return None
-        complaint = pattern_problem(text)
-        if complaint is not None:
+        if (complaint := pattern_problem(text)) is not None:
             message = f"expected a regular expression: {shortened(complaint)}"
-            fields["value"].problem(Code.INVALID_REGEX, message)
-            return None
+            return fields["value"].problem(Code.INVALID_REGEX, message)
         return text
 
 
-def _is_number(op: str, operand: Expression, value: Value) -> bool:
-    if operand.type is not KeyType.STRING:
-        return True
-    value.problem(Code.TYPE_MISMATCH, f"expected a number for {op}, found {operand.kind}")
-    return False
+def _comparable(operands: Sequence[Expression], purpose: str, value: Value) -> bool:
+    """True if two operands are of one type, or one of them is null, which fits everywhere."""
+    a, b = operands
+    fits = a.type is None or b.type is None or a.kind == b.kind
+    if not fits:
+        message = f"expected two values of one type to {purpose}, found {a.kind} and {b.kind}"
+        value.problem(Code.TYPE_MISMATCH, message)
+    return fits
 
 
 def _key(key: Key) -> Expression:
-    absent = unwritten(key)
-
-    def evaluate(rows: RowSet, _params: Params) -> Read:
-        return rows.read(key) if key.id in rows.columns else absent
-
-    return Expression(tree={"op": "key_ref", "key_id": key.id}, evaluate=evaluate, type=key.type)
+    return Expression(
+        tree={"op": "key_ref", "key_id": key.id}, evaluate=lambda rows, _params: rows.read(key), type=key.type
+    )
 
 
 def _param(param: Param) -> Expression:
@@ -317,37 +287,33 @@ def _constant(value: float) -> Expression:
     )
 
 
-def _negated(x: Expression) -> Expression:
+def _computed(op: str, operands: Mapping[str, Expression], value: Value) -> Expression | None:
+    compute = _ARITHMETIC[op]
+    constants = [each.constant for each in operands.values()]
+    constant: float | None = None if None in constants else compute(*constants)
+    if constant is not None and not math.isfinite(constant):
+        message = f"expected a finite number, {op} of its constants gives {constant}"
+        return value.problem(Code.NOT_FINITE, message)
+    first, *others = (each.as_float().evaluate for each in operands.values())
+
     def negate(rows: RowSet, params: Params) -> Read:
-        values, nulls = x.evaluate(rows, params)
+        values, nulls = first(rows, params)
         return -values, nulls
 
-    return Expression(
-        tree={"op": "neg", "x": x.tree},
-        evaluate=negate,
-        type=KeyType.FLOAT,
-        size=x.size + 1,
-        constant=None if x.constant is None else -x.constant,
-        always_null=x.always_null,
-    )
-
-
-def _computed(op: str, a: Expression, b: Expression) -> Expression:
-    compute, left, right = _ARITHMETIC[op], a.evaluate, b.evaluate
-
-    def evaluate(rows: RowSet, params: Params) -> Read:
-        x, x_nulls = left(rows, params)
-        y, y_nulls = right(rows, params)
+    def combine(rows: RowSet, params: Params) -> Read:
+        x, x_nulls = first(rows, params)
+        y, y_nulls = others[0](rows, params)
         if x_nulls is True or y_nulls is True:
             return 0.0, True
         return compute(x, y), _either(x_nulls, y_nulls)
 
     return Expression(
-        tree={"op": op, "a": a.tree, "b": b.tree},
-        evaluate=evaluate,
+        tree={"op": op, **{name: each.tree for name, each in operands.items()}},
+        evaluate=combine if others else negate,
         type=KeyType.FLOAT,
-        size=a.size + b.size + 1,
-        always_null=a.always_null or b.always_null,
+        size=1 + sum(each.size for each in operands.values()),
+        constant=constant,
+        always_null=any(each.always_null for each in operands.values()),
     )
 
 
@@ -400,19 +366,18 @@ def _joined(op: str, a: Predicate, b: Predicate) -> Predicate:
 
 
 def _inverted(x: Predicate) -> Predicate:
-    def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
-        answer = x.test(rows, params)
-        return ~answer if isinstance(answer, np.ndarray) else not answer
-
-    return Predicate(tree={"op": "not", "x": x.tree}, test=test, size=x.size + 1, patterns=x.patterns)
+    return Predicate(
+        tree={"op": "not", "x": x.tree},
+        test=lambda rows, params: np.logical_not(x.test(rows, params)),
+        size=x.size + 1,
+        patterns=x.patterns,
+    )
 
 
 def _null(tree: Mapping[str, Any], x: Expression, *, wanted: bool) -> Predicate:
     def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
         nulls = x.evaluate(rows, params)[1]
-        if isinstance(nulls, np.ndarray):
-            return nulls if wanted else ~nulls
-        return nulls is wanted
+        return nulls if wanted else np.logical_not(nulls)
 
     return Predicate(tree=tree, test=test, size=x.size + 1)
 
@@ -423,26 +388,16 @@ def _compared(cmp: str, a: Expression, b: Expression) -> Predicate:
         return _null(tree, b if a.tree["op"] == "const_null" else a, wanted=cmp == "==")
     if a.type is not b.type:
         a, b = a.as_float(), b.as_float()
-    compare, left, right = _COMPARE[cmp], a.evaluate, b.evaluate
-    strings = KeyType.STRING in (a.type, b.type)
+    compute, left, right = _COMPARE[cmp], a.evaluate, b.evaluate
 
     def test(rows: RowSet, params: Params) -> NDArray[np.bool_] | bool:
         x, x_nulls = left(rows, params)
         y, y_nulls = right(rows, params)
         if x_nulls is True or y_nulls is True:
             return False
+        answer: NDArray[np.bool_] | bool = compute(x, y)
         nulls = _either(x_nulls, y_nulls)
-        if nulls is False:
-            answer: NDArray[np.bool_] | bool = compare(x, y)
-            return answer
-        if not strings:
-            kept: NDArray[np.bool_] = compare(x, y) & ~nulls
-            return kept
-        # Python cannot compare a string with None.
-        valued = ~nulls
-        kept = np.zeros(len(rows), np.bool_)
-        kept[valued] = compare(*(side[valued] if isinstance(side, np.ndarray) else side for side in (x, y)))
-        return kept
+        return answer if nulls is False else answer & ~nulls
 
     return Predicate(tree=tree, test=test, size=a.size + b.size + 1)
 
@@ -490,9 +445,8 @@ def _search(values: NDArray[Any], pattern: str, *, ignore_case: bool) -> NDArray
     import pyarrow as pa  # noqa: PLC0415  as above
     from pyarrow import compute  # noqa: PLC0415
 
-    texts = pa.array(values, type=pa.string())
-    found = compute.match_substring_regex(texts, pattern, ignore_case=ignore_case)
-    answers: NDArray[np.bool_] = found.fill_null(False).to_numpy(zero_copy_only=False)
+    found = compute.match_substring_regex(pa.array(values, type=pa.string()), pattern, ignore_case=ignore_case)
+    answers: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
     return answers
 
 
@@ -509,9 +463,10 @@ def _matching(key: Key, pattern: str | Param, flags: str) -> Predicate:
         values, nulls = rows.read(key)
         if wanted is None or nulls is True:
             return False
-        if isinstance(values, np.ndarray):
-            return _search(values, str(wanted), ignore_case=flags == "i")
-        return bool(_search(np.array([values], dtype=object), str(wanted), ignore_case=flags == "i")[0])
+        found = _search(np.atleast_1d(values), str(wanted), ignore_case=flags == "i")
+        if not isinstance(values, np.ndarray):
+            return bool(found[0])
+        return found if nulls is False else found & ~nulls
 
     found = {"kind": "literal", "value": pattern} if param is None else {"kind": "param", "param_id": param.id}
     return Predicate(tree={"op": "regex", "key_id": key.id, "pattern": found, "flags": flags}, test=test, patterns=1)

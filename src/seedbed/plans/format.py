@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from ..errors import InvalidPlan
 from ..graph import find_cycles
 from .documents import Code, Problems, read_document, shown
 from .expressions import TreeReader
@@ -70,13 +69,7 @@ def parse_plan(data: Source, registries: Registries | None = None, ops: OpRegist
     problems = Problems()
     document = read_document(data, problems)
     registries = default_registries() if registries is None else registries
-    plan = _plan(document, registries, default_ops() if ops is None else ops)
-    if plan is None or problems.found:
-        raise InvalidPlan(problems.found)
-    return plan
-
-
-def _plan(document: Value, registries: Registries, ops: OpRegistry) -> Plan | None:
+    ops = default_ops() if ops is None else ops
     fields = document.fields(
         *("schema_version", "plan_name", "nodes", "outputs"),
         optional=["expr_table", "pred_table", "built_by", "capabilities_required", "extensions"],
@@ -108,10 +101,9 @@ def _plan(document: Value, registries: Registries, ops: OpRegistry) -> Plan | No
     if outputs is not None and not outputs:
         fields["outputs"].problem(Code.INVALID_VALUE, "expected at least one node id, found an empty array")
     output_ids = [scope.node(item) for item in outputs or []]
-    if document.problems.found or name is None:
-        return None
+    problems.raise_invalid_plan()
     return Plan(
-        name=name,
+        name=name or "",
         nodes=tuple(nodes),
         outputs=tuple(each for each in output_ids if each is not None),
         expressions={name: found for name, found in expressions.items() if found is not None},
@@ -125,8 +117,7 @@ def _plan(document: Value, registries: Registries, ops: OpRegistry) -> Plan | No
 def _name(value: Value) -> str | None:
     name = value.text()
     if name is not None and not _NAME.fullmatch(name):
-        value.problem(Code.INVALID_VALUE, f"expected letters, digits and _ (at least one), found {shown(name)}")
-        return None
+        return value.problem(Code.INVALID_VALUE, f"expected letters, digits and _ (at least one), found {shown(name)}")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The ops of the plan format, each beside its spec, and the registry that plans are read and run against."""
+"""The ops of the plan format, and the registry that plans are read and run against."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy as np
 import trio
 
 from ..errors import ConfigError
-from . import opspec
-from .documents import Code
-from .opspec import OpSpec, Rows
+from .documents import INT64_MAX, INT64_MIN, Code
+from .opspec import OpSpec, Rows, boolean, choice, endpoint, expression, integer, key, node, op, predicate
 from .registries import COUNTRY, ID, KeyType
-from .rowset import NO_ROWS, SLICE_ROWS, concat, new_rows, order_of, slices, string_column
+from .rowset import NO_ROWS, SLICE_ROWS, Column, concat, new_rows, order_of, slices, string_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,21 +35,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _SURELY_64_BITS = 19  # digits below which every integer has them
 _DAY_MS = 86_400_000
 
-
-def _spec(name: str, **declared: Any) -> OpSpec:
-    """An op whose alias is its name without the namespace."""
-    return OpSpec(name=name, aliases=(name.partition("::")[2],), **declared)
-
-
-def _integers(texts: list[str]) -> list[int]:
-    """Those of the texts that are integers of 64 bits."""
-    # Nearly always they are nothing but digits, and there are hundreds per request: one check of all of them is faster
-    # (benchmarks/plans, "throughput").
-    together = "".join(texts)
-    if together.isdigit() and together.isascii() and all(texts) and max(map(len, texts)) < _SURELY_64_BITS:
-        return list(map(int, texts))
-    found = [int(text) for text in texts if _INTEGER.fullmatch(text)]
-    return [number for number in found if -(2**63) <= number < 2**63]
+_REDIS = endpoint("redis")
+_USERS = frozenset({ID, COUNTRY})  # the keys of rows that are users
 
 
 def _users(ids: Sequence[int], hashes: Iterable[Mapping[str, str]], ctx: OpContext) -> RowSet:
@@ -58,33 +44,42 @@ def _users(ids: Sequence[int], hashes: Iterable[Mapping[str, str]], ctx: OpConte
     return new_rows(ids, columns)
 
 
+def _unknown_viewer(_inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
+    return _users([ctx.request.user_id], [{}], ctx)
+
+
+@op(
+    "core::viewer",
+    aliases=("viewer",),
+    params={"endpoint": _REDIS},
+    inputs=(0, 0),
+    gives=Rows.NEW,
+    writes=_USERS,
+    fallback=_unknown_viewer,
+)
 async def _viewer(_inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     user_id = ctx.request.user_id
     fields = await ctx.endpoint(params["endpoint"]).hgetall(f"user:{user_id}")
     return _users([user_id], [fields], ctx)
 
 
-def _unknown_viewer(_inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
-    return _users([ctx.request.user_id], [{}], ctx)
-
-
-VIEWER: Final = _spec(
-    "core::viewer",
-    params={"endpoint": opspec.endpoint("redis")},
-    inputs=(0, 0),
-    gives=Rows.NEW,
-    writes=frozenset({ID, COUNTRY}),
-    run_async=_viewer,
-    fallback=_unknown_viewer,
-)
+def _integers(texts: list[str]) -> list[int]:
+    """Those of the texts that are integers of 64 bits."""
+    # Nearly always they are nothing but digits, and a request has hundreds: one check of all of them is faster
+    # (benchmarks/plans, "throughput").
+    together = "".join(texts)
+    if together.isdigit() and together.isascii() and all(texts) and max(map(len, texts)) < _SURELY_64_BITS:
+        return list(map(int, texts))
+    found = [int(text) for text in texts if _INTEGER.fullmatch(text)]
+    return [number for number in found if INT64_MIN <= number <= INT64_MAX]
 
 
 async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> list[list[int]]:
     """The ids in the lists of all input rows, one list after the other, in slices."""
-    endpoint, last = ctx.endpoint(params["endpoint"]), params["fanout"] - 1
+    reads, last = ctx.endpoint(params["endpoint"]), params["fanout"] - 1
     pieces: list[list[int]] = []
     for rows in slices(inputs[0].ids()):
-        elements = chain.from_iterable(await endpoint.lrange_many([f"{name}:{row}" for row in rows.tolist()], 0, last))
+        elements = chain.from_iterable(await reads.lrange_many([f"{name}:{row}" for row in rows.tolist()], 0, last))
         while part := list(islice(elements, SLICE_ROWS)):
             pieces.append(_integers(part))
             if len(part) == SLICE_ROWS:
@@ -94,34 +89,30 @@ async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> 
     return pieces
 
 
-async def _listed_users(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    endpoint = ctx.endpoint(params["endpoint"])
-    pieces: list[RowSet] = []
-    for ids in await _listed(name, inputs, params, ctx):
-        if pieces:
-            await trio.lowlevel.checkpoint()
-        hashes = await endpoint.hgetall_many([f"user:{user_id}" for user_id in ids])
-        pieces.append(_users(ids, hashes, ctx))
-    return concat(pieces, ctx.keys) if pieces else _users([], [], ctx)
-
-
 def _users_op(name: str) -> OpSpec:
-    async def run(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-        return await _listed_users(name, inputs, params, ctx)
+    """An op that reads a list of users for each input row, and then their countries."""
+    params = {"endpoint": _REDIS, "fanout": integer(1, 10_000_000)}
 
-    return _spec(
-        f"core::{name}",
-        params={"endpoint": opspec.endpoint("redis"), "fanout": opspec.integer(1, 10_000_000)},
-        gives=Rows.NEW,
-        writes=frozenset({ID, COUNTRY}),
-        run_async=run,
-    )
+    @op(f"core::{name}", aliases=(name,), params=params, gives=Rows.NEW, writes=_USERS)
+    async def users(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
+        reads = ctx.endpoint(params["endpoint"])
+        pieces: list[RowSet] = []
+        for ids in await _listed(name, inputs, params, ctx):
+            if pieces:
+                await trio.lowlevel.checkpoint()
+            pieces.append(_users(ids, await reads.hgetall_many([f"user:{user_id}" for user_id in ids]), ctx))
+        return concat(pieces, ctx.keys) if pieces else _users([], [], ctx)
+
+    return users
 
 
-FOLLOW: Final = _users_op("follow")
-RECOMMENDATION: Final = _users_op("recommendation")
-
-
+@op(
+    "core::media",
+    aliases=("media",),
+    params={"endpoint": _REDIS, "fanout": integer(1, 10_000)},
+    gives=Rows.NEW,
+    writes=frozenset({ID}),
+)
 async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     pieces: list[RowSet] = []
     for ids in await _listed("media", inputs, params, ctx):
@@ -131,18 +122,25 @@ async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     return concat(pieces, ctx.keys) if pieces else NO_ROWS
 
 
-MEDIA: Final = _spec(
-    "core::media",
-    params={"endpoint": opspec.endpoint("redis"), "fanout": opspec.integer(1, 10_000)},
-    gives=Rows.NEW,
-    writes=frozenset({ID}),
-    run_async=_media,
+def _check_vm(value: Value, params: Params, scope: Scope) -> None:
+    """Reject what fails whatever the data: an expression that is always null, for a key that is not nullable."""
+    out = scope.registries.keys.get(params.get("out_key") or 0)
+    found = scope.expressions.get(params.get("expr_id") or "")
+    if out is not None and not out.nullable and found is not None and found.always_null:
+        message = f"expected a value for {out.name!r}, which is not nullable, found an expression that is always null"
+        value.problem(Code.TYPE_MISMATCH, message, field="expr_id")
+
+
+@op(
+    "core::vm",
+    aliases=("vm",),
+    params={"out_key": key(KeyType.FLOAT, writes=True), "expr_id": expression()},
+    gives=Rows.SAME,
+    check=_check_vm,
 )
-
-
 def _vm(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     (rows,) = inputs
-    key = ctx.keys[params["out_key"]]
+    out = ctx.keys[params["out_key"]]
     with np.errstate(all="ignore"):
         values, nulls = ctx.expression(params["expr_id"]).evaluate(rows, ctx.param_values)
     size = len(rows)
@@ -155,74 +153,49 @@ def _vm(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
         null_mask = np.full(size, True) if nulls is True else nulls
         if not null_mask.any():
             null_mask = None
-        elif not key.nullable:
+        elif not out.nullable:
             row = int(rows.ids()[np.argmax(null_mask)])
-            raise ValueError(f"the value of {key.name!r} is null for id {row}, and the key is not nullable")
+            raise ValueError(f"the value of {out.name!r} is null for id {row}, and the key is not nullable")
         else:
             values = np.where(null_mask, 0.0, values)
     finite = np.isfinite(values)
     if not finite.all():
         bad = int(np.argmin(finite))
-        raise ValueError(
-            f"the value of {key.name!r} is {values[bad]} for id {int(rows.ids()[bad])}, which is not finite"
-        )
-    return rows.with_column(key.id, values, null_mask)
+        row = int(rows.ids()[bad])
+        raise ValueError(f"the value of {out.name!r} is {values[bad]} for id {row}, which is not finite")
+    return rows.with_column(out.id, Column(values, null_mask))
 
 
-def _check_vm(value: Value, params: Params, scope: Scope) -> None:
-    """Reject what fails whatever the data: an expression that is always null, for a key that is not nullable."""
-    key = scope.registries.keys.get(params.get("out_key") or 0)
-    expression = scope.expressions.get(params.get("expr_id") or "")
-    if key is not None and not key.nullable and expression is not None and expression.always_null:
-        message = f"expected a value for {key.name!r}, which is not nullable, found an expression that is always null"
-        value.problem(Code.TYPE_MISMATCH, message, field="expr_id")
-
-
-VM: Final = _spec(
-    "core::vm",
-    params={"out_key": opspec.key(KeyType.FLOAT, writes=True), "expr_id": opspec.expression()},
-    gives=Rows.SAME,
-    run=_vm,
-    check=_check_vm,
-)
-
-
+@op("core::filter", aliases=("filter",), params={"pred_id": predicate()}, gives=Rows.SUBSET)
 def _filter(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     (rows,) = inputs
     return rows.where(ctx.predicate(params["pred_id"]).mask(rows, ctx.param_values))
 
 
-FILTER: Final = _spec("core::filter", params={"pred_id": opspec.predicate()}, gives=Rows.SUBSET, run=_filter)
+_SORT_PARAMS: Final = {"by": key(), "order": choice("asc", "desc", default="asc")}
 
 
+@op("core::sort", aliases=("sort",), params=_SORT_PARAMS, gives=Rows.REORDERED)
 def _sort(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
     (rows,) = inputs
     order = order_of(rows, ctx.keys[params["by"]], descending=params["order"] == "desc")
     return rows if order is None else rows.at(order)
 
 
-SORT: Final = _spec(
-    "core::sort",
-    params={"by": opspec.key(), "order": opspec.choice("asc", "desc", default="asc")},
-    gives=Rows.REORDERED,
-    run=_sort,
-)
-
-
+@op("core::take", aliases=("take",), params={"count": integer(1)}, gives=Rows.PREFIX)
 def _take(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return inputs[0].head(params["count"])
 
 
-TAKE: Final = _spec("core::take", params={"count": opspec.integer(1)}, gives=Rows.PREFIX, run=_take)
-
-
+@op("core::concat", aliases=("concat",), params={"rhs": node()}, gives=Rows.APPENDED)
 def _concat(inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
     return concat((inputs[0], ctx.refs["rhs"]), ctx.keys)
 
 
-CONCAT: Final = _spec("core::concat", params={"rhs": opspec.node()}, gives=Rows.APPENDED, run=_concat)
+_SLEEP_PARAMS: Final = {"duration_ms": integer(0, _DAY_MS), "fail_after_sleep": boolean(default=False)}
 
 
+@op("test::sleep", aliases=("sleep",), params=_SLEEP_PARAMS, inputs=(0, 1), gives=Rows.SAME)
 async def _sleep(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     await trio.sleep(params["duration_ms"] / 1000)
     if params["fail_after_sleep"]:
@@ -230,15 +203,7 @@ async def _sleep(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return inputs[0] if inputs else NO_ROWS
 
 
-SLEEP: Final = _spec(
-    "test::sleep",
-    params={"duration_ms": opspec.integer(0, _DAY_MS), "fail_after_sleep": opspec.boolean(default=False)},
-    inputs=(0, 1),
-    gives=Rows.SAME,
-    run_async=_sleep,
-)
-
-
+@op("test::busy_cpu", aliases=("busy_cpu",), params={"busy_wait_ms": integer(0, _DAY_MS)}, gives=Rows.SAME)
 def _busy_cpu(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     end = time.perf_counter() + params["busy_wait_ms"] / 1000
     while time.perf_counter() < end:
@@ -246,27 +211,21 @@ def _busy_cpu(inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return inputs[0]
 
 
-BUSY_CPU: Final = _spec(
-    "test::busy_cpu", params={"busy_wait_ms": opspec.integer(0, _DAY_MS)}, gives=Rows.SAME, run=_busy_cpu
+@op(
+    "test::fixed_source",
+    aliases=("fixed_source",),
+    params={"row_count": integer(0, 10_000_000, default=1)},
+    inputs=(0, 0),
+    gives=Rows.NEW,
+    writes=frozenset({ID}),
 )
-
-
 async def _fixed_source(_inputs: Inputs, params: Params, _ctx: OpContext) -> RowSet:
     return new_rows(np.arange(1, params["row_count"] + 1))
 
 
-FIXED_SOURCE: Final = _spec(
-    "test::fixed_source",
-    params={"row_count": opspec.integer(0, 10_000_000, default=1)},
-    inputs=(0, 0),
-    gives=Rows.NEW,
-    writes=frozenset({ID}),
-    run_async=_fixed_source,
-)
-
 CORE_OPS: Final = (
-    *(VIEWER, FOLLOW, RECOMMENDATION, MEDIA, VM, FILTER, SORT, TAKE, CONCAT),
-    *(SLEEP, BUSY_CPU, FIXED_SOURCE),
+    *(_viewer, _users_op("follow"), _users_op("recommendation"), _media),
+    *(_vm, _filter, _sort, _take, _concat, _sleep, _busy_cpu, _fixed_source),
 )
 
 
@@ -276,8 +235,8 @@ class OpRegistry:
     def __init__(self, *ops: OpSpec) -> None:
         self._ops: dict[str, OpSpec] = {}
         self._names: dict[str, str] = {}  # alias or name → name
-        for op in ops:
-            self.add(op)
+        for each in ops:
+            self.add(each)
 
     def add(self, op: OpSpec) -> None:
         """Register an op; a name or alias that is taken is an error."""
@@ -298,9 +257,6 @@ class OpRegistry:
 
     def __iter__(self) -> Iterator[OpSpec]:
         return iter(self._ops.values())
-
-    def __len__(self) -> int:
-        return len(self._ops)
 
     def copy(self) -> OpRegistry:
         """Another registry with the same ops, to add to."""
@@ -327,10 +283,12 @@ def default_ops() -> OpRegistry:
                     f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} ({entry.value}) cannot be loaded: "
                     f"{type(error).__name__}: {error}; repair or uninstall it"
                 ) from error
-            for op in several:
-                if not isinstance(op, OpSpec):
-                    raise ConfigError(f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} gives {op!r}, not an OpSpec")
-                registry.add(op)
+            for each in several:
+                if not isinstance(each, OpSpec):
+                    raise ConfigError(
+                        f"entry point {entry.name!r} of {ENTRY_POINT_GROUP} gives {each!r}, not an OpSpec"
+                    )
+                registry.add(each)
         _default = registry
     return _default
 

@@ -11,6 +11,7 @@ import attrs
 from ..errors import ConfigError
 from ..runtime.asyncio import for_runtime
 from .documents import INT64_MAX, INT64_MIN, Code, shown
+from .redis.reads import OnceEndpoint
 from .registries import KeyType
 from .rowset import RowSet, make_column, new_rows
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from .documents import Value
     from .expressions import Expression, Predicate
-    from .redis import RequestEndpoints
+    from .redis.reads import EndpointSource
     from .registries import Key, ParamValue, Registries
     from .request import Request
 
@@ -31,24 +32,9 @@ if TYPE_CHECKING:
 REQUIRED: Final = object()
 
 
-class ParamKind(enum.Enum):
-    """What a param's JSON value is, or what it refers to."""
-
-    STRING = "string"
-    INTEGER = "integer"  # a boolean is not one
-    NUMBER = "number"
-    BOOLEAN = "boolean"
-    CHOICE = "choice"
-    ENDPOINT = "endpoint"  # an endpoint's id
-    EXPRESSION = "expression"  # a name in the plan's expr_table
-    PREDICATE = "predicate"  # a name in the plan's pred_table
-    KEY = "key"  # a key's id
-    NODE = "node"  # a node's id: an edge like an input
-
-
 @attrs.frozen(kw_only=True)
 class Scope:
-    """Everything of one plan that params may refer to. An entry of a table is None if it has problems itself."""
+    """Everything of one plan that params may refer to. An entry of a table is None if it is invalid itself."""
 
     registries: Registries
     expressions: Mapping[str, Expression | None]
@@ -60,16 +46,16 @@ class Scope:
         return value.reference(self.node_ids, Code.UNKNOWN_NODE, "no node has the id")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class ParamSpec:
-    """One param of an op; built by the functions below."""
+    """One param of an op; created by the functions below."""
 
-    kind: ParamKind
-    read: Callable[[Value, Scope], Any]  # the checked value, or None after adding a problem
     description: str
-    default: Any = REQUIRED
-    nullable: bool = False
-    writes: bool = False  # a key that the op writes
+    read: Callable[[Value, Scope], Any]  # the checked value, or None after adding a problem
+    default: Any = attrs.field(default=REQUIRED, kw_only=True)
+    # Whether the value is the id of a tree or of another node, or stands for itself.
+    kind: Literal["value", "expression", "predicate", "node"] = attrs.field(default="value", kw_only=True)
+    writes: bool = attrs.field(default=False, kw_only=True)  # a key that the op writes
 
     @property
     def required(self) -> bool:
@@ -78,30 +64,21 @@ class ParamSpec:
 
 def string(default: Any = REQUIRED, *, nullable: bool = False) -> ParamSpec:
     """A string."""
-    kind = ParamKind.STRING
-    read = lambda value, _scope: value.text()  # noqa: E731
-    return ParamSpec(kind=kind, read=read, description=kind.value, default=default, nullable=nullable)
+    read = lambda value, _scope: None if nullable and value.raw is None else value.text()  # noqa: E731
+    return ParamSpec("string", read, default=default)
 
 
 def integer(minimum: int | None = None, maximum: int | None = None, default: Any = REQUIRED) -> ParamSpec:
-    """An integer within inclusive bounds."""
+    """An integer within inclusive bounds; a boolean is not one."""
     low, high = INT64_MIN if minimum is None else minimum, INT64_MAX if maximum is None else maximum
-    return ParamSpec(
-        kind=ParamKind.INTEGER,
-        read=lambda value, _scope: value.integer(low, high),
-        description=f"integer{_bounds(minimum, maximum)}",
-        default=default,
-    )
+    description = f"integer{_bounds(minimum, maximum)}"
+    return ParamSpec(description, lambda value, _scope: value.integer(low, high), default=default)
 
 
 def number(minimum: float | None = None, maximum: float | None = None, default: Any = REQUIRED) -> ParamSpec:
     """A finite number within inclusive bounds."""
-    return ParamSpec(
-        kind=ParamKind.NUMBER,
-        read=lambda value, _scope: value.number(minimum, maximum),
-        description=f"number{_bounds(minimum, maximum)}",
-        default=default,
-    )
+    description = f"number{_bounds(minimum, maximum)}"
+    return ParamSpec(description, lambda value, _scope: value.number(minimum, maximum), default=default)
 
 
 def _bounds(minimum: float | None, maximum: float | None) -> str:
@@ -112,18 +89,12 @@ def _bounds(minimum: float | None, maximum: float | None) -> str:
 
 def boolean(default: Any = REQUIRED) -> ParamSpec:
     """True or false."""
-    kind = ParamKind.BOOLEAN
-    return ParamSpec(kind=kind, read=lambda value, _scope: value.boolean(), description=kind.value, default=default)
+    return ParamSpec("boolean", lambda value, _scope: value.boolean(), default=default)
 
 
 def choice(*choices: str, default: Any = REQUIRED) -> ParamSpec:
     """One of some words."""
-    return ParamSpec(
-        kind=ParamKind.CHOICE,
-        read=lambda value, _scope: value.choice(choices),
-        description=" or ".join(choices),
-        default=default,
-    )
+    return ParamSpec(" or ".join(choices), lambda value, _scope: value.choice(choices), default=default)
 
 
 def endpoint(kind: str | None = None) -> ParamSpec:
@@ -131,37 +102,32 @@ def endpoint(kind: str | None = None) -> ParamSpec:
 
     def read(value: Value, scope: Scope) -> str | None:
         found = scope.registries.endpoint(value)
-        if found is not None and kind is not None and found.kind != kind:
+        if found is not None and kind not in (None, found.kind):
             message = f"expected an endpoint of kind {kind!r}, found {found.id!r}, which is {found.kind!r}"
-            value.problem(Code.WRONG_ENDPOINT_KIND, message)
-            return None
+            return value.problem(Code.WRONG_ENDPOINT_KIND, message)
         return None if found is None else found.id
 
-    return ParamSpec(kind=ParamKind.ENDPOINT, read=read, description=f"{kind} endpoint" if kind else "endpoint")
+    return ParamSpec(f"{kind} endpoint" if kind else "endpoint", read)
 
 
 def expression() -> ParamSpec:
-    """The name of an expression that gives a number."""
+    """The id of an expression in the plan's `expr_table` that gives a number."""
 
     def read(value: Value, scope: Scope) -> str | None:
         name = value.reference(scope.expressions, Code.UNKNOWN_EXPR, "expr_table has no")
         found = None if name is None else scope.expressions[name]
         if found is not None and found.type is KeyType.STRING:
             message = f"expected an expression that gives a number, found {shown(name)}, which gives a string"
-            value.problem(Code.TYPE_MISMATCH, message)
-            return None
+            return value.problem(Code.TYPE_MISMATCH, message)
         return name
 
-    return ParamSpec(kind=ParamKind.EXPRESSION, read=read, description="expression")
+    return ParamSpec("expression", read, kind="expression")
 
 
 def predicate() -> ParamSpec:
-    """The name of a predicate."""
-
-    def read(value: Value, scope: Scope) -> str | None:
-        return value.reference(scope.predicates, Code.UNKNOWN_PRED, "pred_table has no")
-
-    return ParamSpec(kind=ParamKind.PREDICATE, read=read, description="predicate")
+    """The id of a predicate in the plan's `pred_table`."""
+    read = lambda value, scope: value.reference(scope.predicates, Code.UNKNOWN_PRED, "pred_table has no")  # noqa: E731
+    return ParamSpec("predicate", read, kind="predicate")
 
 
 def key(*types: KeyType, writes: bool = False) -> ParamSpec:
@@ -172,21 +138,19 @@ def key(*types: KeyType, writes: bool = False) -> ParamSpec:
         if found is None:
             return None
         if writes and not found.writable:
-            value.problem(Code.KEY_NOT_WRITABLE, f"expected a key that ops may write, found {found.name!r}")
-            return None
+            return value.problem(Code.KEY_NOT_WRITABLE, f"expected a key that ops may write, found {found.name!r}")
         if types and found.type not in types:
             allowed = " or ".join(each.value for each in types)
             message = f"expected a key of type {allowed}, found {found.name!r}, which is {found.type.value}"
-            value.problem(Code.WRONG_KEY_TYPE, message)
-            return None
+            return value.problem(Code.WRONG_KEY_TYPE, message)
         return found.id
 
-    return ParamSpec(kind=ParamKind.KEY, read=read, description="key", writes=writes)
+    return ParamSpec("key", read, writes=writes)
 
 
 def node() -> ParamSpec:
-    """The id of another node, whose rows the op gets as `ctx.refs[param]`."""
-    return ParamSpec(kind=ParamKind.NODE, read=lambda value, scope: scope.node(value), description="node")
+    """The id of another node, an edge like an input; the op gets its rows as `ctx.refs[param]`."""
+    return ParamSpec("node", lambda value, scope: scope.node(value), kind="node")
 
 
 class Rows(enum.Enum):
@@ -208,7 +172,7 @@ def _with_trace(params: Mapping[str, ParamSpec]) -> Mapping[str, ParamSpec]:
 class OpSpec:
     """An op: its params, how many inputs it takes, its output contract, which keys it writes and how it runs.
 
-    Give `run`, `run_async` or both (then it runs on the loop). `params` need not name `trace`, which every op takes.
+    Pass `run`, `run_async` or both (then it runs on the loop). `params` need not name `trace`, which every op takes.
     The keys that an op writes are those of its `key(writes=True)` params and those in `writes`.
     """
 
@@ -225,18 +189,16 @@ class OpSpec:
     fallback: SyncRun | None = None
     # A check of the params together, after each was checked; problems are added to the value of all params.
     check: Callable[[Value, Mapping[str, Any], Scope], None] | None = None
-    # Short names that plans may use too.
-    aliases: tuple[str, ...] = ()
-    # The loop that `run_async` is written for: `trio` (also if not given) or `asyncio`.
+    aliases: tuple[str, ...] = ()  # short names that plans may use too
+    # The loop that `run_async` is written for: `trio` (the default) or `asyncio`.
     runtime: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.run is None and self.run_async is None:
+        function = self.run_async or self.run
+        if function is None:
             raise ConfigError(f"op {self.name!r} has neither run nor run_async")
         if self.run_inline and self.run is None:
             raise ConfigError(f"op {self.name!r} declares run_inline but has no run")
-        function = self.run_async or self.run
-        assert function is not None
         try:
             found = for_runtime(function, is_async=self.run_async is not None, runtime=self.runtime)
         except ConfigError as error:
@@ -250,18 +212,17 @@ class OpSpec:
 
     def referenced_nodes(self, params: Mapping[str, Any]) -> dict[str, str]:
         """The nodes that a node's params refer to, by the name of the param."""
-        kinds = ((name, spec.kind) for name, spec in self.params.items())
-        return {name: params[name] for name, kind in kinds if kind is ParamKind.NODE and params.get(name) is not None}
+        names = (name for name, spec in self.params.items() if spec.kind == "node")
+        return {name: params[name] for name in names if params.get(name) is not None}
 
     def read_params(self, value: Value, scope: Scope) -> dict[str, Any]:
-        """The checked params of a node with their defaults; None where a param has a problem."""
+        """The checked params of a node with their defaults; None where a param is invalid."""
         required = [name for name, spec in self.params.items() if spec.required]
         fields = value.fields(*required, optional=[name for name in self.params if name not in required])
         checked: dict[str, Any] = {}
         for name, spec in self.params.items():
             if name in fields:
-                is_null = spec.nullable and fields[name].raw is None
-                checked[name] = None if is_null else spec.read(fields[name], scope)
+                checked[name] = spec.read(fields[name], scope)
             elif not spec.required:
                 checked[name] = spec.default
         if self.check is not None:
@@ -277,6 +238,8 @@ def op(
     inputs: tuple[int, int] = (1, 1),
     writes: frozenset[int] = frozenset(),
     run_inline: bool = False,
+    fallback: SyncRun | None = None,
+    check: Callable[[Value, Mapping[str, Any], Scope], None] | None = None,
     aliases: tuple[str, ...] = (),
     runtime: Literal["asyncio", "trio"] | None = None,
 ) -> Callable[[SyncRun | AsyncRun], OpSpec]:
@@ -293,6 +256,8 @@ def op(
             run=None if is_async else function,
             run_async=function if is_async else None,
             run_inline=run_inline,
+            fallback=fallback,
+            check=check,
             aliases=aliases,
             runtime=runtime,
         )
@@ -300,12 +265,12 @@ def op(
     return declare
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class RequestContext:
     """What all nodes of one request share."""
 
     request: Request
-    endpoints: RequestEndpoints
+    endpoints: EndpointSource
     keys: Mapping[int, Key]
     expressions: Mapping[str, Expression]
     predicates: Mapping[str, Predicate]
@@ -314,14 +279,24 @@ class RequestContext:
     deadline: float
     node_timeout: float  # seconds
     traced: bool
+    _used_endpoints: dict[str, Any] = attrs.field(factory=dict, init=False)
+
+    def endpoint(self, endpoint_id: str) -> Any:
+        """The endpoint of that id; of one that reads as Redis does, identical reads of the request happen once."""
+        found = self._used_endpoints.get(endpoint_id)
+        if found is None:
+            endpoint = self.endpoints.get(endpoint_id)
+            found = OnceEndpoint(endpoint) if hasattr(endpoint, "hgetall_many") else endpoint
+            self._used_endpoints[endpoint_id] = found
+        return found
 
 
 class OpContext:
     """What one run of one node gets besides its inputs and params.
 
     `deadline` is the instant of trio's clock at which the node times out (infinite if it does not); `refs` are the
-    rows of the nodes that its params name. What endpoints answer is shared with other nodes of the request: read it,
-    and do not change it.
+    rows of the nodes that its params name. What endpoints answer is shared with other nodes of the request: do not
+    change it.
     """
 
     __slots__ = ("_shared", "deadline", "node_id", "refs")
@@ -354,15 +329,13 @@ class OpContext:
 
     def endpoint(self, endpoint_id: str) -> Any:
         """The endpoint of that id; identical reads within the request reach it once."""
-        return self._shared.endpoints.get(endpoint_id)
+        return self._shared.endpoint(endpoint_id)
 
     def new_rows(self, ids: Iterable[int], columns: Mapping[int, Iterable[Any]] | None = None) -> RowSet:
         """Rows of plain Python values, None where null."""
-        return new_rows(
-            list(ids), {key_id: make_column(self.keys[key_id], values) for key_id, values in (columns or {}).items()}
-        )
+        made = {key_id: make_column(self.keys[key_id], values) for key_id, values in (columns or {}).items()}
+        return new_rows(list(ids), made)
 
     def with_values(self, rows: RowSet, key_id: int, values: Iterable[Any]) -> RowSet:
         """The same rows with a column of plain Python values, None where null."""
-        column = make_column(self.keys[key_id], values)
-        return rows.with_column(key_id, column.values, column.nulls)
+        return rows.with_column(key_id, make_column(self.keys[key_id], values))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Read = tuple[Any, "NDArray[np.bool_] | bool"]
 
 _DTYPES: Final[Mapping[KeyType, Any]] = {KeyType.INT: np.int64, KeyType.FLOAT: np.float64, KeyType.STRING: object}
-# The value of a null. It is never read as a value, but arithmetic on it must not warn.
-_FILLERS: Final[Mapping[KeyType, Any]] = {KeyType.INT: 0, KeyType.FLOAT: 0.0, KeyType.STRING: None}
+# The value of a null. It is never read as a value, but can be compared and computed with.
+_FILLERS: Final[Mapping[KeyType, Any]] = {KeyType.INT: 0, KeyType.FLOAT: 0.0, KeyType.STRING: ""}
 
 
 class Column:
@@ -43,15 +43,11 @@ class Column:
 
 def make_column(key: Key, values: Iterable[Any]) -> Column:
     """A column of plain Python values, None where null; a value that does not fit the key raises ValueError."""
-    listed = list(values)
-    nulls = np.fromiter((value is None for value in listed), np.bool_, len(listed))
-    if nulls.any():
-        if not key.nullable:
-            raise ValueError(f"key {key.name!r} is not nullable, but a row has no value for it")
-        filler = _FILLERS[key.type]
-        listed = [filler if value is None else value for value in listed]
-    else:
-        nulls = None  # type: ignore[assignment]
+    given = list(values)
+    nulls = np.fromiter((value is None for value in given), np.bool_, len(given))
+    if nulls.any() and not key.nullable:
+        raise ValueError(f"key {key.name!r} is not nullable, but a row has no value for it")
+    listed = [_FILLERS[key.type] if value is None else value for value in given]
     column = np.empty(len(listed), _DTYPES[key.type])
     try:
         column[:] = listed
@@ -59,30 +55,31 @@ def make_column(key: Key, values: Iterable[Any]) -> Column:
         raise ValueError(f"key {key.name!r} is of type {key.type.value}: {error}") from error
     if key.type is KeyType.FLOAT and not np.isfinite(column).all():
         raise ValueError(f"key {key.name!r} has a value that is not finite")
-    if key.type is KeyType.STRING and not all(value is None or isinstance(value, str) for value in listed):
+    if key.type is KeyType.STRING and not all(isinstance(value, str) for value in listed):
         raise ValueError(f"key {key.name!r} is of type string, but a row has another value")
-    return Column(column, nulls)
+    return Column(column, nulls if nulls.any() else None)
 
 
 def string_column(values: Sequence[str | None]) -> Column:
     """A column of strings, None where null."""
     column = np.empty(len(values), object)
-    column[:] = values
     if None not in values:
+        column[:] = values
         return Column(column)
+    column[:] = ["" if value is None else value for value in values]
     return Column(column, np.fromiter((value is None for value in values), np.bool_, len(values)))
 
 
-def unwritten(key: Key) -> Read:
-    """What reading a key gives where no op has written it."""
+def _unwritten(key: Key) -> Read:
+    """The result of reading a key that no op has written."""
     if key.nullable or key.default is None:
         return _FILLERS[key.type], True
     return (float(key.default) if key.type is KeyType.FLOAT else key.default), False
 
 
 def unwritten_column(key: Key, size: int) -> Column:
-    """The same as a column of so many values."""
-    value, null = unwritten(key)
+    """A column of a key that no op has written."""
+    value, null = _unwritten(key)
     return Column(np.full(size, value, _DTYPES[key.type]), np.full(size, fill_value=True) if null else None)
 
 
@@ -110,7 +107,7 @@ class RowSet:
         """The values of a key for these rows, in their order."""
         column = self.columns.get(key.id)
         if column is None:
-            return unwritten(key)
+            return _unwritten(key)
         if self.index is None:
             return column.values, (False if column.nulls is None else column.nulls)
         return column.values[self.index], (False if column.nulls is None else column.nulls[self.index])
@@ -143,21 +140,20 @@ class RowSet:
         """No row, of the same columns."""
         return RowSet(self.columns, np.empty(0, np.intp))
 
-    def with_column(self, key_id: int, values: NDArray[Any], nulls: NDArray[np.bool_] | None = None) -> RowSet:
-        """The same rows with one more column, or another in its place; `values` are for these rows, in their order."""
-        if len(values) != self._length:
-            raise ValueError(f"a column of {len(values)} values does not fit {self._length} rows")
+    def with_column(self, key_id: int, column: Column) -> RowSet:
+        """The same rows with one more column, or another in its place; its values are for these rows in their order."""
+        if len(column.values) != self._length:
+            raise ValueError(f"a column of {len(column.values)} values does not fit {self._length} rows")
         if self.index is not None:
             # The values of rows that are not in this set are never read, so they are not even initialised.
             size = len(self.columns[ID].values)
-            spread = np.empty(size, values.dtype)
-            spread[self.index] = values
-            values = spread
-            if nulls is not None:
-                spread_nulls = np.zeros(size, np.bool_)
-                spread_nulls[self.index] = nulls
-                nulls = spread_nulls
-        return RowSet({**self.columns, key_id: Column(values, nulls)}, self.index)
+            values, nulls = np.empty(size, column.values.dtype), None
+            values[self.index] = column.values
+            if column.nulls is not None:
+                nulls = np.zeros(size, np.bool_)
+                nulls[self.index] = column.nulls
+            column = Column(values, nulls)
+        return RowSet({**self.columns, key_id: column}, self.index)
 
     def to_list(self, key: Key) -> list[Any]:
         """The values of a key for these rows as plain Python values, None where null."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import yaml
@@ -15,7 +15,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from ..checks import MAX_DEPTH, is_whole, parse_toml
-from ..columns.spec import Access, Grants, make_column, processor_types, spec_types
+from ..columns.spec import Access, Grants, processor_types, spec_types
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import nearest
 from ..models import MODEL_TYPES, Scripted
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..columns.spec import ColumnSpec
 
+T = TypeVar("T", list[Any], dict[str, Any])
 # A recipe of this size takes seconds to read; data belongs into seed files.
 MAX_BYTES = 4_000_000
 MAX_VALUES = 100_000
@@ -36,60 +37,52 @@ _DEFAULT_MODEL = "openai"
 
 
 def load_recipe(
-    path: str | os.PathLike[str],
-    *,
-    grants: Grants | None = None,
-    content: bytes | None = None,
-    models: Mapping[str, type] = MODEL_TYPES,
-    run_options: type | None = None,
+    path: str | os.PathLike[str], *, grants: Grants, run_options: type, content: bytes | None = None
 ) -> Recipe:
     """Read a recipe file. Raises one `DatasetGenerationError` that lists every problem with its place in the file.
 
     The recipe may read below its own folder, and what `grants` allows; code that it names as `module:name` is rejected
-    unless `grants` allows code. `content` replaces the content of the file, which is then not opened. `run_options` is
-    the class that validates the options under `run`.
+    unless `grants` allows code. `run_options` is the class that validates the options under `run`. `content` replaces
+    the content of the file, which is then not opened.
     """
     path = Path(path)
     # Absolute, because the recipe is stored with its dataset, in another folder.
-    access = Access(folder=path.parent.absolute(), grants=grants or Grants())
-    return _Reader(read_document(path, content), models, access).read(run_options)
+    access = Access(folder=path.parent.absolute(), grants=grants)
+    return _Reader(read_document(path, content), access).read(run_options)
 
 
 class _Reader:
     """Builds a recipe from one document and collects its problems."""
 
-    def __init__(self, document: Document, models: Mapping[str, type], access: Access) -> None:
+    def __init__(self, document: Document, access: Access) -> None:
         self._document = document
-        self._models = models
         self._access = access
         self._problems: list[str] = [*document.problems]
 
-    def read(self, run_options: type | None) -> Recipe:
+    def read(self, run_options: type) -> Recipe:
         data = self._document.data
         for key in data:
             if key not in _KEYS:
                 self._problem(str(key), f"unknown key {key!r}{nearest(str(key), _KEYS)}")
         # An alias whose fields are invalid is still defined: columns that use it are not a second problem.
         models = {
-            alias: self._typed(f"models.{alias}", fields, self._models, "model") or Scripted()
-            for alias, fields in self._get(data, "models", Mapping, "mapping").items()
+            alias: self._typed(f"models.{alias}", fields, MODEL_TYPES, "model") or Scripted()
+            for alias, fields in self._get("models", dict).items()
         }
         columns: list[ColumnSpec] = []
         unreadable: dict[int, str] = {}
-        for index, fields in enumerate(self._get(data, "columns", list, "list")):
-            spec = self._column(f"columns[{index}]", fields)
-            if spec is not None:
+        for index, fields in enumerate(self._get("columns", list)):
+            if spec := self._column(f"columns[{index}]", fields):
                 columns.append(spec)
             else:
                 name = fields.get("name") if isinstance(fields, Mapping) else None
                 unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
         processors = [
             self._typed(f"processors[{index}]", fields, processor_types(), "processor")
-            for index, fields in enumerate(self._get(data, "processors", list, "list"))
+            for index, fields in enumerate(self._get("processors", list))
         ]
-        run = self._get(data, "run", Mapping, "mapping")
-        if run_options is not None:
-            self._construct("run", run_options, run)
+        run = self._get("run", dict)
+        self._construct("run", run_options, run)
         seed = data.get("seed", 0)
         if not is_whole(seed):
             self._problem("seed", f"must be a whole number, not {seed!r}")
@@ -109,8 +102,7 @@ class _Reader:
             access=self._access,
         )
         if self._problems:
-            environment = recipe.environment(allow_code=self._access.grants.code)
-            found = recipe.problems(lambda spec: make_column(spec, environment), unreadable=unreadable)
+            found = recipe.problems(recipe.environment(), unreadable=unreadable)
             raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
         return recipe
 
@@ -127,7 +119,7 @@ class _Reader:
             self._problem(path, f"a {what} is a mapping with a 'type', not {fields!r}")
             return None
         given = {str(name): value for name, value in fields.items()}
-        kind = given.pop("type", _DEFAULT_MODEL if what == "model" and _DEFAULT_MODEL in types else None)
+        kind = given.pop("type", _DEFAULT_MODEL if what == "model" else None)
         if kind is None:
             self._problem(path, f"the type of the {what} is missing{nearest('', types)}")
             return None
@@ -163,12 +155,12 @@ class _Reader:
             del usable[field]
         return None if len(self._problems) > before else cls(**usable)
 
-    def _get(self, data: Mapping[str, Any], key: str, kind: type, noun: str) -> Any:
-        value = data.get(key)
+    def _get(self, key: str, kind: type[T]) -> T:
+        value = self._document.data.get(key)
         if value is None or isinstance(value, kind):
-            return value or ({} if kind is Mapping else [])
-        self._problem(key, f"must be a {noun}, not {value!r}")
-        return {} if kind is Mapping else []
+            return value or kind()
+        self._problem(key, f"must be a {'list' if kind is list else 'mapping'}, not {value!r}")
+        return kind()
 
     def _problem(self, path: str, message: str) -> None:
         self._problems.append(f"{self._document.place(path)}{path}: {message}")
@@ -221,15 +213,9 @@ class Document:
 
 def read_document(path: Path, content: bytes | None = None) -> Document:
     """Read a file, or `content` in place of it, by its suffix. Raises `ConfigError` if it cannot be read or parsed."""
-    readers: dict[str, Callable[[str, str], Document]] = {
-        ".yaml": _read_yaml,
-        ".yml": _read_yaml,
-        ".toml": _read_toml,
-        ".json": _read_json,
-    }
-    reader = readers.get(path.suffix.lower())
+    reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path}: a recipe file ends in {', '.join(readers)}, not {path.suffix!r}")
+        raise ConfigError(f"{path}: a recipe file ends in {', '.join(_READERS)}, not {path.suffix!r}")
     try:
         if content is None:
             with path.open("rb") as file:
@@ -237,17 +223,28 @@ def read_document(path: Path, content: bytes | None = None) -> Document:
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path}: a recipe has at most {MAX_BYTES} bytes; put data into seed files")
         text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        data, lines, duplicates = reader(text)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: a recipe is UTF-8, found {error.object[error.start]:#04x}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        document = reader(text, str(path))
     except RecursionError:
         raise ConfigError(f"{path}: nested more than {MAX_DEPTH} levels deep") from None
-    if not isinstance(document.data, Mapping):
-        raise ConfigError(f"{path}: a recipe is a mapping with 'columns', not {type(document.data).__name__}")
+    except yaml.MarkedYAMLError as error:
+        at = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise ConfigError(f"{path}{at}: {error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{path}:{line}: the character {error.character:#04x} is not allowed in YAML") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}") from error
+    except (yaml.YAMLError, ValueError) as error:  # errors of TOML, and a number of thousands of digits
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: a recipe is a mapping with 'columns', not {type(data).__name__}")
+    problems = tuple(f"{path}:{line}: {name}: duplicate key" for name, line in duplicates)
+    document = Document(data=data, file=str(path), lines=lines, problems=problems)
     _check_values(document)
     return document
 
@@ -255,31 +252,28 @@ def read_document(path: Path, content: bytes | None = None) -> Document:
 def _check_values(document: Document) -> None:
     """Reject what is nested too deep or too large, and text that cannot be encoded."""
     count = 0
-    open_parts: list[Iterator[tuple[str, Any]]] = [iter([("", document.data)])]
-    while open_parts:
-        path, value = next(open_parts[-1], (None, None))
-        if path is None:
-            open_parts.pop()
-            continue
+
+    def check(path: str, value: Any, depth: int) -> None:
+        nonlocal count
         count += 1
         if count > MAX_VALUES:
             raise ConfigError(
                 f"{document.place(path)}a recipe has at most {MAX_VALUES} values; put data into seed files"
             )
-        if len(open_parts) > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise ConfigError(f"{document.place(path)}nested more than {MAX_DEPTH} levels deep")
-        if isinstance(value, Mapping | list):
-            open_parts.append(_children(path, value))
         for text in (path, value):
             if isinstance(text, str) and (found := _SURROGATE.search(text)):
                 place = document.place(path) + path.encode("ascii", "backslashreplace").decode()
                 raise ConfigError(f"{place}: {found[0]!r} is a lone surrogate, which cannot be encoded")
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                check(f"{path}.{key}" if path else str(key), each, depth + 1)
+        elif isinstance(value, list):
+            for index, each in enumerate(value):
+                check(f"{path}[{index}]", each, depth + 1)
 
-
-def _children(path: str, value: Mapping[Any, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return ((f"{path}.{key}" if path else str(key), each) for key, each in value.items())
-    return ((f"{path}[{index}]", each) for index, each in enumerate(value))
+    check("", document.data, 1)
 
 
 class _Loader(yaml.SafeLoader):
@@ -291,8 +285,8 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = 0
         self._values = 0
-        # How many values each anchor stands for; None while its node is being read.
-        self._anchored: dict[str, int | None] = {}
+        # The number of values under each anchor; None while its node is being read.
+        self._anchored: dict[str | None, int | None] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Reject depth, and aliases that would expand without end, before anything follows them."""
@@ -309,12 +303,10 @@ class _Loader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
-        if anchor is not None:
-            self._anchored[anchor] = None
+        self._anchored[anchor] = None
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if anchor is not None:
-            self._anchored[anchor] = self._values - before
+        self._anchored[anchor] = self._values - before
         return node
 
     def _count(self, values: int, mark: yaml.Mark) -> None:
@@ -364,33 +356,25 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
 
-def _read_yaml(text: str, file: str) -> Document:
+# The content of a file, the line of each known path, and path and line of each duplicate key.
+Parsed = tuple[Any, dict[str, int], list[tuple[str, int]]]
+
+
+def _read_yaml(text: str) -> Parsed:
+    loader = _Loader(text)
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            # Merge keys are resolved in the nodes, so their lines are taken first.
-            lines, problems = _marks(node, file)
-            data: Any = None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = "" if mark is None else f":{mark.line + 1}"
-        raise ConfigError(f"{file}{at}: {error.problem or error.context}") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{file}:{line}: the character {error.character:#04x} is not allowed in YAML") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    return Document(data=data, file=file, lines=lines, problems=tuple(problems))
+        node = loader.get_single_node()
+        # Merge keys are resolved in the nodes, so their lines are taken first.
+        lines, duplicates = _marks(node)
+        return None if node is None else loader.construct_document(node), lines, duplicates
+    finally:
+        loader.dispose()
 
 
-def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]]:
+def _marks(root: yaml.Node | None) -> tuple[dict[str, int], list[tuple[str, int]]]:
     """The line of every path, and duplicate keys, of which YAML would silently use the last."""
     lines: dict[str, int] = {}
-    problems: list[str] = []
-
+    duplicates: list[tuple[str, int]] = []
     visited: set[int] = set()
 
     def walk(node: yaml.Node, path: str) -> None:
@@ -401,12 +385,12 @@ def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
-                name = str(key.value)
+                name, line = str(key.value), key.start_mark.line + 1
                 inner = f"{path}.{name}" if path else name
                 if name in seen:
-                    problems.append(f"{file}:{key.start_mark.line + 1}: {inner}: duplicate key")
+                    duplicates.append((inner, line))
                 seen.add(name)
-                lines[inner] = key.start_mark.line + 1
+                lines[inner] = line
                 walk(value, inner)
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
@@ -414,29 +398,20 @@ def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]
 
     if root is not None:
         walk(root, "")
-    return lines, problems
+    return lines, duplicates
 
 
-def _read_json(text: str, file: str) -> Document:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}:{error.lineno}: {error.msg}") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise ConfigError(f"{file}: {error}") from error
+def _read_json(text: str) -> Parsed:
+    data = json.loads(text)
     try:
         # Nearly all JSON is YAML as well, whose parser gives lines.
-        lines, problems = _marks(yaml.compose(text, Loader=_Loader), file)
+        return data, *_marks(yaml.compose(text, Loader=_Loader))
     except yaml.YAMLError:
-        lines, problems = {}, []
-    return Document(data=data, file=file, lines=lines, problems=tuple(problems))
+        return data, {}, []
 
 
-def _read_toml(text: str, file: str) -> Document:
-    try:
-        data = parse_toml(text)
-    except ValueError as error:  # TOML's own error, and a number of thousands of digits
-        raise ConfigError(f"{file}: {error}") from error
+def _read_toml(text: str) -> Parsed:
+    data = parse_toml(text)
     # The parser gives no lines, but the headers of tables are easily found.
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -447,7 +422,7 @@ def _read_toml(text: str, file: str) -> Document:
             counts[name] = counts.get(name, 0) + 1
         elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             lines[header[1]] = number
-    return Document(data=_without_dates(data), file=file, lines=lines)
+    return _without_dates(data), lines, []
 
 
 def _without_dates(value: Any) -> Any:
@@ -457,3 +432,6 @@ def _without_dates(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_dates(each) for each in value]
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value
+
+
+_READERS = {".yaml": _read_yaml, ".yml": _read_yaml, ".toml": _read_toml, ".json": _read_json}

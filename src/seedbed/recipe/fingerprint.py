@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _OPERATIONAL = frozenset(
     {
         *("api_key_env", "base_url", "headers", "input_price", "max_parallel_requests", "output_price"),
-        *("requests_per_minute", "timeout", "tokens_per_minute"),
+        *("latency_congestion", "requests_per_minute", "timeout", "tokens_per_minute"),
     }
 )
 

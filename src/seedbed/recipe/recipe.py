@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import attrs
 
 from ..checks import is_whole
 from ..columns.base import Column
 from ..columns.seed import Seed
-from ..columns.spec import Access, ColumnSpec, Contact, Environment, ProcessorSpec, contacts
+from ..columns.spec import Access, ColumnSpec, Environment, ProcessorSpec, make_column
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Kind, check_columns, closest, nearest
 
@@ -22,16 +23,24 @@ class ModelLike(Protocol):
     def problems(self) -> list[str]: ...
 
 
+@attrs.frozen(kw_only=True)
+class Contact:
+    """A server that a recipe contacts, and the environment variables that are sent to it."""
+
+    place: str
+    url: str
+    env: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.url}" + (f" (is sent {', '.join(self.env)})" if self.env else "")
+
+
 def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]:
     return (value,) if isinstance(value, ColumnSpec) else tuple(value)
 
 
 def _models(value: Mapping[str, ModelLike]) -> dict[str, ModelLike]:
     return dict(value)
-
-
-def _processors(value: Iterable[ProcessorSpec]) -> tuple[ProcessorSpec, ...]:
-    return tuple(value)
 
 
 def _run(value: Any) -> dict[str, Any]:
@@ -58,7 +67,7 @@ class Recipe:
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
     models: Mapping[str, ModelLike] = attrs.field(factory=dict, converter=_models)
     seed: int = 0
-    processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=_processors)
+    processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=tuple)
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
     name: str | None = None
     base: Path = attrs.field(default=Path(), converter=Path, eq=False)
@@ -95,9 +104,9 @@ class Recipe:
         models: Any = self.models  # specs, as `__attrs_post_init__` checked
         return Environment(seed=self.seed, models=models, base=self.base, access=self.access, **more)
 
-    def resolve(self, make: Callable[[ColumnSpec], Column]) -> tuple[Column, ...]:
-        """The engine's columns, each built from its spec by `make`. Raises one error that lists all problems."""
-        columns, problems = self._resolve(make, {})
+    def resolve(self, environment: Environment) -> tuple[Column, ...]:
+        """The engine's columns. Raises one error that lists all problems."""
+        columns, problems = self._resolve(environment, {})
         # A model that may not read its file is not checked further: that would open the file.
         in_models = self.access_problems() or [
             f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()
@@ -106,28 +115,47 @@ class Recipe:
             raise DatasetGenerationError([*in_models, *problems])
         return tuple(columns)
 
-    def problems(self, make: Callable[[ColumnSpec], Column], *, unreadable: Mapping[int, str]) -> list[str]:
+    def problems(self, environment: Environment, *, unreadable: Mapping[int, str]) -> list[str]:
         """The problems of its columns and processors, a sentence each.
 
         `unreadable` has the names of columns that are not in `columns`, because their fields are invalid, by position.
         """
-        return self._resolve(make, unreadable)[1]
+        return self._resolve(environment, unreadable)[1]
 
     def access_problems(self) -> list[str]:
-        """What its models read and may not, a sentence each; columns check their paths when they are created."""
-        return [] if self.access is None else self.access.model_problems(self.models, self.columns)
+        """Paths and header variables of its models that are not allowed; columns check theirs when they are created."""
+        if self.access is None:
+            return []
+        declared = {getattr(each, "api_key_env", None) for each in (*self.models.values(), *self.columns)}
+        problems: list[str] = []
+        for alias, model in self.models.items():
+            problems += [
+                f"models.{alias}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
+                for name in getattr(model, "header_env", ())
+                if name not in self.access.grants.env and name not in declared
+            ]
+            for path in _call(model, "paths"):
+                try:
+                    self.access.check_path(Path(path), f"models.{alias}")
+                except ConfigError as error:
+                    problems.append(str(error))
+        return problems
 
     def contacts(self) -> list[Contact]:
         """The servers that it contacts: models, remote validation and remote seeds."""
-        return contacts(self.models, self.columns)
+        specs: list[tuple[str, object]] = [(f"models.{alias}", model) for alias, model in self.models.items()]
+        specs += [(f"columns.{column.name}", column) for column in self.columns]
+        return [
+            Contact(place=place, url=_shown(url), env=_sent(spec))
+            for place, spec in specs
+            for url in _call(spec, "urls")
+        ]
 
     def reads_files(self) -> bool:
         """True if it names local files or code, which are looked up below `base`."""
         return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.columns)
 
-    def _resolve(
-        self, make: Callable[[ColumnSpec], Column], unreadable: Mapping[int, str]
-    ) -> tuple[list[Column], list[str]]:
+    def _resolve(self, environment: Environment, unreadable: Mapping[int, str]) -> tuple[list[Column], list[str]]:
         made: list[Column] = []
         problems: list[str] = []
         failed = list(unreadable.values())
@@ -135,10 +163,12 @@ class Recipe:
         positions = (index for index in range(len(self.columns) + len(unreadable)) if index not in unreadable)
         for index, spec in zip(positions, self.columns, strict=True):
             try:
-                unknown = [alias for alias in spec.aliases() if alias not in self.models]
-                if unknown:
-                    raise DatasetGenerationError(self._unknown_alias(spec, alias) for alias in unknown)
-                made.append(make(spec))
+                if unknown := [alias for alias in spec.aliases() if alias not in self.models]:
+                    raise DatasetGenerationError(
+                        f"{spec.error_prefix}model {alias!r} is not in models{nearest(alias, self.models)}"
+                        for alias in unknown
+                    )
+                made.append(make_column(spec, environment))
                 continue
             except DatasetGenerationError as error:
                 found = error.problems
@@ -159,9 +189,6 @@ class Recipe:
         possible = missing if has_unread_seed else {name for name in missing if closest(name, names) is None}
         placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
         return made, [*problems, *check_columns([*made, *placeholders])]
-
-    def _unknown_alias(self, spec: ColumnSpec, alias: str) -> str:
-        return f"column {spec.name!r} uses model {alias!r}, which is not in models{nearest(alias, self.models)}"
 
     def _processor_problems(self, made: Sequence[Column]) -> list[str]:
         problems: list[str] = []
@@ -188,6 +215,28 @@ def _placeholder(name: str, *outputs: str) -> Column:
     """A column in the graph in place of one that could not be created, with outputs that it may have."""
     side_effects = (f"{name}__trace", f"{name}__reasoning_content", *outputs)
     return Column(name, lambda: None, requires=(), side_effects=side_effects)
+
+
+def _call(spec: object, method: str) -> tuple[str, ...]:
+    """The result of a method of a spec; user-defined models need not have it."""
+    found = getattr(spec, method, None)
+    return tuple(found()) if callable(found) else ()
+
+
+def _sent(spec: object) -> tuple[str, ...]:
+    """The environment variables that a spec sends."""
+    key = getattr(spec, "api_key_env", None)
+    return tuple(dict.fromkeys([*([key] if key else []), *getattr(spec, "header_env", ())]))
+
+
+def _shown(url: str) -> str:
+    """A URL without its password and its query, which may hold a signature: it ends up in logs."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="…" if parts.query else "", fragment="").geturl()
 
 
 def _described(value: object) -> str:

@@ -151,24 +151,23 @@ def _is_quiet(connected: socket.socket) -> bool:
     return False
 
 
-async def accept(stream: trio.SocketStream, context: ssl.SSLContext | None) -> Wire:
-    """The server's side of a connection that came in."""
+async def open_wire(
+    stream: trio.SocketStream,
+    context: ssl.SSLContext | None,
+    *,
+    server_hostname: str | None = None,
+    server_side: bool = False,
+) -> Wire:
+    """Take over a connection; with a context, after a TLS handshake. If that fails, the caller closes the socket."""
     if context is None:
         return SocketWire(socket.socket(fileno=stream.socket.detach()))
-    tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-    return await shake_hands(tls, stream)
-
-
-async def shake_hands(tls: trio.SSLStream[trio.SocketStream], stream: trio.SocketStream) -> Wire:
-    """Finish the TLS handshake; closes the socket if that fails."""
+    tls = trio.SSLStream(
+        stream, context, server_hostname=server_hostname, server_side=server_side, https_compatible=True
+    )
     try:
         await tls.do_handshake()
     except trio.BrokenResourceError as error:
-        stream.socket.close()
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         raise ConnectionResetError("the connection was lost in the TLS handshake") from error
-    except BaseException:
-        stream.socket.close()
-        raise
     return TlsWire(tls, stream)

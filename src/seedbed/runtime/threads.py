@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -43,6 +44,10 @@ _make_clock: contextvars.ContextVar[Callable[[], Clock] | None] = contextvars.Co
 )
 # Set in the worker thread of a cell, so that what the cell calls finds the run that it belongs to.
 current_portal: contextvars.ContextVar[Portal | None] = contextvars.ContextVar("seedbed_portal", default=None)
+
+
+# Seconds until a signal is handled that the system gave to another thread than the main one.
+_SIGNAL_INTERVAL = 0.1
 
 
 def new_clock() -> Clock | None:
@@ -206,19 +211,18 @@ def run_sync(function: Callable[..., Awaitable[T]], *args: object) -> T:
     if not in_event_loop():
         return trio.run(_call, function, args)
     # A loop runs in this thread and cannot run another one: a thread of its own can.
-    answers: list[outcome.Outcome[T]] = []
-    context = contextvars.copy_context()
+    return run_in_thread(partial(contextvars.copy_context().run, trio.run, _call, function, args))
 
-    def call() -> T:
-        return context.run(trio.run, _call, function, args)
 
-    def work() -> None:
-        answers.append(outcome.capture(call))
-
-    thread = threading.Thread(target=work, name="seedbed-bridge")
+def run_in_thread(function: Callable[[], T]) -> T:
+    """Run `function` in a thread of its own and wait for it; in the main thread, signals are handled meanwhile."""
+    results: list[outcome.Outcome[T]] = []
+    thread = threading.Thread(target=lambda: results.append(outcome.capture(function)), name="seedbed-run")
     thread.start()
-    thread.join()
-    return answers[0].unwrap()
+    # Python runs signal handlers in the main thread, which does not wake up if the system gave a signal to another one.
+    while thread.is_alive():
+        thread.join(_SIGNAL_INTERVAL)
+    return results[0].unwrap()
 
 
 async def _call(function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:

@@ -7,7 +7,6 @@ that take its time, make its calls and return placeholders.
 from __future__ import annotations
 
 import datetime
-import decimal
 import functools
 import math
 import random
@@ -16,14 +15,14 @@ import sys
 import types
 import typing
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
+import pyarrow as pa
 import trio
-from pyarrow import types as arrow_types
 
 from ..errors import CellError, RateLimited, Retryable
 from ..graph import Kind
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     import polars as pl
-    import pyarrow as pa
 
     from ..columns.base import CellContext
     from ..models.base import ChatRequest, ModelSpec
@@ -235,30 +233,20 @@ class SimulatedClient:
 # What a reader of the result should know: a set in order of insertion. Notes are added by `setdefault`.
 Notes = dict[str, None]
 _TEXT = "placeholder"
-_INSTANT = datetime.datetime(2024, 1, 1)  # noqa: DTZ001  columns of instants have no zone unless they declare one
-_BY_TYPE: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
-    (arrow_types.is_string, _TEXT),
-    (arrow_types.is_large_string, _TEXT),
-    (arrow_types.is_boolean, True),
-    (arrow_types.is_integer, 1),
-    (arrow_types.is_floating, 1.0),
-    (arrow_types.is_decimal, decimal.Decimal(1)),
-    (arrow_types.is_binary, b"placeholder"),
-    (arrow_types.is_large_binary, b"placeholder"),
-    (arrow_types.is_date, _INSTANT.date()),
-    (arrow_types.is_duration, datetime.timedelta(seconds=1)),
-)
+# The first that a type accepts is its placeholder.
+_EXAMPLES = (_TEXT, datetime.datetime(2024, 1, 1), datetime.timedelta(seconds=1), 1, True)  # noqa: DTZ001  most types have no zone
 
 
 def of_type(arrow: pa.DataType) -> Any:
     """A value of a declared type; null for a type that has no plain value."""
-    if arrow_types.is_list(arrow) or arrow_types.is_large_list(arrow):
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
         return [of_type(arrow.value_type)]
-    if arrow_types.is_struct(arrow):
+    if pa.types.is_struct(arrow):
         return {field.name: of_type(field.type) for field in arrow}
-    if arrow_types.is_timestamp(arrow):
-        return _INSTANT if arrow.tz is None else _INSTANT.replace(tzinfo=datetime.UTC)
-    return next((value for is_type, value in _BY_TYPE if is_type(arrow)), None)
+    for example in _EXAMPLES:
+        with suppress(pa.ArrowException, TypeError, ValueError):
+            return pa.scalar(example, arrow).as_py()
+    return None
 
 
 def of_function(function: Callable[..., Any]) -> Any:

@@ -54,17 +54,17 @@ class CallProfile:
     input_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
     output_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
     # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
-    calls: float | None = attrs.field(default=None, validator=checks.optional(checks.at_least(1)))
+    calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
     # The share of calls that are rate-limited (429), and that fail in a way that a retry may mend (5xx).
-    rate_limited: float | None = attrs.field(default=None, validator=checks.optional(checks.share))
-    failed: float | None = attrs.field(default=None, validator=checks.optional(checks.share))
+    rate_limited: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
+    failed: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
     # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
     error_latency: Any = attrs.field(default=None, converter=_read, validator=_check)
     retry_after: float | None = None
     # Calls that the server processes concurrently; further ones are rate-limited.
-    capacity: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(0)))
+    capacity: int | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.whole(0)))
     # Of a column: the share of its cells that skip_when skips.
-    skipped: float | None = attrs.field(default=None, validator=checks.optional(checks.share))
+    skipped: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
 
     def __attrs_post_init__(self) -> None:
         """Check that the shares of calls add up to at most 1."""

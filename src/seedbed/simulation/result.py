@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ _MATTERS = 0.25
 class KeyLoad:
     """The use of a throttle key, in shares of the run's time; `models` are the aliases that share it.
 
-    `limit`: what the throttle allowed, on average. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
+    `limit`: the median of what the throttle allowed. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
     many calls in flight as allowed at the time. `held_up`: that, and work waited. `paced`: work waited although fewer
     were in flight, for rates per minute or a pause after rate limits. `rate_limited` counts calls.
     """
@@ -285,28 +284,15 @@ def simulation_data(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{{stylesheet}}
-body {{{{ color: {{foreground}}; background: {{background}}; margin: 2rem }}}}</style></head>
-<body><pre style="font-family:Menlo,'DejaVu Sans Mono',consolas,monospace"><code>{{code}}</code></pre></body></html>
-"""
-
-
 def page(simulation: Simulation, title: str) -> str:
     """The result as a web page, as a terminal shows it."""
     console = Console(record=True, file=io.StringIO(), width=140, highlight=False)
     console.print(Text(f"{title}: a simulated run\n", style="bold"), *render(simulation), sep="\n")
-    return console.export_html(code_format=_PAGE.format(title=escape(title).replace("{", "{{").replace("}", "}}")))
+    return console.export_html()
 
 
 def spread_text(spread: Spread, show: Callable[[float], str]) -> str:
-    """A figure and, where seeds differ, its lowest and highest value."""
-    mean, low, high = show(spread.mean), show(spread.low), show(spread.high)
-    return mean if low == high else f"{mean} ({low} to {high})"
-
-
-def brief_text(spread: Spread, show: Callable[[float], str]) -> str:
-    """A figure for a table and, where seeds differ by a percent or more, by how much."""
+    """A figure and, where seeds differ by a percent or more, by how much."""
     off = max(spread.high - spread.mean, spread.mean - spread.low) / spread.mean if spread.mean else 0.0
     return show(spread.mean) if off < 0.01 else f"{show(spread.mean)} ±{off:.0%}"
 
@@ -373,8 +359,8 @@ def _usage_table(estimate: Estimate) -> Table:
         (
             column,
             model,
-            *(brief_text(spread, count_text) for spread in (used.calls, used.input_tokens, used.output_tokens)),
-            brief_text(used.cost, money),
+            *(spread_text(spread, count_text) for spread in (used.calls, used.input_tokens, used.output_tokens)),
+            spread_text(used.cost, money),
         )
         for column, model, used in lines
     ]
@@ -405,7 +391,7 @@ def _variant_table(simulation: Simulation) -> Table:
             what,
             spread_text(estimate.seconds, seconds_text),
             f"× {estimate.seconds.mean / (base.seconds.mean or 1.0):.2f}",
-            brief_text(estimate.total.cost, money),
+            spread_text(estimate.total.cost, money),
             estimate.bottleneck + ("" if estimate.stopped is None else "; ends early"),
         )
         for what, estimate in [("unchanged", base), *changed]

@@ -7,23 +7,24 @@ import os
 import pickle
 import random
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-import outcome
 import trio
 
 from .. import checks
-from ..engine.api import preview, run_in_thread
+from ..engine.api import preview
 from ..engine.config import RunConfig
 from ..engine.run import run_build
 from ..errors import BuildError, ConfigError, SeedbedError
 from ..observe.events import Events
 from ..observe.report import Usage
 from ..recipe.recipe import Recipe
-from ..runtime.threads import in_event_loop
+from ..runtime.threads import in_event_loop, run_in_thread
 from .profiles import CallProfile, Measured, as_profile, measure_path, measure_report
 from .result import BUCKETS, KeyLoad, LimitLoad, Outcome, Probed, Simulation, Track, Variant, make_estimate
 from .stage import Setting, Staged, variants
@@ -95,7 +96,8 @@ class Sampler:
             key=key,
             models=models,
             ceiling=ceiling,
-            limit=_mean([limit for _, limit, _ in samples]),
+            # The median: a mean moves with each probe above what the server takes.
+            limit=float(median(limit for _, limit, _ in samples)),
             busy=_mean([used for used, _, _ in samples]) / ceiling,
             at_limit=_mean(full),
             held_up=_mean([a and b for a, b in zip(full, waits, strict=True)]),
@@ -152,7 +154,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _run(function: Callable[[], Awaitable[T]], clock: Clock | None = None) -> T:
     """`trio.run`, also inside a running event loop; there an interrupt of the caller cancels it."""
-    scope, tokens, results = trio.CancelScope(), list[trio.lowlevel.TrioToken](), list[outcome.Outcome[T]]()
+    scope, tokens = trio.CancelScope(), list[trio.lowlevel.TrioToken]()
 
     async def main() -> T:
         tokens.append(trio.lowlevel.current_trio_token())
@@ -164,11 +166,11 @@ def _run(function: Callable[[], Awaitable[T]], clock: Clock | None = None) -> T:
     if not in_event_loop():
         return run()
     try:
-        run_in_thread(lambda: results.append(outcome.capture(run)))
-    finally:
-        if not results and tokens:
+        return run_in_thread(run)
+    except KeyboardInterrupt:
+        with suppress(trio.RunFinishedError, IndexError):  # it has ended, or not begun
             tokens[0].run_sync_soon(scope.cancel)
-    return results[0].unwrap()
+        raise
 
 
 def simulate_once(setting: Setting, seed: int) -> Outcome:

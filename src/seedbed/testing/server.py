@@ -24,8 +24,8 @@ import httptools
 import trio
 
 from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
-from ..models.scripted import OutcomeSource, SimulatedOutcome, behaviour_from, rate_limit_headers
-from ..runtime.sockets import SocketWire, accept
+from ..models.scripted import Behaviour, OutcomeSource, SimulatedOutcome, rate_limit_headers
+from ..runtime.sockets import SocketWire, open_wire
 from ..runtime.tasks import Timers, open_hidden_nursery
 
 if TYPE_CHECKING:
@@ -38,12 +38,8 @@ if TYPE_CHECKING:
 _SHORT = 0.5
 _START_TIMEOUT = 30.0
 _REASONS = {200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 429: b"Too Many Requests"}
-_KINDS = {
-    "/chat/completions": "chat",
-    "/embeddings": "embeddings",
-    "/images/generations": "images",
-    "/messages": "messages",
-}
+# The APIs by the last part of their paths, whatever the prefix.
+_KINDS = {"completions": "chat", "embeddings": "embeddings", "generations": "images", "messages": "messages"}
 
 
 @attrs.frozen(kw_only=True)
@@ -81,10 +77,6 @@ class Reply:
     """Bytes as they are, anything else as JSON."""
     headers: Mapping[str, str] = attrs.field(factory=dict)
 
-    def content(self) -> bytes:
-        """The bytes of the body."""
-        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
-
 
 Script = Callable[[ServerRequest], Reply | SimulatedOutcome | str | None]
 """Decides on a call: a whole answer, a simulated outcome, the text to answer with, or None for the default."""
@@ -105,14 +97,6 @@ class ServerStatistics:
     """How often each status was sent; 0 stands for calls that were reset."""
     prompts: Counter[str] = attrs.field(factory=Counter)
     """How often each prompt was received."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return {
-            **{name: getattr(self, name) for name in ("requests", "max_in_flight", "connections", "disconnects")},
-            "statuses": {str(status): count for status, count in self.statuses.items()},
-            "prompts": dict(self.prompts),
-        }
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -167,7 +151,7 @@ class OpenAIServer:
         """Serve one connection until either side closes it."""
         self.statistics.connections += 1
         try:
-            wire = await accept(stream, self._ssl_context)
+            wire = await open_wire(stream, self._ssl_context, server_side=True)
         except OSError:  # the client rejects the certificate
             return
         connection = _Connection(wire, self.timers)
@@ -183,49 +167,39 @@ class OpenAIServer:
     async def _handle(self, connection: _Connection, method: str, path: str, raw: bytes) -> bool:
         """Answer one call; returns whether the connection stays open."""
         statistics = self.statistics
-        connection.call = None
+        last = path.partition("?")[0].rpartition("/")[2]
         if method == "GET":
-            known = {"/stats": statistics.as_dict(), "/models": {"object": "list", "data": [{"id": "test"}]}}
-            found = next((body for end, body in known.items() if path.endswith(end)), None)
-            return await self._send(connection, 200 if found is not None else 404, json.dumps(found).encode())
+            known = {"stats": attrs.asdict(statistics), "models": {"object": "list", "data": [{"id": "test"}]}}
+            return await self._send(connection, None, 200 if last in known else 404, _dumps(known.get(last)))
         statistics.requests += 1
-        kind = _kind_of(path)
+        kind = _KINDS.get(last)
         try:
             body = json.loads(raw)
         except ValueError:
             kind = None
         if kind is None:
-            return await self._send(connection, 404, json.dumps(_error_body(404)).encode())
-        if self._api_key is not None and self._api_key not in {
-            connection.headers.get("authorization", "").removeprefix("Bearer "),
-            connection.headers.get("x-api-key"),
-        }:
-            return await self._send(connection, 401, json.dumps(_error_body(401)).encode())
-        prompt = _prompt_of(kind, body)
-        connection.call = (statistics.requests, prompt)
+            return await self._send(connection, None, 404, _error_body(404))
+        headers = connection.headers
+        keys = headers.get("authorization", "").removeprefix("Bearer "), headers.get("x-api-key")
+        if self._api_key is not None and self._api_key not in keys:
+            return await self._send(connection, None, 401, _error_body(401))
+        prompt, number = _prompt_of(kind, body), statistics.requests
+        request = ServerRequest(method=method, path=path, headers=headers, body=body, prompt=prompt, number=number)
         outcome = self._outcomes.decide(prompt, statistics.in_flight)
-        if self._record or self._script is not None:
-            request = ServerRequest(
-                method=method,
-                path=path,
-                headers=dict(connection.headers),
-                body=body,
-                prompt=prompt,
-                number=statistics.requests,
-            )
-            if self._record:
-                self.requests.append(request)
-            scripted = self._script(request) if self._script is not None else None
-            if isinstance(scripted, Reply):
-                return await self._send(connection, scripted.status, scripted.content(), scripted.headers)
-            if isinstance(scripted, SimulatedOutcome):
-                outcome = scripted
-            elif isinstance(scripted, str):
-                outcome = attrs.evolve(outcome, text=scripted)
-        return await self._simulate(connection, kind, body, prompt, outcome)
+        if self._record:
+            self.requests.append(request)
+        scripted = None if self._script is None else self._script(request)
+        if isinstance(scripted, Reply):
+            content = scripted.body if isinstance(scripted.body, bytes) else _dumps(scripted.body)
+            return await self._send(connection, request, scripted.status, content, scripted.headers)
+        if isinstance(scripted, SimulatedOutcome):
+            outcome = scripted
+        elif isinstance(scripted, str):
+            outcome = attrs.evolve(outcome, text=scripted)
+        return await self._simulate(connection, kind, request, outcome)
 
     async def _simulate(
-        self, connection: _Connection, kind: str, body: Any, prompt: str, outcome: SimulatedOutcome
+        self, connection: _Connection, kind: str, request: ServerRequest, outcome: SimulatedOutcome
     ) -> bool:
         statistics = self.statistics
         # A rejected call does no work and takes no capacity.
@@ -236,7 +210,7 @@ class OpenAIServer:
         self._pulse()
         try:
             if outcome.outcome == "hang":
-                is_connected = await self._hang(connection, prompt)
+                is_connected = await self._hang(connection, request.prompt)
             else:
                 is_connected = await connection.wait(outcome.latency)
         finally:
@@ -247,27 +221,21 @@ class OpenAIServer:
             return False
         if outcome.outcome == "reset":
             statistics.statuses[0] += 1
-            self._note(connection, 0)
+            self._note(request, 0)
             if isinstance(connection.wire, SocketWire):
                 connection.wire.reset()
             return False
         if outcome.outcome == "status":
-            return await self._send(
-                connection, outcome.status, _dumps(_error_body(outcome.status)), rate_limit_headers(outcome)
-            )
+            status, headers = outcome.status, rate_limit_headers(outcome)
+            return await self._send(connection, request, status, _error_body(status), headers)
         text = outcome.text if outcome.text is not None else self._answer
         if text is None:
-            text = _answer_text(kind, body, prompt)
-        content = _dumps(_answer_body(kind, body, prompt, text, outcome, usage=self._usage))
+            text = _answer_text(kind, request)
+        build = _anthropic_body if kind == "messages" else _openai_body
+        content = _dumps(build(kind, request, text, outcome.outcome, usage=self._usage))
         if outcome.outcome == "malformed":
             content = b'{"choices": [{"message": ' + content[: len(content) // 4]
-        if outcome.outcome == "truncated":
-            statistics.statuses[200] += 1
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
-            await connection.wire.send(head + content[: len(content) // 2])
-            self._note(connection, 0)
-            return False
-        return await self._send(connection, 200, content)
+        return await self._send(connection, request, 200, content, is_whole=outcome.outcome != "truncated")
 
     async def _hang(self, connection: _Connection, prompt: str) -> bool:
         """Wait until the call is released; returns whether the client is still connected."""
@@ -280,21 +248,31 @@ class OpenAIServer:
         return scope.cancelled_caught
 
     async def _send(
-        self, connection: _Connection, status: int, content: bytes, headers: Mapping[str, str] | None = None
+        self,
+        connection: _Connection,
+        request: ServerRequest | None,
+        status: int,
+        content: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        is_whole: bool = True,
     ) -> bool:
         self.statistics.statuses[status] += 1
+        reason = _REASONS.get(status, b"Error")
         more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode("latin-1")
+        sent = content if is_whole else content[: len(content) // 2]
         await connection.wire.send(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (status, _REASONS.get(status, b"Error"), more, len(content), content)
+            % (status, reason, more, len(content), sent)
         )
-        self._note(connection, status)
-        return connection.keeps_alive
+        self._note(request, status if is_whole else 0)
+        return is_whole and connection.keeps_alive
 
-    def _note(self, connection: _Connection, status: int) -> None:
-        if self._record and connection.call is not None:
-            number, prompt = connection.call
-            self.answers.append(ServerAnswer(number=number, prompt=prompt, status=status, time=time.monotonic()))
+    def _note(self, request: ServerRequest | None, status: int) -> None:
+        if self._record and request is not None:
+            self.answers.append(
+                ServerAnswer(number=request.number, prompt=request.prompt, status=status, time=time.monotonic())
+            )
 
 
 def _dumps(value: Any) -> bytes:
@@ -309,8 +287,6 @@ class _Connection:
         self._timers = timers
         self.headers: dict[str, str] = {}
         self.keeps_alive = True
-        # Number and prompt of the call that is being answered; None if it is not a call to a model.
-        self.call: tuple[int, str] | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._chunks: list[bytes] = []
@@ -380,11 +356,8 @@ async def serve_openai(
     `behaviour` are the fields of `Behaviour`: latency, capacity, shares of failures. `script` decides call by call;
     markers such as `[[500 x2]]` in a prompt do so without code. `answer` replaces the generated text of answers.
     """
-    decided, unknown = behaviour_from(behaviour)
-    if unknown:
-        raise TypeError(f"serve_openai has no option {', '.join(map(repr, unknown))}")
     server = OpenAIServer(
-        outcomes=OutcomeSource(decided),
+        outcomes=OutcomeSource(Behaviour(**behaviour)),
         script=script,
         answer=answer,
         usage=usage,
@@ -439,7 +412,7 @@ class ServerProcess:
     pid: int
 
     def statistics(self) -> dict[str, Any]:
-        """The result of `ServerStatistics.as_dict`, fetched over HTTP."""
+        """The fields of `ServerStatistics` as JSON, fetched over HTTP."""
         with urllib.request.urlopen(f"{self.url}/stats", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
@@ -462,23 +435,10 @@ def serve_openai_process(**options: Any) -> Iterator[ServerProcess]:
 
 def main() -> None:
     """Serve with the options of the command line, print the base URL, and end when standard input does."""
-    trio.run(_serve, json.loads(sys.argv[1]))
-
-
-async def _serve(options: dict[str, Any]) -> None:
-    async with serve_openai(**options) as server:
+    with serve_openai_sync(**json.loads(sys.argv[1])) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
-        # The parent holds the other end: standard input ends when the parent does.
-        stdin = trio.lowlevel.FdStream(sys.stdin.fileno())
-        while await stdin.receive_some(1):
-            pass
-
-
-def _kind_of(path: str) -> str | None:
-    """The API that a path belongs to, whatever its prefix."""
-    path = path.partition("?")[0]
-    return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
+        sys.stdin.read()  # the parent holds the other end, which is closed when it ends
 
 
 def _prompt_of(kind: str, body: Mapping[str, Any]) -> str:
@@ -495,62 +455,50 @@ def _prompt_of(kind: str, body: Mapping[str, Any]) -> str:
     return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
 
 
-def _answer_text(kind: str, body: Mapping[str, Any], prompt: str) -> str:
+def _answer_text(kind: str, request: ServerRequest) -> str:
     """The default answer: JSON for a schema, plausible text otherwise."""
-    schema = None
+    schema, body = None, request.body
     if kind == "chat":
         schema = (body.get("response_format") or {}).get("json_schema", {}).get("schema")
     elif kind == "messages" and body.get("tools"):
         schema = body["tools"][0].get("input_schema")
-    return fitting_json(schema, prompt) if schema else plausible_text(prompt)
+    return fitting_json(schema, request.prompt) if schema else plausible_text(request.prompt)
 
 
-def _answer_body(
-    kind: str, body: Mapping[str, Any], prompt: str, text: str, outcome: SimulatedOutcome, *, usage: bool
-) -> Any:
-    """The JSON body of an answer."""
-    model = body.get("model", "test")
+def _openai_body(kind: str, request: ServerRequest, text: str, outcome: str, *, usage: bool) -> Any:
+    """The JSON body of an answer of OpenAI's API."""
+    body, prompt = request.body, request.prompt
+    answer: dict[str, Any] = {"model": body.get("model", "test")}
+    items: list[Any]
     if kind == "embeddings":
-        given = body.get("input", "")
+        given, size = body.get("input", ""), body.get("dimensions") or 16
         texts = [given] if isinstance(given, str) else given
-        size = body.get("dimensions") or 16
-        data = [
-            {"object": "embedding", "index": index, "embedding": hash_vector(each, size)}
-            for index, each in enumerate(texts)
-        ]
-        answer: dict[str, Any] = {"object": "list", "model": model, "data": [] if outcome.outcome == "empty" else data}
+        vectors = (hash_vector(each, size) for each in texts)
+        items = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+        answer |= {"object": "list"}
     elif kind == "images":
-        pictures = [
-            {"b64_json": base64.b64encode(small_png(f"{prompt} {n}")).decode()} for n in range(body.get("n") or 1)
-        ]
-        answer = {"created": 0, "data": [] if outcome.outcome == "empty" else pictures}
-    elif kind == "messages":
-        return _anthropic_body(body, prompt, text, outcome, usage=usage)
+        pictures = (small_png(f"{prompt} {number}") for number in range(body.get("n") or 1))
+        items = [{"b64_json": base64.b64encode(picture).decode()} for picture in pictures]
+        answer |= {"created": 0}
     else:
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if outcome.outcome == "refusal":
+        if outcome == "refusal":
             message = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
-        reason = {"length": "length", "filter": "content_filter"}.get(outcome.outcome, "stop")
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        answer = {
-            "id": "chatcmpl-test",
-            "object": "chat.completion",
-            "model": model,
-            "choices": [] if outcome.outcome == "empty" else [choice],
-        }
+        reason = {"length": "length", "filter": "content_filter"}.get(outcome, "stop")
+        items = [{"index": 0, "message": message, "finish_reason": reason}]
+        answer |= {"id": "chatcmpl-test", "object": "chat.completion"}
+    answer["choices" if kind == "chat" else "data"] = [] if outcome == "empty" else items
     if usage:
         sent, received = count_tokens(prompt), count_tokens(text)
-        answer["usage"] = {
-            "prompt_tokens": sent,
-            "completion_tokens": received,
-            "total_tokens": sent + received,
-        }
+        answer["usage"] = {"prompt_tokens": sent, "completion_tokens": received, "total_tokens": sent + received}
     return answer
 
 
-def _anthropic_body(body: Mapping[str, Any], prompt: str, text: str, outcome: SimulatedOutcome, *, usage: bool) -> Any:
+def _anthropic_body(_kind: str, request: ServerRequest, text: str, outcome: str, *, usage: bool) -> Any:
+    """The JSON body of an answer of Anthropic's API."""
+    body, prompt = request.body, request.prompt
     content: list[dict[str, Any]] = []
-    reason = {"length": "max_tokens", "refusal": "refusal"}.get(outcome.outcome, "end_turn")
+    reason = {"length": "max_tokens", "refusal": "refusal"}.get(outcome, "end_turn")
     if (body.get("thinking") or {}).get("type") == "enabled":
         content.append({"type": "thinking", "thinking": f"The prompt: {prompt[:60]}", "signature": "test"})
     if body.get("tools") and reason == "end_turn":
@@ -559,21 +507,15 @@ def _anthropic_body(body: Mapping[str, Any], prompt: str, text: str, outcome: Si
         reason = "tool_use"
     else:
         content.append({"type": "text", "text": text})
-    answer: dict[str, Any] = {
-        "id": "msg_test",
-        "type": "message",
-        "role": "assistant",
-        "model": body.get("model", "test"),
-        "content": [] if outcome.outcome == "empty" else content,
-        "stop_reason": reason,
-    }
+    answer = {"id": "msg_test", "type": "message", "role": "assistant", "model": body.get("model", "test")}
+    answer |= {"content": [] if outcome == "empty" else content, "stop_reason": reason}
     if usage:
         answer["usage"] = {"input_tokens": count_tokens(prompt), "output_tokens": count_tokens(text)}
     return answer
 
 
-def _error_body(status: int) -> Any:
+def _error_body(status: int) -> bytes:
     """The JSON body of an answer with a status other than 200."""
     kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_exceeded"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": f"simulated answer with status {status}", "type": kind, "code": kind}}
+    return _dumps({"error": {"message": f"simulated answer with status {status}", "type": kind, "code": kind}})

@@ -1,18 +1,11 @@
 """Endpoints of kind redis: one pipelined connection each, or an in-memory server with the same answers.
 
-`open_endpoints` opens all endpoints of the registries; ops use `Endpoints.get(id)` and the four reading methods.
+`open_endpoints` opens all endpoints of the registries; ops call the methods of `RedisReads` on `Endpoints.get(id)`.
 """
 
-from .endpoints import (
-    Endpoints,
-    EndpointSource,
-    OnceEndpoint,
-    RedisEndpoint,
-    RequestEndpoints,
-    open_endpoints,
-    read_seed,
-)
-from .pipeline import EndpointStatistics
+from .endpoints import Endpoints, open_endpoints
+from .memory import read_seed
+from .reads import EndpointSource, EndpointStatistics, OnceEndpoint, RedisEndpoint, RedisReads
 
 __all__ = [
     "EndpointSource",
@@ -20,7 +13,7 @@ __all__ = [
     "Endpoints",
     "OnceEndpoint",
     "RedisEndpoint",
-    "RequestEndpoints",
+    "RedisReads",
     "open_endpoints",
     "read_seed",
 ]

@@ -23,7 +23,8 @@ import trio
 from ...errors import EndpointUnavailable, NodeFailed
 from ...runtime.backoff import backoff_delay
 from ...runtime.sockets import SocketWire
-from .pipeline import Call, EndpointStatistics, Pipeline, Reply
+from .pipeline import Call, Pipeline, Reply
+from .reads import EndpointStatistics, RedisEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -86,7 +87,7 @@ class Connection:
             self.scope.cancel(reason="the connection is lost")
 
 
-class RedisClient:
+class RedisClient(RedisEndpoint):
     """One Redis endpoint. `run` must be running for calls to be answered; the first call connects.
 
     Calls raise EndpointUnavailable if the server cannot be reached, closed the connection, or took longer than the
@@ -119,7 +120,6 @@ class RedisClient:
         self._errors = 0
 
     def statistics(self) -> EndpointStatistics:
-        """A snapshot of the counts."""
         return EndpointStatistics(
             connected=self._connection is not None,
             in_flight=self._pipeline.in_flight,
@@ -132,28 +132,17 @@ class RedisClient:
         )
 
     async def ping(self) -> None:
-        """Return if the server answers."""
         (reply,) = await self._ask((PING,))
         if reply != "PONG":
             raise self._failure(reply, "PING", "")
 
-    async def hgetall(self, key: str) -> dict[str, str]:
-        """The fields of a hash; empty if the key does not exist."""
-        return (await self.hgetall_many([key]))[0]
-
-    async def lrange(self, key: str, start: int, stop: int) -> list[str]:
-        """The elements of a list from `start` to `stop`, both included; negative ones count from its end."""
-        return (await self.lrange_many([key], start, stop))[0]
-
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
-        """What `hgetall` gives for each of the keys, in their order."""
         replies = await self._ask([encode_hgetall(key) for key in keys])
         if not are_hashes(replies):
             raise self._first_failure(replies, keys, "HGETALL", are_hashes)
         return [dict(zip(fields := iter(reply), fields, strict=False)) for reply in replies]
 
     async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
-        """What `lrange` gives for each of the keys, in their order."""
         replies = await self._ask([encode_lrange(key, start, stop) for key in keys])
         if not are_lists(replies):
             raise self._first_failure(replies, keys, "LRANGE", are_lists)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
-import attrs
 import outcome
 import trio
 
@@ -21,20 +20,6 @@ Reply: TypeAlias = object
 
 TURN = 32
 """Commands that one call may send at a time while others wait, so that a call with thousands does not delay them."""
-
-
-@attrs.frozen(kw_only=True)
-class EndpointStatistics:
-    """Counts of one endpoint; `in_flight` and `waiting` are of this instant, all others since it was opened."""
-
-    connected: bool
-    in_flight: int  # commands in one of `max_inflight` slots: sent and not answered, those of cancelled callers too
-    waiting: int  # calls of which at least one command waits for a slot or for the connection
-    sent: int  # commands
-    sends: int  # writes to the connection; many commands go out in one
-    dropped: int  # replies that came after their caller had been cancelled, had timed out or had failed
-    errors: int  # calls that ended in an error of the endpoint
-    reconnects: int  # connections that replaced an earlier one
 
 
 class Call:

@@ -1,0 +1,178 @@
+"""Endpoints with the host `memory`: a Redis stand-in inside the process, for machines without a server and for tests.
+
+It waits on trio's clock only, so plans run against it in virtual time.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import trio
+
+from ...errors import ConfigError, EndpointUnavailable, NodeFailed
+from .reads import EndpointStatistics, RedisEndpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..registries import Endpoint
+
+Stored: TypeAlias = dict[str, str] | list[str] | str
+
+_LONGEST_INT = 1 << 63
+_WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+
+def read_seed(path: str | Path) -> dict[str, Stored]:
+    """Read the contents of an in-memory endpoint from a JSON or, if its name ends so, TOML file.
+
+    The file maps keys to hashes (objects), lists (arrays) or strings, of strings or numbers:
+    `{"user:1": {"country": "NO"}, "follow:1": [2, 3]}`. Raises ConfigError if it does not.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the seed file {str(path)!r} cannot be read: {error}") from error
+    return check_seed(data, f"the seed file {str(path)!r}")
+
+
+def check_seed(data: object, where: str) -> dict[str, Stored]:
+    """The data as a server would hold it; raises ConfigError for what no server could hold."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must map keys to hashes, lists and strings, and is of type {type(data).__name__}")
+    stored: dict[str, Stored] = {}
+    for key, value in data.items():
+        place = f"{where}, key {key!r}"
+        if isinstance(value, Mapping):
+            found: Stored = {_text(field, place): _text(each, place) for field, each in value.items()}
+        elif isinstance(value, list | tuple):
+            found = [_text(each, place) for each in value]
+        else:
+            found = _text(value, place)
+        # As in Redis, a key with an empty hash or list does not exist.
+        if found or isinstance(found, str):
+            stored[_text(key, where)] = found
+    return stored
+
+
+def _text(value: object, place: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{place}: expected a string or a number, found {value!r:.80}")
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return text
+
+
+class MemoryEndpoint(RedisEndpoint):
+    """Answers as a Redis with the same data would, after `latency` seconds (of trio's clock) for each command.
+
+    Commands of one call, and of several, are in flight together, up to the policy's `max_inflight`.
+    """
+
+    def __init__(self, endpoint: Endpoint, stored: Mapping[str, Stored], *, latency: float = 0.0) -> None:
+        self._endpoint = endpoint
+        self._stored = stored
+        self._latency = latency
+        self._slots = trio.Semaphore(endpoint.policy.max_inflight)
+        # All changed by `_take_time` and `_wrong`, in the loop's thread.
+        self._waiting = self._sent = self._sends = self._dropped = self._errors = 0
+        self._closed = False
+
+    def statistics(self) -> EndpointStatistics:
+        return EndpointStatistics(
+            connected=not self._closed,
+            in_flight=self._endpoint.policy.max_inflight - self._slots.value,
+            waiting=self._waiting,
+            sent=self._sent,
+            sends=self._sends,
+            dropped=self._dropped,
+            errors=self._errors,
+            reconnects=0,
+        )
+
+    async def run(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._closed = True
+
+    async def ping(self) -> None:
+        await self._take_time(1)
+
+    async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
+        await self._take_time(len(keys))
+        return [self._hash(key) for key in keys]
+
+    async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
+        await self._take_time(len(keys))
+        return [self._range(key, start, stop) for key in keys]
+
+    def _hash(self, key: str) -> dict[str, str]:
+        found = self._stored.get(key, {})
+        if not isinstance(found, dict):
+            raise self._wrong("HGETALL", key, _WRONG_TYPE)
+        return found.copy()
+
+    def _range(self, key: str, start: int, stop: int) -> list[str]:
+        # In the order in which Redis looks at these.
+        if not (-_LONGEST_INT <= start < _LONGEST_INT and -_LONGEST_INT <= stop < _LONGEST_INT):
+            raise self._wrong("LRANGE", key, "ERR value is not an integer or out of range")
+        found = self._stored.get(key, [])
+        if not isinstance(found, list):
+            raise self._wrong("LRANGE", key, _WRONG_TYPE)
+        first = start if start >= 0 else max(0, start + len(found))
+        last = stop if stop >= 0 else stop + len(found)
+        return found[first : last + 1] if last >= 0 else []
+
+    def _wrong(self, command: str, key: str, text: str) -> NodeFailed:
+        self._errors += 1
+        return NodeFailed(f"endpoint {self._endpoint.id!r}, key {key!r}: {command} failed: {text}")
+
+    async def _take_time(self, commands: int) -> None:
+        """Be in flight with that many commands, as many at a time as there are slots."""
+        if self._closed:
+            raise self._unavailable("was closed")
+        if not self._latency:
+            await trio.lowlevel.checkpoint()
+            self._sent += commands
+            self._sends += bool(commands)
+            return
+        while commands:
+            self._waiting += 1
+            try:
+                await self._slots.acquire()
+            finally:
+                self._waiting -= 1
+            together = 1
+            while together < commands and self._slots.value:
+                self._slots.acquire_nowait()
+                together += 1
+            commands -= together
+            try:
+                await self._wait(together)
+            finally:
+                for _ in range(together):
+                    self._slots.release()
+
+    async def _wait(self, commands: int) -> None:
+        self._sent += commands
+        self._sends += 1
+        timeout = self._endpoint.policy.request_timeout_ms
+        if self._latency > timeout / 1000:
+            await trio.sleep(timeout / 1000)
+            self._errors += 1
+            self._dropped += commands
+            raise self._unavailable(f"did not answer within {timeout} ms")
+        await trio.sleep(self._latency)
+
+    def _unavailable(self, what: str) -> EndpointUnavailable:
+        return EndpointUnavailable(f"endpoint {self._endpoint.id!r} (memory) {what}")
