@@ -36,6 +36,12 @@ class Dataset:
 
     # The report of the build that returned this; None if the directory was only opened.
     report: BuildReport | None = None
+    # The files that hold the rows, in row order.
+    parts: tuple[PartRecord, ...]
+    # The schema of all rows; a column in conflict has the type of the parts before the conflict.
+    arrow_schema: pa.Schema
+    # The columns whose values have no one type, and where.
+    conflicts: tuple[Conflict, ...]
 
     def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False) -> None:
         self.path = path
@@ -43,10 +49,10 @@ class Dataset:
         # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
         published = None if raw or manifest.finished is None else manifest.published
         if published is not None:
-            self._parts, self._schema, self._conflicts = published.parts, published.schema, published.conflicts
+            self.parts, self.arrow_schema, self.conflicts = published.parts, published.schema, published.conflicts
         else:
-            self._parts = tuple(group.part for group in manifest.in_order if group.part is not None)
-            self._schema, self._conflicts = self._unified()
+            self.parts = tuple(group.part for group in manifest.in_order if group.part is not None)
+            self.arrow_schema, self.conflicts = self._unified()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dataset:
@@ -60,7 +66,7 @@ class Dataset:
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return sum(part.rows for part in self._parts)
+        return sum(part.rows for part in self.parts)
 
     def __len__(self) -> int:
         return self.rows
@@ -68,22 +74,12 @@ class Dataset:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return tuple(self._schema.names)
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The schema of all rows; a column in conflict has the type of the parts before the conflict."""
-        return self._schema
+        return tuple(self.arrow_schema.names)
 
     @property
     def schema(self) -> pl.Schema:
         """The schema of all rows as polars has it."""
-        return _frame(self._schema.empty_table()).schema
-
-    @property
-    def parts(self) -> tuple[PartRecord, ...]:
-        """The files that hold the rows, in row order."""
-        return self._parts
+        return _frame(self.arrow_schema.empty_table()).schema
 
     @property
     def drops(self) -> tuple[Drop, ...]:
@@ -100,11 +96,6 @@ class Dataset:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
             return _frame(arrow_table(dropped_columns(drops), {})[0])
         return _frame(read_table(self.path, finished.dropped))
-
-    @property
-    def conflicts(self) -> tuple[Conflict, ...]:
-        """The columns whose values have no one type, and where."""
-        return self._conflicts
 
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -126,9 +117,9 @@ class Dataset:
         """Return the rows as a lazy frame; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
         dtypes = _frame(schema.empty_table()).schema
-        if not self._parts or not schema.names:
+        if not self.parts or not schema.names:
             return pl.LazyFrame(schema=dtypes)
-        for part in self._parts:
+        for part in self.parts:
             with part_errors(self.path, part):
                 open_part(self.path, part).close()  # it is read later, while polars collects
         # Not `scan_parquet`: on some damaged files polars allocates what a length field says, which aborts the process.
@@ -147,11 +138,11 @@ class Dataset:
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows as an arrow table; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
-        return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self._parts)])
+        return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self.parts)])
 
     def verify(self) -> None:
         """Read every file and compare it with its checksum; `PartError` names those that differ."""
-        found = [wrong for part in self._parts if (wrong := self._wrong(part)) is not None]
+        found = [wrong for part in self.parts if (wrong := self._wrong(part)) is not None]
         if found:
             raise PartError(f"in {str(self.path)!r}: {'; '.join(found)}")
 
@@ -189,21 +180,21 @@ class Dataset:
             return manifest.finished.schema, manifest.finished.conflicts
         header = manifest.header
         declared = {field.name: field.type for field in header.declared} if header else {}
-        schemas = ((part.name, part.schema) for part in self._parts)
+        schemas = ((part.name, part.schema) for part in self.parts)
         schema, conflicts = unify(schemas, declared=declared, order=header.columns if header else ())
         written = (conflict for group in manifest.in_order for conflict in group.conflicts)
         return schema, distinct_conflicts((*written, *conflicts))
 
     def _selected(self, columns: Sequence[str] | None) -> pa.Schema:
-        names = self._schema.names if columns is None else list(columns)
+        names = self.arrow_schema.names if columns is None else list(columns)
         for name in names:
-            if name not in self._schema.names:
-                known = ", ".join(map(repr, self._schema.names))
+            if name not in self.arrow_schema.names:
+                known = ", ".join(map(repr, self.arrow_schema.names))
                 raise KeyError(f"the dataset has no column {name!r}; it has {known}")
-        conflicts = [conflict for conflict in self._conflicts if conflict.column in names]
+        conflicts = [conflict for conflict in self.conflicts if conflict.column in names]
         if conflicts:
             raise conflict_error(conflicts)
-        return pa.schema([self._schema.field(name) for name in names])
+        return pa.schema([self.arrow_schema.field(name) for name in names])
 
     def _read(self, part: PartRecord, schema: pa.Schema) -> pa.Table:
         table, conflicts = conform(read_table(self.path, part, schema.names), schema, part=part.name)
@@ -216,7 +207,7 @@ class Dataset:
     ) -> Iterator[pl.DataFrame]:
         """Yield part after part, cast, for polars, which leaves it to the source to select, limit and filter."""
         wanted = schema if names is None else pa.schema([schema.field(name) for name in names])
-        for part in self._parts:
+        for part in self.parts:
             if limit is not None and limit <= 0:
                 return
             with part_errors(self.path, part):

@@ -32,7 +32,7 @@ EMPTY_STRUCT_FIELD = "{}"
 _UNITS = ("s", "ms", "us", "ns")
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 DECIMAL_DIGITS = 38
-_PYTHON_TYPES: dict[object, pa.DataType] = {
+_PYTHON_TYPES: dict[type, pa.DataType] = {
     str: pa.large_string(),
     int: pa.int64(),
     float: pa.float64(),
@@ -64,17 +64,14 @@ def declared_type(declared: object) -> pa.DataType:
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise ConfigError(f"{problem}: {error}") from error
     else:
-        raise ConfigError(f"{problem}: give a polars or arrow type, one of {_python_names()}, or list[...] of one")
+        names = ", ".join(kind.__name__ for kind in _PYTHON_TYPES)
+        raise ConfigError(f"{problem}: give a polars or arrow type, one of {names}, or list[...] of one")
     if pa.types.is_null(arrow) or pa.types.is_dictionary(arrow):
         raise ConfigError(f"{problem}: declare the type of its values")
     try:
         return canonical(arrow)
     except TypeError as error:
         raise ConfigError(f"{problem}: {error}") from error
-
-
-def _python_names() -> str:
-    return ", ".join(kind.__name__ for kind in _PYTHON_TYPES if isinstance(kind, type))
 
 
 def canonical(arrow: pa.DataType) -> pa.DataType:
@@ -297,26 +294,21 @@ def arrow_table(
     and where no one type holds all values they are JSON text; either is a conflict that names the column.
     """
     arrays: dict[str, Any] = {}
-    conflicts = []
+    conflicts: list[Conflict] = []
     names = columns.columns if isinstance(columns, pl.DataFrame) else list(columns)
     for name in names:
         wanted = declared.get(name)
         try:
             array = _frame_column(columns[name]) if isinstance(columns, pl.DataFrame) else arrow_array(columns[name])
-            found = str(array.type)
         except Exception as error:  # noqa: BLE001 - a user's object may raise anything; its row group must be written
-            array, found = text_array(list(columns[name])), str(error) or type(error).__name__
+            array = text_array(list(columns[name]))
+            found = f"{str(error) or type(error).__name__} (stored as JSON text)"
             expected = str(wanted) if wanted is not None else "values of one type"
-            conflicts.append(
-                Conflict(column=name, part=part, found=f"{found} (stored as JSON text)", expected=expected)
-            )
+            conflicts.append(Conflict(column=name, part=part, found=found, expected=expected))
             wanted = None
-        if wanted is not None and array.type != wanted:
-            try:
-                array = cast(array, wanted)
-            except (TypeError, pa.ArrowException) as error:
-                found = f"{found} ({error})" if isinstance(error, pa.ArrowException) else found
-                conflicts.append(Conflict(column=name, part=part, found=found, expected=str(wanted)))
+        if wanted is not None:
+            array, misfit = _fit(array, wanted, name, part)
+            conflicts += misfit
         arrays[name] = array
     schema = pa.schema([pa.field(name, array.type) for name, array in arrays.items()])
     return pa.Table.from_arrays(list(arrays.values()), schema=schema), tuple(conflicts)
@@ -341,6 +333,17 @@ def cast(array: Any, wanted: pa.DataType) -> Any:
     if not fits(array.type, wanted):
         raise TypeError(f"{array.type} does not fit {wanted}")
     return _convert(array, wanted)
+
+
+def _fit(column: Any, wanted: pa.DataType, name: str, part: str) -> tuple[Any, list[Conflict]]:
+    """Cast a column; if its values do not fit, return it unchanged with the conflict."""
+    try:
+        return cast(column, wanted), []
+    except TypeError:
+        found = str(column.type)
+    except pa.ArrowException as error:
+        found = f"{column.type} ({error})"
+    return column, [Conflict(column=name, part=part, found=found, expected=str(wanted))]
 
 
 def _convert(array: Any, wanted: Any) -> Any:
@@ -374,17 +377,14 @@ def conform(table: pa.Table, schema: pa.Schema, *, part: str) -> tuple[pa.Table,
     A column in conflict keeps the type it has.
     """
     arrays: list[Any] = []
-    conflicts = []
+    conflicts: list[Conflict] = []
     for field in schema:
         if field.name not in table.column_names:
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
         column = table.column(field.name)
-        try:
-            column = cast(column, field.type)
-        except (TypeError, pa.ArrowException) as error:
-            found, expected = f"{column.type} ({error})", str(field.type)
-            conflicts.append(Conflict(column=field.name, part=part, found=found, expected=expected))
+        column, misfit = _fit(column, field.type, field.name, part)
+        conflicts += misfit
         arrays.append(column)
     return pa.Table.from_arrays(arrays, names=schema.names), tuple(conflicts)
 

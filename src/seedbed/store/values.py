@@ -19,6 +19,7 @@ from enum import Enum
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -152,9 +153,7 @@ _BUILDERS: dict[type, Callable[[Sequence[Any]], Any]] = {
 
 def _vectors(values: Sequence[Any], kinds: set[type]) -> pa.Array[Any] | None:
     """Series and flat numpy arrays of one number type as a list column of that type, without Python items."""
-    if not all(kind is pl.Series or _is_numpy(kind, "ndarray") for kind in kinds):
-        return None
-    if any(getattr(value, "ndim", 1) != 1 for value in values):
+    if not kinds <= {pl.Series, np.ndarray} or any(getattr(value, "ndim", 1) != 1 for value in values):
         return None
     vectors = [value for value in values if value is not None]
     arrays = [vector.to_arrow() if isinstance(vector, pl.Series) else pa.array(vector) for vector in vectors]
@@ -165,18 +164,11 @@ def _vectors(values: Sequence[Any], kinds: set[type]) -> pa.Array[Any] | None:
     return _list_array(lengths, pa.concat_arrays(arrays), values)
 
 
-def _is_numpy(kind: type, name: str | None = None) -> bool:
-    # By name, so that numpy need not be imported to store values that are not its own.
-    return kind.__module__.partition(".")[0] == "numpy" and name in (None, kind.__name__)
-
-
 def _converter(kind: type) -> Callable[[Any], Any]:
-    """How a value of a kind that arrow does not know becomes one that it does; `TypeError` if it cannot."""
+    """Return what converts a type that arrow does not know to one that it does; `TypeError` if nothing does."""
     for base, convert in _CONVERTERS.items():
         if issubclass(kind, base):
             return convert
-    if _is_numpy(kind):
-        return lambda value: value.tolist()
     raise TypeError(f"values of {kind.__name__}")
 
 
@@ -195,6 +187,8 @@ _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     list: list,
     tuple: list,
     deque: list,
+    np.generic: lambda value: value.tolist(),
+    np.ndarray: lambda value: value.tolist(),
     pl.Series: pl.Series.to_list,
     pa.Array: lambda value: value.to_pylist(),
     pa.ChunkedArray: lambda value: value.to_pylist(),

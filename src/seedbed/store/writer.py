@@ -454,28 +454,23 @@ class DatasetWriter:
 def _claim(directory: Path) -> io.FileIO:
     """Create the file that becomes the manifest, and lock it: of several processes, one gets the directory.
 
-    Only the process that has the lock of the file of that name removes or renames it.
+    Only the process that has the lock of the file of that name writes or renames it.
     """
     while True:
         try:
             file = create(directory, _TEMPORARY, replace=False)
-            is_new = True
         except FileExistsError:
             try:
                 file = open_file(directory, _TEMPORARY, writable=True)
             except FileNotFoundError:
                 continue
-            is_new = False
-        try:
+        with ExitStack() as opened:
+            opened.enter_context(file)
             _lock_file(file, directory)
             if _is_named(file, directory / _TEMPORARY):
-                if is_new:
-                    return file
-                remove(directory, _TEMPORARY)  # its process died
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+                file.truncate(0)  # a process that died may have written to it
+                opened.pop_all()
+                return file
 
 
 def _is_named(file: io.FileIO, path: Path) -> bool:
@@ -498,21 +493,17 @@ def _joined(
 ) -> tuple[pa.Table, tuple[Conflict, ...]]:
     """Return the rows of several tables as one; a column without one type for all becomes what its values are."""
     schema, conflicts = unify(((part, table.schema) for table in tables), declared=declared, order=order)
-    arrays = []
-    found: list[Conflict] = []
     fitting = [conform(table, schema, part=part) for table in tables]
     misfits = {conflict.column for conflict in (*conflicts, *(each for _, more in fitting for each in more))}
-    for name in schema.names:
-        if name not in misfits:
-            columns = [table.column(name) for table, _ in fitting]
-            arrays.append(pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type))
-            continue
-        values = [
+    values: dict[str, list[Any]] = {
+        name: [
             value
             for table in tables
             for value in (table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows)
         ]
-        one, more = arrow_table({name: values}, declared, part=part)
-        arrays.append(one.column(name))
-        found += more
-    return pa.Table.from_arrays(arrays, names=schema.names), tuple(found)
+        for name in misfits
+    }
+    found, conflicts = arrow_table(values, declared, part=part)
+    joined = pa.concat_tables([table.drop_columns([*misfits]) for table, _ in fitting])
+    columns = [(found if name in misfits else joined).column(name) for name in schema.names]
+    return pa.Table.from_arrays(columns, names=schema.names), conflicts
