@@ -55,15 +55,14 @@ def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: 
             raise ConfigError(f"{spec.error_prefix}{error}") from None
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ModelColumnSpec(ColumnSpec):
     """The fields of all columns of one model; `parameters` override the inference parameters of the model."""
 
     model: str = attrs.field(
-        kw_only=True,
-        validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value)),
+        validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
     )
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=_check_parameters)
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
 
     def template(self, field: str) -> Template:
         """The compiled template of a field that is set."""
@@ -91,7 +90,7 @@ class ModelColumnSpec(ColumnSpec):
         )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ChatSpec(ModelColumnSpec):
     """The fields of all columns of a chat model.
 
@@ -103,12 +102,12 @@ class ChatSpec(ModelColumnSpec):
     `<name>__reasoning_content`. With `dedupe` equal requests are sent once, unless the temperature is above 0.
     """
 
-    system: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(check_prompt))
-    images: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=checks.as_names, validator=checks.names)
-    max_repairs: int = attrs.field(default=2, kw_only=True, validator=checks.whole(0), metadata=NOT_IN_FINGERPRINT)
-    trace: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-    reasoning: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-    dedupe: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
+    system: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
+    images: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    max_repairs: int = attrs.field(default=2, validator=checks.whole(0), metadata=NOT_IN_FINGERPRINT)
+    trace: bool = attrs.field(default=False, validator=checks.flag)
+    reasoning: bool = attrs.field(default=False, validator=checks.flag)
+    dedupe: bool = attrs.field(default=False, validator=checks.flag)
 
     @property
     def trace_name(self) -> str:

@@ -167,7 +167,7 @@ def _check_skip_when(spec: ColumnSpec, _: object, value: Any) -> None:
         compile_condition(value, where=f"column {spec.name!r}, skip_when")
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ColumnSpec:
     """Base of the frozen specs of columns; users write `Category("topic", values=[…])`.
 
@@ -178,11 +178,11 @@ class ColumnSpec:
 
     type: ClassVar[str]
 
-    name: str = attrs.field(validator=_check_name)
-    skip_when: str | None = attrs.field(default=None, kw_only=True, validator=_check_skip_when)
-    skip_policy: str = attrs.field(default="run", kw_only=True, validator=checks.one_of("run", "skip"))
-    timeout: float | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.seconds))
-    dtype: Any = attrs.field(default=None, kw_only=True, converter=read_dtype)
+    name: str = attrs.field(kw_only=False, validator=_check_name)
+    skip_when: str | None = attrs.field(default=None, validator=_check_skip_when)
+    skip_policy: str = attrs.field(default="run", validator=checks.one_of("run", "skip"))
+    timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.seconds))
+    dtype: Any = attrs.field(default=None, converter=read_dtype)
 
     @property
     def error_prefix(self) -> str:
