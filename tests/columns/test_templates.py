@@ -154,6 +154,23 @@ def test_text_without_braces_is_unchanged(text: str) -> None:
     assert compile_template(text, where=WHERE).render({}) == text
 
 
+@given(
+    st.lists(st.sampled_from(["{{ a }}", "{{- b -}}", "{# % #}", " %", "%s", "%(a)s\n", "{{ a }}%"])),
+    st.one_of(st.text(), st.integers(), st.none()),
+    st.text(),
+)
+def test_inserted_columns(parts: list[str], a: object, b: str) -> None:
+    """A template that only inserts columns gives what one with an instruction that does nothing gives."""
+    text = "".join(parts)
+    expected = compile_template(text + "{% if false %}{% endif %}", where=WHERE).render({"a": a, "b": b})
+    assert compile_template(text, where=WHERE).render({"a": a, "b": b}) == expected
+
+
+def test_a_column_named_self() -> None:
+    """`self` is not a column but Jinja2's own, also in a template that only inserts columns."""
+    assert compile_template("{{ self }}", where=WHERE).render({"self": "x"}) == "<TemplateReference None>"
+
+
 def test_skip_when_becomes_a_skip_rule() -> None:
     """The rule has the columns and the decision; null does not skip."""
     rule = Plain("a", skip_when="b.score < 3 or c").skip_rule()
