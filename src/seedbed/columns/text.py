@@ -1,4 +1,4 @@
-"""What a model generates from one prompt or value: text, code, vectors and images."""
+"""Text, code, vectors and images that a model generates from one prompt or value."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Image(ModelColumnSpec):
     prompt: str = attrs.field(validator=check_prompt)
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of pictures: paths if there is a directory for them, else bytes."""
+        """A column of pictures: paths if the build has a directory, else bytes."""
         prompt, artifacts = self.template("prompt"), environment.artifacts
         # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
         folder = f"{PRIVATE}/images/{quote(self.name, safe='').replace('.', '%2E')}"

@@ -87,7 +87,7 @@ def _check_key(spec: Validation, _: object, value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Validation(ColumnSpec):
-    """Whether the values of the column `of` are valid, and why not.
+    """Verdicts on the values of the column `of`.
 
     The result is structured: `is_valid`, `error` (null if valid) and more by kind. The result for null is null.
 
