@@ -52,9 +52,9 @@ def test_a_barrier_keeps_back_all_but_seeds() -> None:
     """Before the pre-batch processors ran, a column without requirements waits too."""
     frontier = Frontier(make_graph(), 2, barrier=True)
     assert frontier.begin() == [(SEED, GROUP)]
-    assert not frontier.seeds_done
+    assert not frontier.from_scratch_done
     frontier.complete_group(SEED)
-    assert frontier.seeds_done
+    assert frontier.from_scratch_done
 
 
 def test_a_cell_makes_its_own_row_ready() -> None:

@@ -184,7 +184,7 @@ class FrontierMachine(RuleBasedStateMachine):
         assert frontier.left == model.left
         assert frontier.complete == (model.left == 0)
         if model.barrier:
-            assert frontier.seeds_done == (model.finished_seeds == model.seeds)
+            assert frontier.from_scratch_done == (model.finished_seeds == model.seeds)
         for node in model.graph.nodes:
             for row in model.rows_of(node.index):
                 assert frontier.is_done(node.index, row) == ((node.index, row) in model.done)
@@ -195,7 +195,9 @@ class FrontierMachine(RuleBasedStateMachine):
     @invariant()
     def never_stalls(self) -> None:
         """As long as something is left, something is under way, or the barrier can be passed."""
-        at_barrier = self.model.barrier and (self.model.finished_seeds == self.model.seeds or self.frontier.seeds_over)
+        at_barrier = self.model.barrier and (
+            self.model.finished_seeds == self.model.seeds or self.frontier.barrier_unreachable
+        )
         assert self.frontier.complete or self.under_way or at_barrier
 
 

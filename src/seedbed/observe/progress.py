@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TextIO
 
-# Rates are those of the last so many seconds.
+# Rates are measured over this number of seconds.
 WINDOW = 10.0
 _KINDS = frozenset(kind.value for kind in Kind)
 
 # The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
 _SHARE = 0.04
-# Lines of the panel that are no column: head, foot, the heading of the keys, and the prompt of the shell.
+# Lines of the panel that are not columns: head, foot, and the prompt of the shell.
 _SPARE = 6
 
 
@@ -116,7 +116,7 @@ class ProgressState:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self._finished is not None
 
     @property
@@ -461,7 +461,7 @@ def _in_flight(key: KeyProgress) -> str:
 
 
 def would_wait(stream: TextIO) -> bool:
-    """Whether writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
+    """True if writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

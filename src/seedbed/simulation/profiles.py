@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _read(value: Any) -> Any:
-    """A number or a distribution, which may be a mapping or a text."""
+    """Parse the text of a number or a distribution; anything else is returned for the validator."""
     if isinstance(value, str):
         return parse_distribution(value)
     return dict(value) if isinstance(value, Mapping) else value
@@ -55,7 +55,7 @@ class CallProfile:
     output_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
     # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
     calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
-    # The share of calls that are rate-limited (429), and that fail in a way that a retry may mend (5xx).
+    # The share of calls that are rate-limited (429), and that fail with a retryable error (5xx).
     rate_limited: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
     failed: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
     # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
@@ -98,7 +98,7 @@ _DEFAULTS = CallProfile(output_tokens=0, calls=1.0, rate_limited=0.0, failed=0.0
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """The calls of a real run, by column; `models` are the aliases that each column called then, where known."""
+    """The calls of a real run, by column; `models` has the aliases that each column called, where known."""
 
     profiles: Mapping[str, CallProfile] = attrs.field(factory=dict)
     models: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
@@ -112,7 +112,7 @@ class Measured:
         return next((self.profiles[name] for name in others if name in self.profiles), None)
 
     def over(self, other: Measured) -> Measured:
-        """This, with what only `other` has measured."""
+        """This, with the fields that only `other` measured."""
         both = {**other.profiles, **self.profiles}
         for name in other.profiles.keys() & self.profiles.keys():
             both[name] = self.profiles[name].over(other.profiles[name])
@@ -210,7 +210,7 @@ def load_profiles(path: Path) -> dict[str, CallProfile]:
     return {str(name): as_profile(str(name), value) for name, value in found.items()}
 
 
-# At most about so many latencies of a column are drawn from; more would make no difference.
+# About the most measured latencies of a column that are stored; more would make no difference.
 _SAMPLE = 2_000
 
 
@@ -280,7 +280,7 @@ def _of_tasks(tasks: pl.DataFrame, calls: int, rows: int) -> CallProfile:
     done = tasks.filter(pl.col("status") == "success")
     if not done.height:
         return CallProfile()
-    # A cell may have made several calls, of which only the sum is known.
+    # Of a cell with several calls only the sum of their times is known.
     each = max(1.0, calls / done.height)
     seconds = done.select(pl.when(pl.col("called") > 0).then("called").otherwise(running) / each).to_series()
     if seconds.len() > _SAMPLE:

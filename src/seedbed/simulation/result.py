@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from .profiles import CallProfile
 
-# Parts of the run in a timeline.
+# The number of equal parts of the run in a timeline.
 BUCKETS = 120
-# A limit that holds work up for a smaller share of the time is no bottleneck.
+# A limit that holds up work for a smaller share of the time is not a bottleneck.
 _MATTERS = 0.25
 
 
@@ -30,7 +30,7 @@ _MATTERS = 0.25
 class KeyLoad:
     """The use of a throttle key, in shares of the run's time; `models` are the aliases that share it.
 
-    `limit`: the median of what the throttle allowed. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
+    `limit`: the median of what the throttle allowed. `busy`: calls in flight as a share of the ceiling. `at_limit`: as
     many calls in flight as allowed at the time. `held_up`: that, and work waited. `paced`: work waited although fewer
     were in flight, for rates per minute or a pause after rate limits. `rate_limited` counts calls.
     """
@@ -154,7 +154,7 @@ class Estimate:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was neither given nor measured, by column and model."""
+        """The fields that were neither given nor measured, by column and model."""
         return tuple(
             f"{each.column} ({each.model}): {', '.join(each.assumed)}" for each in self.columns if each.assumed
         )
@@ -255,7 +255,7 @@ def _average(loads: Sequence[Any]) -> Any:
 
 
 def _find_bottleneck(keys: Sequence[KeyLoad], limits: Sequence[LimitLoad]) -> str:
-    """The limit that held work up for most of the time, in a sentence."""
+    """The limit that held up work for most of the time, in a sentence."""
     found: list[tuple[float, str]] = []
     for load in keys:
         if load.limit < 0.9 * load.ceiling and load.rate_limited:

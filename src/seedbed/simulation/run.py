@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The most samples; at that number every other one is discarded and the interval doubled.
+# The most samples; at that number every second one is discarded and the interval doubled.
 _SAMPLES = 800
 _FIRST_INTERVAL = 0.05
 _RUN_LIMITS = (
@@ -218,7 +218,7 @@ async def _simulate(staged: Staged, seed: int) -> Outcome:
     )
 
 
-# A process takes about a second to start, which so many cells in all are worth.
+# With fewer cells than this, several processes are not worth the second that each takes to start.
 _WORTH_PROCESSES = 30_000
 
 
@@ -251,7 +251,7 @@ def _pickled(shares: Sequence[Sequence[tuple[Setting, int]]]) -> list[bytes] | N
 async def _in_processes(shares: Sequence[bytes]) -> list[list[Outcome]]:
     """Run each share of the jobs in a process of its own; cancelling it kills them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # Not multiprocessing, which would import the caller's script once more.
+    # Not multiprocessing, which would import the caller's script again.
     command = [sys.executable, "-c", "from seedbed.simulation.run import main; main()"]
     children: dict[int, subprocess.CompletedProcess[bytes]] = {}
 
@@ -271,7 +271,7 @@ async def _in_processes(shares: Sequence[bytes]) -> list[list[Outcome]]:
 
 
 def main() -> None:
-    """Run the jobs that standard input has."""
+    """Run the pickled jobs of standard input and write their outcomes to standard output."""
     # This process creates millions of objects, none of them in cycles, and ends.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -281,7 +281,7 @@ def main() -> None:
 
 # Seconds of one core that the engine takes for a call over HTTP on an ordinary machine.
 OVERHEAD = 0.0005
-# With more cells than this there are two seeds by default, one for each of two cores, otherwise three.
+# Above this number of cells two seeds are simulated by default, one for each of two cores; otherwise three.
 _LARGE = 250_000
 
 

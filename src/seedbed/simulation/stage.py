@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..runtime.throttle import KeyLimits
 
 
-# With at least so many calls, instants are rounded to this share of the shortest mean latency.
+# From this number of calls on, instants are rounded to this share of the shortest mean latency.
 _MANY = 100_000
 _ROUNDING = 0.08
 
@@ -273,7 +273,7 @@ def _is_ours(kind: type) -> bool:
 
 
 _MAX_VARIANTS = 64
-# A comma that is not inside of brackets.
+# A comma outside brackets.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")
 _PATHS = "models.ALIAS.FIELD, columns.NAME.FIELD, run.OPTION or profile.NAME.FIELD"
 
