@@ -1,4 +1,4 @@
-"""The frontier against a model that looks at every cell again after each step."""
+"""The frontier against a model that scans every cell after each step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 class Model:
-    """Which cells are done and which rows dropped; everything else is found by looking."""
+    """Stores which cells are done and which rows are dropped; everything else is found by scanning."""
 
     def __init__(self, graph: Graph, rows: int, *, barrier: bool, always: frozenset[int]) -> None:
         self.graph = graph
@@ -83,7 +83,7 @@ class Model:
         return dropped
 
     def newly_ready(self) -> set[Ready]:
-        """All that may run and was not said to be ready before."""
+        """All tasks that may run and were not reported as ready before."""
         ready: set[Ready] = set()
         for node in self.graph.nodes:
             if self.barrier and node.index not in self.seeds:

@@ -56,7 +56,7 @@ async def build(show: Show, seconds: float = 4.5, *, others: int = 0, **options:
 
 
 async def test_it_refreshes_while_nothing_happens(autojump_clock: object) -> None:
-    """A run is shown at steady intervals though no event comes, and once more at its end."""
+    """The display is refreshed at steady intervals without events, and once at the end."""
     view = Looks()
     await build(Show(ProgressState(), view))
     assert [round(each) for each in view.seen] == [0, 1, 2, 3, 4]
@@ -64,8 +64,8 @@ async def test_it_refreshes_while_nothing_happens(autojump_clock: object) -> Non
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(5, "gone"), ValueError("closed file")])
-async def test_a_view_that_breaks_ends_alone(error: Exception, autojump_clock: object) -> None:
-    """What a view raises ends the display; the run continues to its end."""
+async def test_a_view_that_raises_does_not_end_the_run(error: Exception, autojump_clock: object) -> None:
+    """An exception of a view ends the display; the run continues to its end."""
     view = Looks()
     view.broken = error
     show = Show(ProgressState(), view)
@@ -75,7 +75,7 @@ async def test_a_view_that_breaks_ends_alone(error: Exception, autojump_clock: o
 
 
 async def test_closing_twice_shows_the_end_once(autojump_clock: object) -> None:
-    """The caller that started the run may close what the run itself has closed."""
+    """The caller may close a display that the run has closed."""
     view = Looks()
     show = Show(ProgressState(), view)
     await build(show)
@@ -84,7 +84,7 @@ async def test_closing_twice_shows_the_end_once(autojump_clock: object) -> None:
 
 
 async def test_lines_come_every_ten_seconds_and_at_the_end(autojump_clock: object) -> None:
-    """A pipe gets one line every ten seconds that says everything about each column, and one at the end."""
+    """A pipe gets one line with all columns every ten seconds, and one at the end."""
     stream = io.StringIO()
     await build(Show(ProgressState(), Lines(stream)), seconds=25)
     lines = stream.getvalue().splitlines()
@@ -134,8 +134,8 @@ async def test_the_panel_has_bars_and_keys(autojump_clock: object) -> None:
     assert text.endswith("\x1b[?25h")  # and leaves the cursor as it was
 
 
-async def test_a_low_terminal_shows_running_columns(autojump_clock: object) -> None:
-    """Where there are more columns than lines, running ones are shown and the rest is counted."""
+async def test_a_terminal_with_few_lines_shows_running_columns(autojump_clock: object) -> None:
+    """With more columns than lines, running columns are shown and the others are counted."""
     stream = io.StringIO()
     panel = Panel(stream, force_terminal=True, width=100, height=12)
     await build(Show(ProgressState(), panel), others=20)
@@ -143,7 +143,7 @@ async def test_a_low_terminal_shows_running_columns(autojump_clock: object) -> N
     assert "  x " in stream.getvalue()
 
 
-def test_a_line_is_a_line() -> None:
+def test_line_breaks_are_replaced() -> None:
     """Line breaks in a reason do not break the line."""
     state = ProgressState()
     state.stopping = "a\nb"
@@ -155,12 +155,12 @@ def test_a_line_is_a_line() -> None:
     ("seconds", "text"),
     [(None, "–"), (0, "0s"), (0.2, "1s"), (59, "59s"), (65, "1m05s"), (7380, "2h03m"), (float("inf"), "–")],
 )
-def test_times_are_for_people(seconds: float | None, text: str) -> None:
-    """Durations have two units at most."""
+def test_durations_have_at_most_two_units(seconds: float | None, text: str) -> None:
+    """Hours and minutes, minutes and seconds, or seconds; a dash for an unknown duration."""
     assert duration(seconds) == text
 
 
-def test_rates_and_costs_are_for_people() -> None:
+def test_rates_and_costs_are_rounded_by_size() -> None:
     """Small numbers keep their digits, large ones do not."""
     assert [per_second(1.25), per_second(1234.5)] == ["1.2/s", "1,234/s"]
     assert [money(0), money(0.00312), money(1234.5)] == ["0.00", "0.0031", "1,234.50"]

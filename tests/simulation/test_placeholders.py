@@ -39,7 +39,7 @@ def calls_of(found: sb.Simulation) -> dict[str, float]:
     return {each.column: each.calls.mean for each in found.base.columns}
 
 
-def test_every_kind_of_column_of_a_model_goes_through() -> None:
+def test_every_kind_of_model_column_is_simulated() -> None:
     """Texts, code, structured values, judges, vectors and pictures have values that what comes after them can use."""
     found = simulate(
         recipe(

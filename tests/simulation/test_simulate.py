@@ -198,7 +198,7 @@ def test_assumptions_are_listed() -> None:
 
 
 def test_a_scripted_model_declares_its_profile() -> None:
-    """The behaviour that a recipe gives a scripted model is what is simulated."""
+    """The simulation uses the behaviour that a recipe declares for a scripted model."""
     recipe = sb.Recipe(
         models={"writer": sb.Scripted(latency=200.0, max_parallel_requests=1)},
         columns=[sb.LLMText("a", model="writer", prompt="x")],
