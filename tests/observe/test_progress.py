@@ -194,4 +194,4 @@ async def test_it_agrees_with_the_report_of_a_build(failing: bool, autojump_cloc
     assert column(view).failed == len(report.dropped)
     assert column(view).retried == (report.attempts["b"] - 25)
     assert view.keys["key"].tokens == report.usage["b"].tokens
-    assert view.cost == report.usage["b"].cost
+    assert view.keys["key"].cost == report.usage["b"].cost
