@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+from plain import Plain
 
 from seedbed.graph import GROUP, Frontier, Kind, build_graph
 
 if TYPE_CHECKING:
     from seedbed.graph import Graph
-
-
-@attrs.frozen
-class Plain:
-    """A column as the graph sees it."""
-
-    name: str
-    requires: tuple[str, ...] = ()
-    kind: Kind = Kind.CELL
-    side_effects: tuple[str, ...] = ()
-    allow_resize: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.name,)
 
 
 SEED, CELL, WHOLE, LAST, FREE = range(5)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plain import Plain
 
 from seedbed.graph import GROUP, Frontier, Graph, Kind, build_graph
 
@@ -14,28 +14,15 @@ if TYPE_CHECKING:
     from seedbed.graph.frontier import Ready
 
 
-@attrs.frozen(kw_only=True)
-class PlainColumn:
-    name: str
-    kind: Kind
-    requires: tuple[str, ...] = ()
-    side_effects: tuple[str, ...] = ()
-    allow_resize: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.name,)
-
-
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """Up to six columns of any kind, declared in any order."""
-    columns: list[PlainColumn] = []
+    columns: list[Plain] = []
     for index in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL, Kind.CELL, Kind.FULL_COLUMN]))
         names = [column.name for column in columns]
         requires = draw(st.lists(st.sampled_from(names), unique=True)) if names and kind != Kind.FROM_SCRATCH else ()
-        columns.append(PlainColumn(name="abcdef"[index], kind=kind, requires=tuple(requires)))
+        columns.append(Plain("abcdef"[index], tuple(requires), kind))
     return build_graph(draw(st.permutations(columns)))
 
 

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
+from plain import Plain
 
 from seedbed.errors import DatasetGenerationError, SeedbedError
 from seedbed.graph import Kind, build_graph, nearest
-
-
-@attrs.frozen
-class Plain:
-    """A column as the graph sees it."""
-
-    name: str
-    requires: tuple[str, ...] = ()
-    kind: Kind = Kind.CELL
-    outputs: tuple[str, ...] = attrs.Factory(lambda self: (self.name,), takes_self=True)
-    side_effects: tuple[str, ...] = ()
-    allow_resize: bool = False
 
 
 def problems(*columns: Plain, **options: Any) -> tuple[str, ...]:

@@ -15,15 +15,13 @@ from ..errors import ConfigError
 from ..graph import nearest
 from ..models.distributions import check_latency, is_distribution, parse_distribution
 from ..models.scripted import Behaviour
-from ..observe.report import Usage, traces_frame
+from ..observe.report import Usage
 from ..store.dataset import load_traces
 from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ..observe.report import BuildReport
 
 
 def _read(value: Any) -> Any:
@@ -113,10 +111,8 @@ class Measured:
 
     def over(self, other: Measured) -> Measured:
         """This, with the fields that only `other` measured."""
-        both = {**other.profiles, **self.profiles}
-        for name in other.profiles.keys() & self.profiles.keys():
-            both[name] = self.profiles[name].over(other.profiles[name])
-        return Measured(profiles=both, models={**other.models, **self.models})
+        own = {name: each.over(other.profiles.get(name, CallProfile())) for name, each in self.profiles.items()}
+        return Measured(profiles={**other.profiles, **own}, models={**other.models, **self.models})
 
 
 def resolve_profile(
@@ -163,16 +159,12 @@ def _of_behaviour(spec: Behaviour) -> CallProfile:
 def check_names(given: Mapping[str, CallProfile], models: Mapping[str, object], columns: tuple[str, ...]) -> None:
     """Raise `ConfigError` for profiles of unknown models and columns."""
     known = (*models, *columns, *(f"columns.{name}" for name in columns))
-    problems = [
-        f"the profile of {name!r} belongs to neither a model nor a column{nearest(name, known)}"
-        for name in given
-        if name not in known
-    ]
-    problems += [
-        f"the profile of model {name!r} has skipped, which only columns have"
-        for name in given
-        if name in models and name not in columns and given[name].skipped is not None
-    ]
+    problems = []
+    for name, profile in given.items():
+        if name not in known:
+            problems.append(f"the profile of {name!r} belongs to neither a model nor a column{nearest(name, known)}")
+        elif name in models and name not in columns and profile.skipped is not None:
+            problems.append(f"the profile of model {name!r} has skipped, which only columns have")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -214,11 +206,6 @@ def load_profiles(path: Path) -> dict[str, CallProfile]:
 _SAMPLE = 2_000
 
 
-def measure_report(report: BuildReport) -> dict[str, CallProfile]:
-    """The profiles of a run in this process with `trace=True`."""
-    return measure(traces_frame(report.traces), report.usage)
-
-
 def measure_path(path: Path) -> Measured:
     """The profiles of an earlier run: a dataset's directory, or a file that `--trace` wrote."""
     if path.is_dir():
@@ -241,8 +228,8 @@ def _stored_usage(path: Path) -> tuple[dict[str, Usage], dict[str, tuple[str, ..
     models: dict[str, tuple[str, ...]] = {}
     spending = read_manifest(path).manifest.spending
     for column, model, calls, prompt, answer, cost in spending.entries if spending is not None else ():
-        spent = Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
-        usage[column] = usage.get(column, Usage()) + spent
+        usage.setdefault(column, Usage())
+        usage[column] += Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
         models[column] = (*models.get(column, ()), model)
     return usage, models
 

@@ -302,11 +302,6 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
 
 
-def count_text(count: float) -> str:
-    """A whole number."""
-    return f"{count:,.0f}"
-
-
 def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table]:
     """The result for a terminal, a string or a page; the timelines are `width` characters wide."""
     base, probed = simulation.base, simulation.probed
@@ -315,10 +310,10 @@ def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table
             f"measured with {probed.rows:,} real rows: {probed.calls:,} calls, {probed.tokens:,} tokens, "
             f"cost {probed.cost:.4f}, {probed.seconds:.1f} s"
         )
-    dropped = f", {spread_text(base.dropped, count_text)} dropped" if base.dropped.high else ""
+    dropped = f", {spread_text(base.dropped, '{:,.0f}'.format)} dropped" if base.dropped.high else ""
     seeds = f"{base.seeds} seed{'' if base.seeds == 1 else 's'}"
     time = spread_text(base.seconds, seconds_text)
-    written = count_text(base.written.mean)
+    written = f"{base.written.mean:,.0f}"
     yield Text(f"{written} of {base.rows:,} rows in {time}{dropped} (simulated, {seeds})", style="bold")
     yield Text(f"bottleneck: {base.bottleneck}", style="bold")
     if base.stopped is not None:
@@ -359,7 +354,7 @@ def _usage_table(estimate: Estimate) -> Table:
         (
             column,
             model,
-            *(spread_text(spread, count_text) for spread in (used.calls, used.input_tokens, used.output_tokens)),
+            *(spread_text(spread, "{:,.0f}".format) for spread in (used.calls, used.input_tokens, used.output_tokens)),
             spread_text(used.cost, money),
         )
         for column, model, used in lines

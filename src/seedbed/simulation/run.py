@@ -22,10 +22,10 @@ from ..engine.config import RunConfig
 from ..engine.run import run_build
 from ..errors import BuildError, ConfigError, SeedbedError
 from ..observe.events import Events
-from ..observe.report import Usage
+from ..observe.report import Usage, traces_frame
 from ..recipe.recipe import Recipe
 from ..runtime.threads import in_event_loop, run_in_thread
-from .profiles import CallProfile, Measured, as_profile, measure_path, measure_report
+from .profiles import CallProfile, Measured, as_profile, measure, measure_path
 from .result import BUCKETS, KeyLoad, LimitLoad, Outcome, Probed, Simulation, Track, Variant, make_estimate
 from .stage import Setting, Staged, variants
 
@@ -363,4 +363,4 @@ def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
     spent = sum(report.usage.values(), Usage())
     probed = Probed(rows=report.rows, calls=spent.calls, tokens=spent.tokens, cost=spent.cost, seconds=report.seconds)
     models = {spec.name: spec.aliases() for spec in setting.specs if spec is not None and spec.aliases()}
-    return Measured(profiles=measure_report(report), models=models), probed
+    return Measured(profiles=measure(traces_frame(report.traces), report.usage), models=models), probed
