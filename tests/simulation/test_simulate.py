@@ -317,3 +317,10 @@ def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(sb.SeedbedError, match="ended with status 1: no output"):
         sb.simulate(chain("question"), rows=4, seeds=2, processes=2)
+
+
+def test_a_run_that_ends_before_its_first_sample() -> None:
+    """Calls that take no time leave no samples; the throttle is reported with its ceiling."""
+    found = simulate(chain("question"), rows=3, calls={"writer": {"latency": 0}})
+    assert [load.limit for load in found.base.keys] == [4.0]
+    assert found.bottleneck.startswith("none")

@@ -97,7 +97,7 @@ class Sampler:
             models=models,
             ceiling=ceiling,
             # The median: a mean moves with each probe above what the server takes.
-            limit=float(median(limit for _, limit, _ in samples)),
+            limit=float(median([limit for _, limit, _ in samples] or [ceiling])),
             busy=_mean([used for used, _, _ in samples]) / ceiling,
             at_limit=_mean(full),
             held_up=_mean([a and b for a, b in zip(full, waits, strict=True)]),
