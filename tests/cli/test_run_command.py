@@ -370,7 +370,7 @@ def test_options_of_a_resume_need_one(tmp_path: Path) -> None:
     """`run --accept-changes` without --resume is rejected before anything is written."""
     ended = seedbed("run", recipe(tmp_path), "-n", "1", "-o", tmp_path / "out", "--accept-changes")
     assert ended.code == 2
-    assert "accept_changes is about a dataset that is there: it needs out and resume=True" in ended.err
+    assert "accept_changes applies to an existing dataset: pass out and resume=True with it" in ended.err
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""A column: what its generator may look like, what it is called with, and where it runs."""
+"""Generators of a column: their forms, their arguments, and where they run."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ class TestSignatures:
         assert problem(Column("v", function, kind=kind)) == f"column 'v' is called with one argument, {text}"
 
     def test_a_function_without_a_signature(self) -> None:
-        """What cannot be read is a problem in words and not a traceback."""
+        """An unreadable signature is a reported problem and not a traceback."""
         assert problem(Column("v", Unreadable())).startswith(
             "column 'v' has a function whose parameters cannot be read"
         )
@@ -391,7 +391,7 @@ class TestProcess:
         assert drop.error.startswith("WorkerCrashed: the process that ran column 'v' died")
 
     async def test_an_exception_comes_back_as_itself(self) -> None:
-        """What is raised there is classed as if it were raised here."""
+        """Exceptions of the process are classified like those of a thread."""
         async with open_build(
             [*seeds("n"), Column("v", fail, process=True)], rows=2, config=RunConfig(max_processes=1)
         ) as build:
@@ -405,7 +405,7 @@ class TestProcess:
             return a
 
         text = problem(Column("v", local, process=True))
-        assert text.startswith("column 'v' asks for a process, but its function cannot be sent to one: ")
+        assert text.startswith("column 'v' has process=True, but its function cannot be pickled: ")
 
     def test_what_makes_no_sense_in_a_process_is_a_problem(self) -> None:
         """Async functions, contexts and state stay here."""
@@ -427,12 +427,12 @@ class TestProcess:
                 rows=1,
             )
         assert raised.value.problems == (
-            "column 'one' asks for a process with an async function; a process runs sync ones only",
-            "column 'two' asks for a process, where its function cannot have a context",
-            "column 'three' is stateful and asks for a process, which would lose its state",
+            "column 'one' has process=True with an async function; processes run sync functions only",
+            "column 'two' has process=True, but its function takes a context; processes have none",
+            "column 'three' is stateful and has process=True; a process would lose its state",
         )
 
 
 def with_context(n: int, context: CellContext) -> int:
-    """Want what no other process can have."""
+    """Take an argument that cannot be pickled."""
     return n

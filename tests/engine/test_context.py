@@ -188,7 +188,7 @@ class TestCall:
         grown = await grow([seed(), Column("v", v, key="k")], rows=4)
         statistics = grown.report.throttles["k"]
         assert grown.column("v") == [1, 2, 3]
-        assert (statistics.in_flight, statistics.held, statistics.waiting) == (0, 0, 0)
+        assert (statistics.in_flight, statistics.held) == (0, 0)
         assert statistics.failed == 4
 
     async def test_from_a_thread(self) -> None:

@@ -14,6 +14,7 @@ import seedbed as sb
 from seedbed.errors import ConfigError, Permanent, RateLimited, Retryable
 from seedbed.models import ChatAnswer, Scripted, open_models
 from seedbed.models.answers import fitting_json, plausible_text
+from seedbed.models.distributions import stable_seed
 
 if TYPE_CHECKING:
     from seedbed.models import ChatRequest
@@ -69,7 +70,8 @@ async def test_a_function_sees_the_whole_request() -> None:
         seen.append(request)
         return str(request.seed)
 
-    assert (await say(Scripted(answers=answer), "x", seed=17, parameters={"temperature": 1})).text == "17"
+    said = await say(Scripted(answers=answer), "x", seed_parts=(17,), parameters={"temperature": 1})
+    assert said.text == str(stable_seed(17))
     assert seen[0].parameters == {"temperature": 1}
 
 

@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from seedbed.errors import ConfigError
 from seedbed.runtime.policy import Sent, ThrottlePolicy, Verdict
 
 
@@ -44,19 +43,10 @@ def cut(policy: ThrottlePolicy, capacity: int) -> None:
         policy.accepted(sent, 0.05)
 
 
-@pytest.mark.parametrize(
-    ("ceiling", "floor", "start", "limit"), [(32, 1, 16, 16), (8, 1, 16, 8), (32, 20, 16, 20), (1, 1, 16, 1)]
-)
-def test_starts_within_its_bounds(ceiling: int, floor: int, start: int, limit: int) -> None:
-    """The first limit is the start, within floor and ceiling."""
-    assert ThrottlePolicy(ceiling, floor, start).limit == limit
-
-
-@pytest.mark.parametrize(("ceiling", "floor"), [(0, 1), (4, 5), (4, 0)])
-def test_bounds_are_checked(ceiling: int, floor: int) -> None:
-    """A floor outside 1 to the ceiling is an error that says so."""
-    with pytest.raises(ConfigError, match="floor"):
-        ThrottlePolicy(ceiling, floor)
+@pytest.mark.parametrize(("ceiling", "limit"), [(32, 16), (16, 16), (8, 8), (1, 1)])
+def test_the_first_limit_is_16_or_the_ceiling(ceiling: int, limit: int) -> None:
+    """A new policy begins at 16 parallel calls, or at its ceiling if that is lower."""
+    assert ThrottlePolicy(ceiling).limit == limit
 
 
 def test_level_counts_what_the_server_works_on() -> None:
@@ -207,13 +197,13 @@ def test_refusals_by_chance_hold_nothing() -> None:
 
 
 def test_nearly_everything_refused_is_a_pause() -> None:
-    """A server that takes nothing brings the limit to the floor and asks for a pause until it takes calls again."""
-    policy = ThrottlePolicy(32, floor=2)
+    """A server that takes nothing brings the limit to 1 and asks for a pause until it takes calls again."""
+    policy = ThrottlePolicy(32)
     pauses = []
     for _ in range(60):
         sends = fill(policy)
         pauses += [policy.rate_limited(sent, 0.01).pause for sent in sends]
-    assert policy.limit == 2
+    assert policy.limit == 1
     assert not any(pauses[:16])
     assert all(pauses[40:])
     accept_windows(policy, 2)
@@ -221,20 +211,20 @@ def test_nearly_everything_refused_is_a_pause() -> None:
 
 
 def test_slow_windows_count_as_congestion_when_asked() -> None:
-    """On request a window twice as slow as the fastest takes a tenth off; at the floor it is the new norm."""
-    policy = ThrottlePolicy(20, floor=10, start=20, latency_congestion=True)
+    """On request a window twice as slow as the fastest takes a tenth off; at a limit of 1 it is the new norm."""
+    policy = ThrottlePolicy(16, latency_congestion=True)
 
     def window(latency: float) -> int:
         for sent in fill(policy):
             policy.accepted(sent, latency)
         return policy.limit
 
-    assert window(0.1) == 20
-    assert window(0.15) == 20
-    assert window(0.25) == 18
-    limits = [window(0.25) for _ in range(30)]
-    assert min(limits) == 10
-    assert limits[-1] == 20
+    assert window(0.1) == 16
+    assert window(0.15) == 16
+    assert window(0.25) == 14
+    limits = [window(0.25) for _ in range(100)]
+    assert min(limits) == 1
+    assert limits[-1] == 16
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -242,12 +232,9 @@ class PolicyMachine(RuleBasedStateMachine):
 
     on_wire = Bundle("on_wire")
 
-    @initialize(
-        ceiling=st.integers(1, 200), start=st.integers(1, 200), share=st.floats(0, 1), latency_congestion=st.booleans()
-    )
-    def make(self, ceiling: int, start: int, share: float, latency_congestion: bool) -> None:
-        self.floor = max(1, int(ceiling * share))
-        self.policy = ThrottlePolicy(ceiling, self.floor, start, latency_congestion=latency_congestion)
+    @initialize(ceiling=st.integers(1, 200), latency_congestion=st.booleans())
+    def make(self, ceiling: int, latency_congestion: bool) -> None:
+        self.policy = ThrottlePolicy(ceiling, latency_congestion=latency_congestion)
         self.latency_congestion = latency_congestion
         self.now = 0.0
         self.in_flight = 0
@@ -302,7 +289,7 @@ class PolicyMachine(RuleBasedStateMachine):
             assert (self.policy.limit, self.policy.epoch) == (before, epoch)
         if self.policy.limit < before:
             assert self.policy.epoch == epoch + 1
-            assert self.policy.limit <= max(self.floor, sent.level - 1)
+            assert self.policy.limit <= max(1, sent.level - 1)
 
     @rule(seconds=st.floats(0.0, 5.0))
     def wait(self, seconds: float) -> None:
@@ -323,7 +310,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def within_bounds(self) -> None:
         if hasattr(self, "policy"):
-            assert self.floor <= self.policy.limit <= self.policy.ceiling
+            assert 1 <= self.policy.limit <= self.policy.ceiling
             assert self.policy.in_flight == self.in_flight >= 0
 
 

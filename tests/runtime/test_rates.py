@@ -16,7 +16,7 @@ def send_all(budget: RateBudget, sizes: list[int], gaps: list[float]) -> list[fl
     for size, gap in zip(sizes, gaps, strict=True):
         now = budget.ready_at(now + gap, size)
         assert budget.ready_at(now, size) == now
-        budget.take(now, size)
+        budget.add(now, -1, -size)
         instants.append(now)
     return instants
 
@@ -56,7 +56,7 @@ def test_a_call_larger_than_the_bucket_goes_when_it_is_full() -> None:
     """A call of two minutes' tokens goes at once from a full bucket, and the next one waits for the debt."""
     budget = RateBudget(None, 60, 0.0)
     assert budget.ready_at(0.0, 120) == 0.0
-    budget.take(0.0, 120)
+    budget.add(0.0, -1, -120)
     assert budget.ready_at(0.0, 120) == pytest.approx(120.0)
     assert budget.ready_at(0.0, 1) == pytest.approx(115.0)
 
@@ -64,34 +64,34 @@ def test_a_call_larger_than_the_bucket_goes_when_it_is_full() -> None:
 def test_settling_gives_back_and_takes_more() -> None:
     """A call that used less frees the rest at once; one that used more delays the calls after it."""
     budget = RateBudget(None, 600, 0.0)
-    budget.take(0.0, 60)
+    budget.add(0.0, -1, -60)
     assert budget.ready_at(0.0, 30) == pytest.approx(3.0)
-    budget.settle(0.0, 60, 20)
+    budget.add(0.0, 0, 40)
     assert budget.ready_at(0.0, 30) == 0.0
-    budget.settle(0.0, 0, 100)
+    budget.add(0.0, 0, -100)
     assert budget.ready_at(0.0, 30) == pytest.approx(9.0)
 
 
 def test_refunds_do_not_overfill() -> None:
     """What is given back to a full bucket is not saved for later."""
     budget = RateBudget(None, 600, 0.0)
-    budget.settle(0.0, 1_000, 0)
-    budget.take(0.0, 60)
+    budget.add(0.0, 0, 1000)
+    budget.add(0.0, -1, -60)
     assert budget.ready_at(0.0, 10) == pytest.approx(1.0)
 
 
 def test_the_slower_of_both_decides() -> None:
     """With both limits a call waits for the later one."""
     budget = RateBudget(60, 600, 0.0)
-    budget.take(0.0, 60)
+    budget.add(0.0, -1, -60)
     assert budget.ready_at(0.0, 20) == pytest.approx(2.0)
     for _ in range(5):
-        budget.take(0.0, 0)
+        budget.add(0.0, -1, -0)
     assert budget.ready_at(0.0, 5) == pytest.approx(1.0)
 
 
 def test_without_limits_everything_goes() -> None:
     """A budget of nothing limits nothing."""
     budget = RateBudget(None, None, 0.0)
-    budget.take(1.0, 10**9)
+    budget.add(1.0, -1, -(10**9))
     assert budget.ready_at(1.0, 10**9) == 1.0

@@ -68,10 +68,9 @@ def _columns(recipe: Recipe) -> list[Column]:
     from contextlib import suppress
 
     from ..columns.spec import make_column
-    from ..engine.source import allows_code
     from ..errors import ConfigError, DatasetGenerationError
 
-    environment = recipe.environment(allow_code=allows_code(recipe))
+    environment = recipe.environment()
     columns: list[Column] = []
     for spec in recipe.columns:
         with suppress(ConfigError, DatasetGenerationError):

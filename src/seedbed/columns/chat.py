@@ -212,7 +212,6 @@ class _Conversation:
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
                 raise Retryable(f"column {spec.name!r}: model {spec.model!r} returned an empty answer")
-            messages.append(Message(role="assistant", text=text))
             try:
                 value = self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
                 break
@@ -223,7 +222,8 @@ class _Conversation:
             if repairs == spec.max_repairs:
                 raise BadOutput(self._failure(problem, text))
             again = f"Answer again with {self.expected}, and with nothing else."
-            messages.append(Message(role="user", text=f"That answer cannot be used: {problem}\n{again}"))
+            correction = Message(role="user", text=f"That answer cannot be used: {problem}\n{again}")
+            messages += (Message(role="assistant", text=text), correction)
             # Only first requests are shared: a cell that waits for the repair of another would still hold its own
             # permit, and the other may wait for that permit.
             if self.dedupe is not None and repairs == 0:
@@ -232,7 +232,8 @@ class _Conversation:
             return value
         cell: dict[str, Any] = {spec.name: value}
         if spec.trace:
-            cell[spec.trace_name] = [{"role": message.role, "text": message.text} for message in messages]
+            turns = (*messages, Message(role="assistant", text=text))
+            cell[spec.trace_name] = [{"role": turn.role, "text": turn.text} for turn in turns]
         if spec.reasoning:
             cell[spec.reasoning_name] = answer.reasoning or thoughts
         return cell

@@ -70,10 +70,10 @@ def imports_from(folder: Path) -> Iterator[None]:
     """
     found = str(folder.resolve())
     with _lock:
-        if _FolderFinder not in sys.meta_path:
+        finders: list[Any] = sys.meta_path
+        if _FolderFinder not in finders:
             # Built-in and frozen modules go before files, as they do for `sys.path`.
-            finders: list[object] = list(sys.meta_path)
-            sys.meta_path.insert(finders.index(PathFinder) if PathFinder in finders else 0, _FolderFinder)
+            finders.insert(finders.index(PathFinder) if PathFinder in finders else 0, _FolderFinder)
         before = _folder.set(found)
         _switch(found)
         try:
@@ -115,13 +115,12 @@ class ForProcess:
     """A function that another process can unpickle.
 
     The process imports a module beside a recipe from its `folder`. Where the module has another object under the
-    function's name, such as the column that wraps it, that object is sent, by `name`.
+    function's name, such as the column that wraps it, that object is sent, by its name.
     """
 
     function: Callable[..., Any]
-    module: str
-    name: str | None
     folder: Path | None
+    by_name: bool
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -133,26 +132,26 @@ class ForProcess:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with nullcontext() if self.folder is None else imports_from(self.folder):
-            data = b"" if self.name else pickle.dumps(self.function)
-        return _receive, (self.folder, self.module, self.name, data)
+            data = None if self.by_name else pickle.dumps(self.function)
+        return _receive, (self.folder, self.function.__module__, self.function.__qualname__, data)
 
 
-def _receive(folder: Path | None, module: str, name: str | None, data: bytes) -> Any:
+def _receive(folder: Path | None, module: str, name: str, data: bytes | None) -> Any:
     with nullcontext() if folder is None else imports_from(folder):
-        return find_name(importlib.import_module(module), name) if name else pickle.loads(data)
+        return find_name(importlib.import_module(module), name) if data is None else pickle.loads(data)
 
 
 def for_process(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function in a form that another process can unpickle: itself if it is defined in an installed module."""
-    module, name = function.__module__, function.__qualname__
+    module = function.__module__
     with _lock:
         beside = _current is not None and module.partition(".")[0] in _names.get(_current, ())
         folder = Path(_current) if _current is not None and beside else None
-    found = find_name(sys.modules.get(module), name)
-    other = name if found is not None and not inspect.isroutine(found) else None
-    if other is None and folder is None:
+    found = find_name(sys.modules.get(module), function.__qualname__)
+    by_name = found is not None and not inspect.isroutine(found)
+    if folder is None and not by_name:
         return function
-    return ForProcess(function=function, module=module, name=other, folder=folder)
+    return ForProcess(function=function, folder=folder, by_name=by_name)
 
 
 def import_object(reference: str, *, base: Path, where: str) -> Any:
@@ -236,17 +235,16 @@ def describe_code(value: Any) -> dict[str, str]:
 
 def same_code(one: dict[str, str], other: dict[str, str]) -> bool:
     """Compare two results of `describe_code`: by their digests if these are comparable, else by name."""
-    digests = (one.get("digest", ""), other.get("digest", ""))
-    tags = {digest.partition(":")[0] for digest in digests}
-    if len(tags) == 1 and all(digests):
-        return digests[0] == digests[1]
+    digest, other_digest = one.get("digest", ""), other.get("digest", "")
+    if digest and other_digest and digest.partition(":")[0] == other_digest.partition(":")[0]:
+        return digest == other_digest
     return one.get("name") == other.get("name")
 
 
 def code_digest(value: Any) -> str | None:
     """A text that changes when the code of a function, class or object is edited; None if it has none.
 
-    What it calls and captures is not included; nor are comments, docstrings and its position.
+    Code that it calls or captures is not included; nor are comments, docstrings and its position.
     """
     found = list(_codes(value))
     if not found:

@@ -46,19 +46,21 @@ ExceptionClass = type[Exception]
 
 def _retry_on(value: Any) -> tuple[ExceptionClass | str, ...]:
     """Exception classes; those built in may be named, others are `module:name`, which is imported later."""
-    found: list[ExceptionClass | str] = []
-    for each in (value,) if isinstance(value, type | str) else tuple(value):
-        exception = getattr(builtins, each, None) if isinstance(each, str) and ":" not in each else each
-        if isinstance(exception, str) or (isinstance(exception, type) and issubclass(exception, Exception)):
-            found.append(exception)
-        else:
+    given = (value,) if isinstance(value, type | str) else tuple(value)
+    found = tuple(_EXCEPTIONS.get(each, each) if isinstance(each, str) else each for each in given)
+    for each in found:
+        if not _is_exception(each) and not (isinstance(each, str) and ":" in each):
             hint = nearest(each, _EXCEPTIONS) if isinstance(each, str) else ""
             raise ConfigError(f"retry_on must hold exception classes, or their names, not {each!r}{hint}")
-    return tuple(found)
+    return found
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
 
 
 _names = checks.optional(checks.names)
-_EXCEPTIONS = [name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, Exception)]
+_EXCEPTIONS = {name: each for name, each in vars(builtins).items() if _is_exception(each)}
 
 
 @attrs.frozen(kw_only=True)
@@ -141,10 +143,7 @@ class Custom(ColumnSpec, Generic[P, R]):
         if spec.models and spec.process:
             raise ConfigError(f"column {spec.name!r} runs in a process, where its function cannot call a model")
         if spec.models:
-            try:
-                models = [environment.model(alias) for alias in spec.aliases()]
-            except ConfigError as error:
-                raise ConfigError(f"{spec.error_prefix}{error}") from None
+            models = [environment.model(alias, spec.error_prefix) for alias in spec.aliases()]
             key = models[0].key("chat") if key is None else key
             generator, requires = _with_models(spec, kind, taken, environment)
         elif spec.process and not is_async:
@@ -249,8 +248,6 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     """The spec with its function imported; fields of the file override those of the function's decorator."""
     if not isinstance(spec.function, str):
         return spec
-    if not environment.allow_code:
-        raise ConfigError(f"column {spec.name!r} runs user-defined code ({spec.function!r}), which needs --allow-code")
     found = environment.import_object(spec.function, f"column {spec.name!r}, function")
     given = {
         field.name: getattr(spec, field.name)
@@ -266,14 +263,13 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
     return _custom(found, models=spec.models, **given)
 
 
-def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[type[Exception], ...]:
+def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[ExceptionClass, ...]:
     where = f"column {spec.name!r}, retry_on"
-    found: list[type[Exception]] = []
+    found: list[Any] = []
     for each in spec.retry_on:
-        exception = environment.import_object(each, where) if isinstance(each, str) else each
-        if not (isinstance(exception, type) and issubclass(exception, Exception)):
+        found.append(environment.import_object(each, where) if isinstance(each, str) else each)
+        if not _is_exception(found[-1]):
             raise ConfigError(f"{where}: {each!r} is not an exception class")
-        found.append(exception)
     return tuple(found)
 
 

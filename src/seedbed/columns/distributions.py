@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .spec import Environment
 
 
-# The most that `n` of a binomial and the mean of a Poisson may be; above it a gaussian is as good.
+# The largest `n` of a binomial and mean of a Poisson; above it a gaussian is as good.
 LARGEST_COUNT = 1_000_000_000
 _spread = Numbers("a number, 0 or more,", lambda value: value >= 0)
 _probability = Numbers("a number from 0 to 1", lambda value: (value >= 0) & (value <= 1))
@@ -48,18 +48,44 @@ _decimals = checks.optional(
     checks.expect("a whole number from 0 to 15", lambda value: checks.is_whole(value) and 0 <= value <= 15)
 )
 _optional_number = checks.optional(any_number)
-# How far, in steps, a bound may miss the numbers of so many decimals and still be one of them: 0.07 * 100 is not 7.
+# How far, in steps, a bound may miss a number of the given decimals and still count as it: 0.07 * 100 is not 7.
 GRID_SLACK = 1e-6
 
 
 def _grid(low: Any, high: Any, decimals: int) -> tuple[Any, Any]:
-    """The first and last number of that many decimals within bounds, in units of the last decimal."""
+    """The first and last number of this many decimals within bounds, in units of the last decimal."""
     scale = 10**decimals
     return np.ceil(low * scale - GRID_SLACK), np.floor(high * scale + GRID_SLACK)
 
 
 @attrs.frozen(kw_only=True)
-class Uniform(Sampler):
+class _Bounded(Sampler):
+    """A value outside of `low` and `high` is set to that bound; values are rounded to `decimals`."""
+
+    low: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
+    high: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
+    decimals: int | None = attrs.field(default=None, validator=_decimals)
+
+    def __attrs_post_init__(self) -> None:
+        check_order(self, self.low, self.high)
+
+    def sample_dtype(self) -> Any:
+        return _dtype(self.decimals)
+
+    def fit(self, draw: Draw, values: NDArray[np.float64], decimals: int | None) -> pl.Series:
+        """Apply the bounds, then round."""
+        if self.low is not None:
+            values = np.maximum(values, draw.numbers("low", self.low))
+        if self.high is not None:
+            values = np.minimum(values, draw.numbers("high", self.high))
+        if decimals is None:
+            return pl.Series(values)
+        rounded = np.round(values, decimals)
+        return pl.Series(rounded.astype(np.int64) if decimals == 0 else rounded)
+
+
+@attrs.frozen(kw_only=True)
+class Uniform(_Bounded):
     """A number from `low` to `high`, all equally likely.
 
     With `decimals` every number of that many decimals within the bounds is equally likely, the bounds included;
@@ -70,10 +96,9 @@ class Uniform(Sampler):
 
     low: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number)
     high: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=any_number)
-    decimals: int | None = attrs.field(default=None, validator=_decimals)
 
     def __attrs_post_init__(self) -> None:
-        check_order(self, self.low, self.high)
+        super().__attrs_post_init__()
         if self.decimals is None or isinstance(self.low, Reference) or isinstance(self.high, Reference):
             return
         first, last = _grid(float(self.low), float(self.high), self.decimals)
@@ -82,9 +107,6 @@ class Uniform(Sampler):
                 f"{self.error_prefix}no number of {self.decimals} decimals lies between low and high, "
                 f"{self.low!r} and {self.high!r}"
             )
-
-    def sample_dtype(self) -> Any:
-        return _dtype(self.decimals)
 
     def sample(self, draw: Draw) -> pl.Series:
         low, high = draw.bounds(self.low, self.high)
@@ -101,29 +123,6 @@ class Uniform(Sampler):
 
 
 @attrs.frozen(kw_only=True)
-class _Bounded(Sampler):
-    """A value outside of `low` and `high` is set to that bound; values are rounded to `decimals`."""
-
-    low: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
-    high: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
-    decimals: int | None = attrs.field(default=None, validator=_decimals)
-
-    def __attrs_post_init__(self) -> None:
-        check_order(self, self.low, self.high)
-
-    def fit(self, draw: Draw, values: NDArray[np.float64], decimals: int | None) -> pl.Series:
-        """Apply the bounds, then round."""
-        if self.low is not None:
-            values = np.maximum(values, draw.numbers("low", self.low))
-        if self.high is not None:
-            values = np.minimum(values, draw.numbers("high", self.high))
-        if decimals is None:
-            return pl.Series(values)
-        rounded = np.round(values, decimals)
-        return pl.Series(rounded.astype(np.int64) if decimals == 0 else rounded)
-
-
-@attrs.frozen(kw_only=True)
 class Gaussian(_Bounded):
     """A normally distributed number; a value outside of `low` and `high` is set to that bound.
 
@@ -134,9 +133,6 @@ class Gaussian(_Bounded):
 
     mean: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number)
     std: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=_spread)
-
-    def sample_dtype(self) -> Any:
-        return _dtype(self.decimals)
 
     def sample(self, draw: Draw) -> pl.Series:
         mean, std = draw.numbers("mean", self.mean), draw.numbers("std", self.std, _spread)
@@ -219,8 +215,7 @@ class Scipy(_Bounded):
         stats: Any = import_extra("scipy.stats", extra="scipy", column=self.name)
         distribution = getattr(stats, self.dist, None)
         if isinstance(distribution, stats.rv_continuous | stats.rv_discrete):
-            is_discrete = isinstance(distribution, stats.rv_discrete)
-            return self._one_dimensional(environment, distribution, is_discrete=is_discrete)
+            return self._one_dimensional(environment, distribution, isinstance(distribution, stats.rv_discrete))
         if callable(getattr(distribution, "rvs", None)):
             return self._many_dimensional(environment, distribution)
         known = [name for name in dir(stats) if callable(getattr(getattr(stats, name), "rvs", None))]
@@ -228,7 +223,7 @@ class Scipy(_Bounded):
             f"{self.error_prefix}scipy.stats has no distribution {self.dist!r}{nearest(self.dist, known)}"
         )
 
-    def _one_dimensional(self, environment: Environment, distribution: Any, *, is_discrete: bool) -> Column:
+    def _one_dimensional(self, environment: Environment, distribution: Any, is_discrete: bool) -> Column:
         decimals = 0 if is_discrete else self.decimals
 
         def quantile(uniform: Any, params: Mapping[str, Any]) -> NDArray[np.float64]:
@@ -242,20 +237,17 @@ class Scipy(_Bounded):
             return self.fit(draw, values, decimals)
 
         for name, value in self.params.items():
-            if isinstance(value, bool) or not isinstance(value, int | float | Reference):
-                raise ConfigError(
-                    f'{self.error_prefix}params.{name} must be a number or {{"column": …}}, not {value!r}'
-                )
+            if not isinstance(value, Reference) and not checks.is_number(value):
+                problem = f'params.{name} must be a number or {{"column": …}}, not {value!r}'
+                raise ConfigError(f"{self.error_prefix}{problem}")
         constants = {name: 0.5 if isinstance(value, Reference) else value for name, value in self.params.items()}
         try:
             middle = quantile(0.5, constants)
         except (TypeError, ValueError) as error:
             shapes = ", ".join(filter(None, [distribution.shapes, "loc", "" if is_discrete else "scale"]))
-            raise ConfigError(
-                f"{self.error_prefix}params {dict(self.params)!r} do not fit {self.dist}, which takes {shapes}: {error}"
-            ) from error
+            raise self._unfit(f"{error} (it takes {shapes})") from error
         if np.isnan(middle) and constants == self.params:
-            raise ConfigError(f"{self.error_prefix}params {constants!r} are outside the range of {self.dist}")
+            raise self._unfit("they are outside its range")
         return self.draw_column(environment, sample, _dtype(decimals))
 
     def _many_dimensional(self, environment: Environment, distribution: Any) -> Column:
@@ -275,14 +267,16 @@ class Scipy(_Bounded):
             return values
 
         try:
-            shape = block(np.random.Philox(key=0))
+            example = block(np.random.Philox(key=0))
         except (TypeError, ValueError) as error:
-            problem = f"{self.error_prefix}params {dict(self.params)!r} do not fit {self.dist}: {error}"
-            raise ConfigError(problem) from error
-        dtype: Any = pl.Int64 if np.issubdtype(shape.dtype, np.integer) else pl.Float64
-        for _ in shape.shape[1:]:
+            raise self._unfit(str(error)) from error
+        dtype: Any = pl.Int64 if np.issubdtype(example.dtype, np.integer) else pl.Float64
+        for _ in example.shape[1:]:
             dtype = pl.List(dtype)
         return self.draw_column(environment, sample, dtype)
+
+    def _unfit(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self.error_prefix}params {dict(self.params)!r} do not fit {self.dist}: {problem}")
 
 
 def _dtype(decimals: int | None) -> Any:

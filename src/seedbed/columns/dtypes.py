@@ -19,31 +19,20 @@ from ..graph import nearest
 from ..store.schema import declared_type
 
 _MAX_LENGTH = 100_000
+# The types that need no argument, and polars' types that take arguments.
 _NAMES: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "bytes": bytes,
-    "date": date,
-    "datetime": datetime,
-    "time": time,
-    "timedelta": timedelta,
-}
-# Polars types that need no argument.
-_POLARS: dict[str, Any] = {
-    dtype.__name__: dtype
-    for dtype in (
+    each.__name__: each
+    for each in (
+        *(str, int, float, bool, bytes, date, datetime, time, timedelta),
         *(pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64),
         *(pl.Float32, pl.Float64, pl.String, pl.Boolean, pl.Binary, pl.Date, pl.Time, pl.Datetime, pl.Duration),
         *(pl.Decimal, pl.Categorical),
     )
 }
-# Those that need one, and those that take some.
 _MAKERS: dict[str, Any] = {
-    dtype.__name__: dtype for dtype in (pl.List, pl.Array, pl.Struct, pl.Enum, pl.Datetime, pl.Duration, pl.Decimal)
+    each.__name__: each for each in (pl.List, pl.Array, pl.Struct, pl.Enum, pl.Datetime, pl.Duration, pl.Decimal)
 }
-_TEXTS = {dtype: name for name, dtype in (_NAMES | _POLARS).items()}
+_TEXTS = {dtype: name for name, dtype in _NAMES.items()}
 
 
 def read_dtype(value: Any) -> Any:
@@ -60,24 +49,24 @@ def read_dtype(value: Any) -> Any:
     except ConfigError:
         raise
     except SyntaxError:
-        return _known(value, _NAMES | _POLARS)
-    except (RecursionError, MemoryError):  # raised by the parser for too many levels
+        return _known(value, _NAMES)
+    except (RecursionError, MemoryError):  # too many levels for the parser
         raise ConfigError(f"the type {value[:20]!r}… is nested too deep") from None
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         raise ConfigError(f"invalid type {value!r}: {error}") from error
 
 
 def _read(node: ast.expr) -> Any:
-    """The type of an expression; only the types listed here are called, and no other code runs."""
+    """The type of an expression; only the types above are called, and no other code runs."""
     match node:
         case ast.Name(id=name):
-            return _known(name, _NAMES | _POLARS)
+            return _known(name, _NAMES)
         case ast.Subscript(value=ast.Name(id="list"), slice=inner):
             return types.GenericAlias(list, (_read(inner),))
         case ast.Call(func=ast.Name(id=name), args=given, keywords=named):
             arguments = {each.arg: _read_argument(each.value) for each in named if each.arg is not None}
             return _known(name, _MAKERS)(*map(_read_argument, given), **arguments)
-    return _known(ast.unparse(node), _NAMES | _POLARS)
+    return _known(ast.unparse(node), _NAMES)
 
 
 def _known(name: str, among: Mapping[str, Any]) -> Any:
@@ -107,7 +96,7 @@ def dtype_text(dtype: Any) -> str | None:
         return None if inner is None else f"list[{inner}]"
     if isinstance(dtype, pa.DataType):
         return _arrow_text(dtype)
-    if isinstance(dtype, pl.DataType) and (arguments := _arguments(dtype)) is not None:
+    if isinstance(dtype, pl.DataType) and (arguments := _arguments(dtype)):
         return None if None in arguments else f"{type(dtype).__name__}({', '.join(map(str, arguments))})"
     try:
         # An instance of a type that takes no argument is equivalent to the type.
@@ -116,8 +105,8 @@ def dtype_text(dtype: Any) -> str | None:
         return None
 
 
-def _arguments(dtype: pl.DataType) -> list[str | None] | None:
-    """The arguments of a polars type as texts; None if it takes none."""
+def _arguments(dtype: pl.DataType) -> list[str | None]:
+    """The arguments of a polars type as texts; None for one that cannot be stored."""
     # Not by polars' `repr`, which may change with its version: datasets store this text.
     match dtype:
         case pl.List():
@@ -131,12 +120,12 @@ def _arguments(dtype: pl.DataType) -> list[str | None] | None:
         case pl.Enum():
             return [repr(dtype.categories.to_list())]
         case pl.Datetime():
-            return [repr(dtype.time_unit), *([] if dtype.time_zone is None else [repr(dtype.time_zone)])]
+            return [repr(each) for each in (dtype.time_unit, dtype.time_zone) if each is not None]
         case pl.Duration():
             return [repr(dtype.time_unit)]
         case pl.Decimal():
             return [repr(dtype.precision), repr(dtype.scale)]
-    return None
+    return []
 
 
 def _arrow_text(dtype: pa.DataType) -> str:

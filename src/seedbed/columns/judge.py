@@ -32,10 +32,6 @@ def _number(text: str) -> int | float:
     return float(text) if "." in text else int(text)
 
 
-def _range(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _options(value: Any) -> Any:
     """Descriptions by option, empty for a list; keys of a file that are numbers in quotes become numbers."""
     if value is None or isinstance(value, str):
@@ -47,26 +43,6 @@ def _options(value: Any) -> Any:
     return dict(value)
 
 
-@checks.field_check
-def _check_range(_: object, __: object, given: Any) -> None:
-    if given is None:
-        return
-    if not isinstance(given, tuple) or len(given) != 2 or not all(map(is_number, given)) or given[0] >= given[1]:
-        raise ConfigError(f"range must be two numbers, the lower one first, not {given!r}")
-
-
-@checks.field_check
-def _check_options(_: object, __: object, given: Any) -> None:
-    if given is None:
-        return
-    if not isinstance(given, Mapping) or len(given) < 2:
-        raise ConfigError(f"options must be two or more, not {given!r}")
-    if not (all(map(is_number, given)) or all(isinstance(key, str) and key for key in given)):
-        raise ConfigError(f"options must be all numbers or all texts, not {list(given)!r}")
-    if not all(isinstance(meaning, str) for meaning in given.values()):
-        raise ConfigError(f"options must have texts as their meanings, not {list(given.values())!r}")
-
-
 @attrs.frozen(kw_only=True)
 class Score:
     """One score: a `range` such as `(1, 5)`, whole numbers if its bounds are, or `options` and what each means.
@@ -74,18 +50,38 @@ class Score:
     Options are numbers or texts: `{1: "wrong", 3: "partly right", 5: "right"}`, `["formal", "casual"]`.
     """
 
-    description: str = attrs.field(default="", validator=checks.expect("text", lambda value: isinstance(value, str)))
-    range: tuple[float, float] | None = attrs.field(default=None, converter=_range, validator=_check_range)
-    options: Mapping[Any, str] | None = attrs.field(default=None, converter=_options, validator=_check_options)
+    description: str = ""
+    range: tuple[float, float] | None = attrs.field(default=None, converter=checks.as_names)
+    options: Mapping[Any, str] | None = attrs.field(default=None, converter=_options)
 
     def __attrs_post_init__(self) -> None:
+        description: object = self.description
+        if not isinstance(description, str):
+            raise ConfigError(f"description must be text, not {description!r}")
         if (self.range is None) == (self.options is None):
             raise ConfigError("needs either a range or options")
+        if self.options is not None:
+            self._check_options(self.options)
+        elif not (
+            isinstance(self.range, tuple)
+            and len(self.range) == 2
+            and all(map(is_number, self.range))
+            and self.range[0] < self.range[1]
+        ):
+            raise ConfigError(f"range must be two numbers, the lower one first, not {self.range!r}")
+
+    def _check_options(self, given: object) -> None:
+        if not isinstance(given, Mapping) or len(given) < 2:
+            raise ConfigError(f"options must be two or more, not {given!r}")
+        if not (all(map(is_number, given)) or all(isinstance(key, str) and key for key in given)):
+            raise ConfigError(f"options must be all numbers or all texts, not {list(given)!r}")
+        if not all(isinstance(meaning, str) for meaning in given.values()):
+            raise ConfigError(f"options must have texts as their meanings, not {list(given.values())!r}")
 
     @property
     def kind(self) -> type[int | float | str]:
         """The type of its values."""
-        values: Any = self.range if self.range is not None else tuple(self.options or ())
+        values: Any = self.range or tuple(self.options or ())
         if isinstance(values[0], str):
             return str
         return int if all(isinstance(value, int) for value in values) else float
@@ -124,37 +120,35 @@ class Score:
         return self.kind(given)
 
 
-def _score(name: object, given: Any) -> Score:
+def _score(given: Any) -> Score:
     """A score from a `Score`, a mapping of its fields, or a text such as "1 to 5: how clear it is"."""
     if isinstance(given, Score):
         return given
-    if isinstance(given, str):
-        found = _RANGE.fullmatch(given.strip())
-        if found is None:
-            raise ConfigError(
-                f"scores.{name} must be a range such as '1 to 5' or '1 to 5: how clear it is', not {given!r}"
-            )
+    if isinstance(given, str) and (found := _RANGE.fullmatch(given.strip())) is not None:
         low, high, description = found.groups()
-        given = {"range": (_number(low), _number(high)), "description": (description or "").strip()}
+        return Score(range=(_number(low), _number(high)), description=(description or "").strip())
     if not isinstance(given, Mapping):
-        raise ConfigError(f"scores.{name} must be a range as text, or a mapping with range or options, not {given!r}")
+        raise ConfigError(
+            f"must be a range such as '1 to 5' or '1 to 5: how clear it is', or a mapping with range or options, "
+            f"not {given!r}"
+        )
     known = [field.name for field in attrs.fields(Score)]
     for field in given:
         if field not in known:
-            raise ConfigError(f"scores.{name}: unknown field {field!r}{nearest(str(field), known)}")
-    try:
-        return Score(**given)
-    except ConfigError as error:
-        raise ConfigError(f"scores.{name}: {error}") from None
+            raise ConfigError(f"unknown field {field!r}{nearest(str(field), known)}")
+    return Score(**given)
 
 
 def _scores(value: Any, spec: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    try:
-        return {name: _score(name, given) for name, given in value.items()}
-    except ConfigError as error:
-        raise ConfigError(f"{spec.error_prefix}{error}", field="scores") from None
+    scores: dict[Any, Score] = {}
+    for name, given in value.items():
+        try:
+            scores[name] = _score(given)
+        except ConfigError as error:
+            raise ConfigError(f"{spec.error_prefix}scores.{name}: {error}", field="scores") from None
+    return scores
 
 
 _check_scores = checks.expect(

@@ -1,4 +1,4 @@
-"""Samplers: their base, and those of categories, identifiers and times.
+"""Samplers: their base class, and those of categories, identifiers and times.
 
 Each column has its own random stream, keyed by the recipe's seed and its name. A block of 1,024 rows, aligned on the
 number of the row in the whole dataset, is one jump in that stream (Philox is counter-based, so a jump is free); rows
@@ -11,6 +11,7 @@ structured value, as in `{"column": "person.age"}`. A row where that is null get
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timezone
@@ -208,33 +209,32 @@ class Sampler(ColumnSpec):
         return self.draw_column(environment, self.sample, self.sample_dtype())
 
     def draw_column(self, environment: Environment, sample: Callable[[Draw], Any], dtype: Any) -> Column:
-        """The column that `sample` fills; it does not see rows where a reference is null, whose values are null."""
-        stream, references = Stream(environment.seed, self.name), self.references()
-        common: dict[str, Any] = {"timeout": self.timeout, "dtype": dtype if self.dtype is None else self.dtype}
+        """The column that `sample` fills; rows where a reference is null are not sampled, and their values are null."""
+        draw = functools.partial(Draw, name=self.name, stream=Stream(environment.seed, self.name))
+        references = self.references()
+        dtype = dtype if self.dtype is None else self.dtype
         if not references:
 
             def from_scratch(rows: range) -> Any:
-                return sample(Draw(name=self.name, stream=stream, rows=rows))
+                return sample(draw(rows=rows))
 
-            return Column(self.name, from_scratch, kind=Kind.FROM_SCRATCH, **common)
+            return Column(self.name, from_scratch, kind=Kind.FROM_SCRATCH, dtype=dtype)
 
         def transform(frame: pl.DataFrame, context: CellContext) -> Any:
             given = {name: reference.look_up(self.name, frame) for name, reference in references.items()}
             known = ~np.logical_or.reduce([series.is_null().to_numpy() for series in given.values()])
             if known.all() and frame.height:
-                return sample(Draw(name=self.name, stream=stream, rows=context.rows, given=given))
+                return sample(draw(rows=context.rows, given=given))
             values: list[Any] = [None] * frame.height
             if at := np.flatnonzero(known).tolist():
                 rows = [context.rows[index] for index in at]
-                given = {name: series.gather(at) for name, series in given.items()}
-                for index, value in zip(
-                    at, sample(Draw(name=self.name, stream=stream, rows=rows, given=given)), strict=True
-                ):
+                found = sample(draw(rows=rows, given={name: series.gather(at) for name, series in given.items()}))
+                for index, value in zip(at, found, strict=True):
                     values[index] = value
             return values
 
         requires = tuple(dict.fromkeys(reference.root for reference in references.values()))
-        return Column(self.name, transform, kind=Kind.FULL_COLUMN, requires=requires, **common)
+        return Column(self.name, transform, kind=Kind.FULL_COLUMN, requires=requires, dtype=dtype)
 
 
 def whole_steps(low: Any, high: Any, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -298,10 +298,10 @@ class Category(Sampler):
 
     type: ClassVar[str] = "category"
 
-    values: Any = attrs.field()
-    weights: Any = attrs.field(default=None)
+    values: Any
+    weights: Any = None
     given: str | None = attrs.field(default=None, validator=checks.optional(checks.name))
-    default: Any = attrs.field(default=None)
+    default: Any = None
 
     def __attrs_post_init__(self) -> None:
         self.cases()

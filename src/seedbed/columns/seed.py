@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -25,14 +26,14 @@ from ..graph import Kind, nearest
 from ..models.base import NOT_IN_FINGERPRINT
 from .base import Column
 from .code import import_extra
-from .spec import ColumnSpec, Environment, fixed_part
+from .spec import ColumnSpec, Environment
 
-# Formats of seed files: the suffixes of their names (.gz and .zst may follow, except for parquet) and DuckDB's reader.
-_SUFFIXES = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json"), "parquet": (".parquet", ".pq")}
-_READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "csv": ("read_csv", {"header": True}),
-    "jsonl": ("read_json", {"format": "auto"}),
-    "parquet": ("read_parquet", {}),
+# Formats of seed files: the suffixes of their names (.gz and .zst may follow, except for parquet), DuckDB's reader and
+# its options.
+_FORMATS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
+    "csv": ((".csv", ".tsv"), "read_csv", {"header": True}),
+    "jsonl": ((".jsonl", ".ndjson", ".json"), "read_json", {"format": "auto"}),
+    "parquet": ((".parquet", ".pq"), "read_parquet", {}),
 }
 
 
@@ -68,15 +69,11 @@ def _are_options(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) and key.isidentifier() for key in value)
 
 
-def _check(expected: str, accepts: Callable[[Any], bool]) -> checks.Validator:
-    return checks.optional(checks.expect(expected, accepts))
-
-
-_path_check = _check("the path or URL of a file", lambda value: isinstance(value, str) and bool(value))
-_frame_check = _check("a polars frame or an arrow table", lambda value: isinstance(value, pl.DataFrame))
-_columns_check = _check("a list of names or a mapping from new names to those in the file", _are_columns)
-_partition_check = _check("(i, n) with i from 0 to n - 1", _is_partition)
-_options_check = checks.expect("a mapping from names of reader options to values", _are_options)
+_check_path = checks.expect("the path or URL of a file", lambda value: isinstance(value, str) and bool(value))
+_check_frame = checks.expect("a polars frame or an arrow table", lambda value: isinstance(value, pl.DataFrame))
+_check_columns = checks.expect("a list of names or a mapping from new names to those in the file", _are_columns)
+_check_partition = checks.expect("(i, n) with i from 0 to n - 1", _is_partition)
+_check_options = checks.expect("a mapping from names of reader options to values", _are_options)
 
 
 @attrs.frozen(kw_only=True)
@@ -96,18 +93,24 @@ class Seed(ColumnSpec):
     type: ClassVar[str] = "seed"
 
     # Not in the fingerprint: a resume compares the content of the file, wherever it is.
-    path: str | None = attrs.field(default=None, converter=_as_path, validator=_path_check, metadata=NOT_IN_FINGERPRINT)
-    frame: Any = attrs.field(default=None, converter=_as_frame, validator=_frame_check, eq=False, repr=False)
-    format: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of(*_SUFFIXES)))
+    path: str | None = attrs.field(
+        default=None, converter=_as_path, validator=checks.optional(_check_path), metadata=NOT_IN_FINGERPRINT
+    )
+    frame: Any = attrs.field(
+        default=None, converter=_as_frame, validator=checks.optional(_check_frame), eq=False, repr=False
+    )
+    format: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of(*_FORMATS)))
     columns: tuple[str, ...] | dict[str, str] | None = attrs.field(
-        default=None, converter=_as_columns, validator=_columns_check
+        default=None, converter=_as_columns, validator=checks.optional(_check_columns)
     )
     order: str = attrs.field(default="ordered", validator=checks.one_of("ordered", "shuffled"))
     start: int = attrs.field(default=0, validator=checks.whole(0))
     stop: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
-    partition: tuple[int, int] | None = attrs.field(default=None, converter=_as_pair, validator=_partition_check)
+    partition: tuple[int, int] | None = attrs.field(
+        default=None, converter=_as_pair, validator=checks.optional(_check_partition)
+    )
     cycle: bool = attrs.field(default=True, validator=checks.flag)
-    options: Mapping[str, Any] = attrs.field(factory=dict, validator=_options_check)
+    options: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_options)
 
     def __attrs_post_init__(self) -> None:
         if (self.path is None) == (self.frame is None):
@@ -117,10 +120,10 @@ class Seed(ColumnSpec):
         if self.frame is not None and (self.options or self.format):
             raise ConfigError(f"{self.error_prefix}format and options are for files, not for a frame")
         if self.path is not None and self.file_format is None:
-            suffixes = ", ".join(suffix for each in _SUFFIXES.values() for suffix in each)
+            suffixes = ", ".join(suffix for each, _, _ in _FORMATS.values() for suffix in each)
             raise ConfigError(
                 f"{self.error_prefix}the format of {self.path!r} cannot be inferred from its name ({suffixes}); "
-                f"set format to one of {', '.join(_SUFFIXES)}"
+                f"set format to one of {', '.join(_FORMATS)}"
             )
         if self.stop is not None and self.stop <= self.start:
             raise ConfigError(
@@ -136,7 +139,7 @@ class Seed(ColumnSpec):
         if self.format is not None or self.path is None:
             return self.format
         path = self.path.lower().removesuffix(".gz").removesuffix(".zst")
-        return next((name for name, suffixes in _SUFFIXES.items() if path.endswith(suffixes)), None)
+        return next((name for name, (suffixes, _, _) in _FORMATS.items() if path.endswith(suffixes)), None)
 
     @property
     def local_path(self) -> str | None:
@@ -166,20 +169,12 @@ class Seed(ColumnSpec):
         """The columns of a file or frame, all filled by one reader."""
         reader = SeedReader(self, environment)
         declared = self.dtype
-        if declared is None:
-            declared = {}
-        elif not isinstance(declared, Mapping):
+        if declared is not None and not isinstance(declared, Mapping):
             if len(reader.outputs) > 1:
                 raise ConfigError(f"{self.error_prefix}dtype must be a mapping from columns to types, not {declared!r}")
             declared = {reader.outputs[0]: declared}
-        return Column(
-            self.name,
-            reader,
-            kind=Kind.FROM_SCRATCH,
-            outputs=reader.outputs,
-            dtype={**reader.dtypes, **declared},
-            timeout=self.timeout,
-        )
+        dtypes = {**reader.dtypes, **(declared or {})}
+        return Column(self.name, reader, kind=Kind.FROM_SCRATCH, outputs=reader.outputs, dtype=dtypes)
 
 
 # The most bytes of a file that are hashed; of a larger one only pieces, evenly spread, the first and last bytes too.
@@ -251,12 +246,7 @@ class SeedReader:
         schema = self._fetch(f"SELECT {self._columns} FROM {self._table} LIMIT 0").schema
         self.outputs: tuple[str, ...] = tuple(schema.names)
         self.dtypes = {field.name: _declared(field.type) for field in schema if not pa.types.is_null(field.type)}
-        if spec.partition is not None or not spec.cycle:
-            is_empty = not self._count
-        else:
-            is_empty = not self._fetch(f"SELECT 1 FROM {self._table} OFFSET {spec.start} LIMIT 1").num_rows
-        if is_empty:
-            raise self._no_rows()
+        self._check_not_empty()
         # Changed by `generate` only: the cursor, the rest of its last batch, and the row of the dataset that is next
         # (None if that is unknown, before the first call and after an error).
         self._batches: Iterator[pa.RecordBatch] = iter(())
@@ -333,7 +323,7 @@ class SeedReader:
             return f"SELECT * FROM read_parquet({_literal(self._shuffled)}) OFFSET {row}"
         return self._ordered_query(row)
 
-    def _ordered_query(self, row: int) -> str:
+    def _ordered_query(self, row: int = 0) -> str:
         # A slice needs no count of the rows, a part of it does.
         rows = self._spec.select(_ENDLESS if self._spec.partition is None else self._row_count)[row:]
         return f"SELECT {self._columns} FROM {self._table} OFFSET {rows.start} LIMIT {len(rows)}"
@@ -350,16 +340,15 @@ class SeedReader:
 
     @functools.cached_property
     def _shuffled(self) -> Path:
-        """A temporary file of the rows in another order, which is removed with the reader.
+        """A temporary file of the rows in another order.
 
         They are sorted by a hash of the seed and the number of each row: md5, because DuckDB's own hash may change with
         its version.
         """
-        folder = Path(tempfile.mkdtemp(prefix="seedbed-shuffle-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        folder = self._temporary_folder()
         path = folder / "rows.parquet"
         key = f"md5_number_lower('{self._environment.seed}:' || {_NUMBER})"
-        numbered = f"SELECT *, row_number() OVER () AS {_NUMBER} FROM ({self._ordered_query(0)})"
+        numbered = f"SELECT *, row_number() OVER () AS {_NUMBER} FROM ({self._ordered_query()})"
         ordered = f"SELECT * EXCLUDE ({_NUMBER}) FROM ({numbered}) ORDER BY {key}, {_NUMBER}"
         with self._connect() as connection:
             connection.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
@@ -367,6 +356,12 @@ class SeedReader:
             connection.execute(f"COPY ({ordered}) TO {_literal(path)} (FORMAT parquet, ROW_GROUP_SIZE 10240)")
             connection.execute("RESET memory_limit")
         return path
+
+    def _temporary_folder(self) -> Path:
+        """A new folder that is removed with the reader."""
+        folder = tempfile.mkdtemp(prefix="seedbed-seed-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """A connection to the same database: each has at most one open result."""
@@ -389,13 +384,20 @@ class SeedReader:
             return ConfigError(f"{self._spec.error_prefix}file not found: {self._spec.path!r}")
         return ConfigError(f"{self._spec.error_prefix}{self._label} cannot be read: {found}")
 
-    def _no_rows(self) -> ConfigError:
-        spec, count = self._spec, self._row_count
-        if not count:
-            return ConfigError(f"{spec.error_prefix}{self._label} is empty")
-        options = {"start": spec.start or None, "stop": spec.stop, "partition": spec.partition}
-        given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
-        return ConfigError(f"{spec.error_prefix}{self._label} has {count} rows, and {given} selects none of them")
+    def _check_not_empty(self) -> None:
+        spec = self._spec
+        if spec.partition is not None or not spec.cycle:
+            is_empty = not self._count
+        else:  # without counting the rows
+            is_empty = not self._fetch(f"SELECT 1 FROM {self._table} OFFSET {spec.start} LIMIT 1").num_rows
+        if is_empty and not self._row_count:
+            raise ConfigError(f"{spec.error_prefix}{self._label} is empty")
+        if is_empty:
+            options = {"start": spec.start or None, "stop": spec.stop, "partition": spec.partition}
+            given = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+            raise ConfigError(
+                f"{spec.error_prefix}{self._label} has {self._row_count} rows, and {given} selects none of them"
+            )
 
     def _open_file(self, path: str) -> str:
         """The call of DuckDB's reader for the file."""
@@ -404,16 +406,15 @@ class SeedReader:
         else:
             self._open_remote(path)
         assert self._spec.file_format is not None
-        function, defaults = _READERS[self._spec.file_format]
-        options = {**defaults, **self._spec.options}.items()
-        given_options = "".join(f", {name} = {_literal(value)}" for name, value in options)
-        return f"{function}({_literal(self._local or path)}{given_options})"
+        _, function, defaults = _FORMATS[self._spec.file_format]
+        options = "".join(f", {name} = {_literal(value)}" for name, value in {**defaults, **self._spec.options}.items())
+        return f"{function}({_literal(self._local or path)}{options})"
 
     def _find_local(self, given: str) -> str:
         where = f"column {self._spec.name!r}, path"
         # Also before anything is listed: a pattern must not walk through folders that the recipe may not read.
         path = self._environment.base / Path(given).expanduser()
-        self._environment.path(fixed_part(path), where)
+        self._environment.path(Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts)), where)
         if not _is_pattern(str(path)) and not path.is_file():
             raise ConfigError(f"{self._spec.error_prefix}file not found: {str(path)!r}")
         for name in self._matches(str(path)):
@@ -447,17 +448,15 @@ class SeedReader:
 
     def _copy(self, path: str) -> str:
         """A temporary copy of a file whose server does not support range requests."""
-        folder = tempfile.mkdtemp(prefix="seedbed-seed-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         # DuckDB infers the compression of a file from its name.
-        copy = str(Path(folder, f"copy{''.join(Path(urlsplit(path).path).suffixes[-2:])}"))
+        copy = str(self._temporary_folder() / f"copy{''.join(Path(urlsplit(path).path).suffixes[-2:])}")
         self._remote.get_file(path, copy)
         return copy
 
     def _select_columns(self, schema: pa.Schema) -> str:
         """The SELECT list of the chosen columns."""
         chosen = self._spec.columns if self._spec.columns is not None else tuple(schema.names)
-        sources = chosen if isinstance(chosen, dict) else {name: name for name in chosen}
+        sources = chosen if isinstance(chosen, dict) else dict(zip(chosen, chosen, strict=True))
         expressions = []
         for name, source in sources.items():
             if source not in schema.names:
@@ -511,12 +510,15 @@ def _quote(name: str) -> str:
 
 def _literal(value: Any) -> str:
     """A reader option as SQL."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "NULL"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_literal, value))}]"
+        case dict():
+            return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
     return "'" + str(value).replace("'", "''") + "'"

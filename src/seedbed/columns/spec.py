@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 REMOTE_PROTOCOLS = frozenset(
     "abfs abfss adl az ftp gcs gs hdfs hf http https memory s3 s3a sftp webhdfs".split()  # noqa: SIM905  easier to read
 )
-_WILDCARD = re.compile(r"[*?\[]")
 
 
 def _paths(value: Iterable[Any]) -> tuple[Path, ...]:
@@ -96,104 +93,45 @@ class Access:
             known = ", ".join(sorted(REMOTE_PROTOCOLS))
             raise ConfigError(f"{where}: a recipe file may not use the protocol {protocol!r}, only {known}")
 
-    def model_problems(self, models: Mapping[str, Any], columns: Iterable[Any]) -> list[str]:
-        """Header variables and weights of models that are not allowed, a sentence each."""
-        declared = {getattr(each, "api_key_env", None) for each in (*models.values(), *columns)}
-        problems: list[str] = []
-        for alias, model in models.items():
-            problems += [
-                f"models.{alias}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
-                for name in getattr(model, "header_env", ())
-                if name not in self.grants.env and name not in declared
-            ]
-            for path in _call(model, "paths"):
-                try:
-                    self.check_path(Path(path), f"models.{alias}")
-                except ConfigError as error:
-                    problems.append(str(error))
-        return problems
-
     def granting(self, paths: Iterable[Path]) -> Access:
         """The same with more paths, such as one that was given on the command line."""
         return attrs.evolve(self, grants=attrs.evolve(self.grants, paths=(*self.grants.paths, *paths)))
 
 
 @attrs.frozen(kw_only=True)
-class Contact:
-    """A server that a recipe contacts, and the environment variables that are sent to it."""
-
-    place: str
-    url: str
-    env: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.url}" + (f" (is sent {', '.join(self.env)})" if self.env else "")
-
-
-def contacts(models: Mapping[str, Any], columns: Iterable[Any]) -> list[Contact]:
-    """The URLs of models, remote validation and remote seeds."""
-    named = [(f"models.{alias}", model) for alias, model in models.items()]
-    named += [(f"columns.{column.name}", column) for column in columns]
-    return [
-        Contact(place=place, url=_shown(url), env=_sent(spec)) for place, spec in named for url in _call(spec, "urls")
-    ]
-
-
-def fixed_part(path: Path) -> Path:
-    """What comes before the first wildcard of a pattern; the path itself if it has none."""
-    parts = path.parts
-    first = next((at for at, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
-    return Path(*parts[:first])
-
-
-def _call(spec: Any, method: str) -> tuple[str, ...]:
-    """What a method of a spec gives; models of users need not have it."""
-    found = getattr(spec, method, None)
-    return tuple(found()) if callable(found) else ()
-
-
-def _sent(spec: Any) -> tuple[str, ...]:
-    key = getattr(spec, "api_key_env", None)
-    return tuple(dict.fromkeys([*([key] if key else []), *getattr(spec, "header_env", ())]))
-
-
-def _shown(url: str) -> str:
-    """A URL without its password and its query, which may hold a signature: it ends up in logs."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="…" if parts.query else "", fragment="").geturl()
-
-
-def _no_client(alias: str) -> NoReturn:
-    raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
-
-
-def _no_http() -> NoReturn:
-    raise ConfigError("connections are open only while a build runs")
-
-
-@attrs.frozen(kw_only=True)
 class Environment:
     """What a spec needs to become a column of a build.
 
-    `client` returns the client of an alias and `http` connections to any other server; both are open only while a build
-    runs. Relative paths of a recipe file start at `base`. `artifacts` is the dataset's directory, to which files such
-    as images are written (None in a preview: then cells hold the bytes). `allow_code` is True if the user allows the
-    recipe to import code; `access` is what a recipe from a file may read (None: anything). Specs open only paths that
-    `path` returned.
+    The engine fills `clients`, by alias, and `connections`, for any other server, only while a build runs. Relative
+    paths of a recipe file start at `base`. `artifacts` is the dataset's directory, to which files such as images are
+    written (None in a preview: then cells hold the bytes). `access` is what a recipe from a file may reach (None:
+    anything). Specs open only paths that `path` returned.
     """
 
     seed: int = 0
     models: Mapping[str, ModelSpec] = attrs.field(factory=dict)
-    client: Callable[[str], ModelClient] = _no_client
-    http: Callable[[], HttpClient] = _no_http
+    clients: Mapping[str, ModelClient] = attrs.field(factory=dict)
+    connections: Sequence[HttpClient] = ()
     base: Path = Path()
     artifacts: Path | None = None
-    allow_code: bool = False
     access: Access | None = None
+
+    @property
+    def allow_code(self) -> bool:
+        """True if the recipe may import code: one from a file needs a grant, one in Python none."""
+        return self.access is None or self.access.grants.code
+
+    def client(self, alias: str) -> ModelClient:
+        """The open client of an alias. Raises `ConfigError` if no build runs."""
+        if alias not in self.clients:
+            raise ConfigError(f"the client of model {alias!r} is open only while a build runs")
+        return self.clients[alias]
+
+    def http(self) -> HttpClient:
+        """Connections to other servers. Raises `ConfigError` if no build runs."""
+        if not self.connections:
+            raise ConfigError("connections are open only while a build runs")
+        return self.connections[0]
 
     def path(self, given: str | os.PathLike[str], where: str) -> Path:
         """Resolve a path of the recipe. Raises `ConfigError` if the recipe may not read it."""
@@ -203,9 +141,9 @@ class Environment:
         return path
 
     def import_object(self, reference: str, where: str) -> Any:
-        """Import `module:name` from a module beside the recipe or an installed one, if the user allows code."""
+        """Import `module:name` from a module beside the recipe or an installed one. Raises `ConfigError`."""
         if not self.allow_code:
-            raise ConfigError(f"{where}: {reference!r} is code, which needs --allow-code")
+            raise ConfigError(f"{where}: {reference!r} is user-defined code, which needs --allow-code")
         return import_object(reference, base=self.path("", where), where=where)
 
     def model(self, alias: str, error_prefix: str = "") -> ModelSpec:

@@ -188,20 +188,18 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     pending: list[Any] = [schema]
     while pending:
         part = pending.pop()
-        if isinstance(part, Mapping):
-            if part is not schema and isinstance(part.get("$id"), str):
-                continue
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, Mapping) and (part is schema or not isinstance(part.get("$id"), str)):
             yield part
             pending += [each for key, each in part.items() if key not in ("const", "enum", "default", "examples")]
-        elif isinstance(part, list):
-            pending += part
 
 
 def _problem(part: Mapping[str, Any], validator: Any) -> str | None:
-    """What would fail every cell, or hang, after its call was paid for."""
+    """A problem that would fail every cell, or hang, after its call was paid for."""
     from referencing.exceptions import Unresolvable  # noqa: PLC0415
 
-    reference, pattern, patterns = part.get("$ref"), part.get("pattern"), part.get("patternProperties")
+    reference, pattern, by_pattern = part.get("$ref"), part.get("pattern"), part.get("patternProperties")
     if isinstance(reference, str):
         try:
             validator.evolve(schema={"$ref": reference}).is_valid(None)
@@ -209,16 +207,14 @@ def _problem(part: Mapping[str, Any], validator: Any) -> str | None:
             return f"refers to {reference!r}, which is not in it"
         except RecursionError:
             return f"refers to {reference!r}, which leads back to itself"
-    for each in [
-        *([pattern] if isinstance(pattern, str) else ()),
-        *(patterns if isinstance(patterns, Mapping) else ()),
-    ]:
+    by_pattern = by_pattern if isinstance(by_pattern, Mapping) else {}
+    for each in (*([pattern] if isinstance(pattern, str) else ()), *by_pattern):
         try:
             _matches(each, "")
         except pl.exceptions.PolarsError as error:
             reason = next((line for line in str(error).splitlines() if line.startswith("error:")), str(error))
             return f"has the pattern {each!r}, which cannot be matched in linear time: {reason.removeprefix('error: ')}"
-    if isinstance(patterns, Mapping) and "unevaluatedProperties" in part:
+    if by_pattern and "unevaluatedProperties" in part:
         return "has unevaluatedProperties beside patternProperties; use additionalProperties"
     return None
 

@@ -1,15 +1,16 @@
-"""Jinja2 templates and expressions over the values of a row, in a sandbox, and the columns that they need.
+"""Jinja2 templates and expressions over the values of a row, in a sandbox, and the columns that they require.
 
-Only the columns that a template names are visible to it, a name that is not there is an error, and nothing in it is
-random: what it gives depends on the row alone. What a rendering may cost is bounded (see `bounds`).
+A template sees only the columns that it names, an unknown name is an error, and nothing in it is random: its result
+depends on the row alone. The cost of a rendering is bounded (see `bounds`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import jinja2
@@ -19,18 +20,14 @@ from jinja2.parser import Parser
 from ..errors import ConfigError, Permanent
 from .bounds import BoundedContext, BoundedEnvironment, check_depth
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-
-# What reads other templates; there are none.
+# Statements that read other templates; none exist.
 _ELSEWHERE = {
     nodes.Include: "include",
     nodes.Import: "import",
     nodes.FromImport: "from … import",
     nodes.Extends: "extends",
 }
-# Longer texts are refused: parsing takes about a second for each megabyte.
+# Longer texts are rejected: parsing takes about a second for each megabyte.
 _MAX_LENGTH = 1_000_000
 
 
@@ -44,7 +41,7 @@ class _Environment(BoundedEnvironment):
 
 
 class _NullEnvironment(_Environment):
-    """For expressions: a field of a null is null, so that `quality.clarity is none` can be asked."""
+    """For expressions: a field of a null is null, so that `quality.clarity is none` is valid."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return None if obj is None else super().getattr(obj, attribute)
@@ -70,11 +67,7 @@ def _environment(cls: type[_Environment]) -> _Environment:
 _TEMPLATES = _environment(_Environment)
 _EXPRESSIONS = _environment(_NullEnvironment)
 _GLOBALS = dict(_TEMPLATES.globals)
-
-
-def _context(compiled: jinja2.Template, given: Mapping[str, Any]) -> BoundedContext:
-    """The context of one rendering: `Template.new_context` would copy a ChainMap in Python each time."""
-    return BoundedContext(compiled.environment, {**_GLOBALS, **given}, None, compiled.blocks)
+_TEXTS = frozenset({str})
 
 
 @attrs.frozen(kw_only=True)
@@ -85,104 +78,106 @@ class SkipRule:
     decide: Callable[[Mapping[str, Any]], bool]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Template:
-    """A compiled template. `where` begins the messages of its errors; `requires` are the columns that it names."""
-
+@attrs.frozen(eq=False)
+class _Compiled:
     text: str
+    # Messages start with this: "column 'answer', prompt".
     where: str
+    # The columns that it names.
     requires: tuple[str, ...]
     _compiled: jinja2.Template = attrs.field(repr=False)
+    # The same as a format of Python, if it inserts columns and does nothing else.
+    _format: str | None = attrs.field(default=None, repr=False)
+
+    def _context(self, given: Mapping[str, Any]) -> BoundedContext:
+        """The context of one rendering: `Template.new_context` would copy a ChainMap in Python each time."""
+        return BoundedContext(self._compiled.environment, {**_GLOBALS, **given}, None, self._compiled.blocks)
+
+
+class Template(_Compiled):
+    """A compiled template."""
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for a row, given the values of at least the columns that it requires. Raises `Permanent`."""
         try:
-            context = _context(self._compiled, {name: values[name] for name in self.requires})
+            given = {name: values[name] for name in self.requires}
+            if self._format is not None and _TEXTS.issuperset(map(type, given.values())):
+                # Most prompts: no context, and no steps to count (overhead benchmark).
+                return self._format % given
+            context = self._context(given)
             try:
                 return "".join(self._compiled.root_render_func(context))
             except Exception:  # noqa: BLE001  raised again
                 _TEMPLATES.handle_exception()  # with the lines of the template
         except Exception as error:
-            raise Permanent(_failure(self.where, error, _line(error.__traceback__))) from error
+            # Jinja2 puts the lines of the template into the traceback.
+            steps = traceback.walk_tb(error.__traceback__)
+            lines = [line for frame, line in steps if frame.f_code.co_filename == "<template>"]
+            at = f"{self.where}, line {lines[-1]}" if lines else self.where
+            if isinstance(error, KeyError) and not lines and error.args:
+                raise Permanent(f"{at}: unknown column {error.args[0]!r}") from error
+            raise Permanent(f"{at}: {_reason(error)}") from error
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Condition:
+class Condition(_Compiled):
     """A compiled expression, such as `quality.clarity >= 4`."""
 
-    text: str
-    where: str
-    requires: tuple[str, ...]
-    _compiled: jinja2.Template = attrs.field(repr=False)
-
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """What it gives for a row. Raises `Permanent`; but what cannot be computed of a null is null."""
+        """Its value for a row. Raises `Permanent`; but an operation that has no result for a null gives null."""
         given = {name: values[name] for name in self.requires}
         try:
-            context = _context(self._compiled, given)
+            context = self._context(given)
             for _ in self._compiled.root_render_func(context):
                 pass
             result = context.vars["result"]
             if isinstance(result, jinja2.Undefined):
                 str(result)  # raises with the reason: undefined values are strict
         except Exception as error:
-            # That it takes too long is not for want of a value.
+            # A null does not explain that it takes too long.
             if not isinstance(error, OverflowError) and any(map(_holds_null, given.values())):
                 return None
-            raise Permanent(_failure(f"{self.where}: {self.text!r}", error)) from error
+            raise Permanent(f"{self.where}: {self.text!r}: {_reason(error)}") from error
         return result
 
     def decide(self, values: Mapping[str, Any]) -> bool:
-        """Whether it is true of a row; null is not."""
+        """True if it is true of a row; null is not."""
         return bool(self.evaluate(values))
 
 
-def is_template(text: str) -> bool:
-    """Whether a text has anything in it to fill in."""
-    return "{{" in text or "{%" in text
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 
 def compile_template(text: str, *, where: str) -> Template:
-    """Compile a template; `where` is what messages begin with: "column 'answer', prompt". Raises `ConfigError`."""
-    if not isinstance(text, str):
-        raise ConfigError(f"{where}: a template is text, not {text!r}")
-    try:
-        requires, compiled = _template(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{where}, line {error.lineno}: {error.message}") from error
-    except _UNCOMPILABLE as error:
-        raise ConfigError(f"{where}: the template cannot be compiled: {_reason(error)}") from error
-    return Template(text=text, where=where, requires=requires, compiled=compiled)
+    """Compile a template; messages start with `where`, as in "column 'answer', prompt". Raises `ConfigError`."""
+    return Template(text, where, *_compile(text, where, is_expression=False))
 
 
 def compile_condition(text: str, *, where: str) -> Condition:
-    """Compile an expression, which may stand in `{{ }}`; `where` is what messages begin with. Raises `ConfigError`."""
+    """Compile an expression, which may stand in `{{ }}`; messages start with `where`. Raises `ConfigError`."""
+    return Condition(text, where, *_compile(text, where, is_expression=True))
+
+
+def _compile(text: str, where: str, *, is_expression: bool) -> tuple[tuple[str, ...], jinja2.Template, str | None]:
     if not isinstance(text, str):
-        raise ConfigError(f"{where}: an expression is text, not {text!r}")
+        raise ConfigError(f"{where}: {'an expression' if is_expression else 'a template'} is text, not {text!r}")
+    shown = text if len(text) <= 200 else f"{text[:200]}…"
     try:
-        requires, compiled = _expression(lone_expression(text) or text)
+        if len(text) > _MAX_LENGTH:
+            raise ConfigError(f"{where}: {len(text)} characters, {_MAX_LENGTH} are allowed")
+        return _expression(lone_expression(text) or text) if is_expression else _template(text)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{where}: {_excerpt(text)!r} is not an expression: {error.message}") from error
-    except _UNCOMPILABLE as error:
-        raise ConfigError(f"{where}: {_excerpt(text)!r} cannot be compiled: {_reason(error)}") from error
-    return Condition(text=text, where=where, requires=requires, compiled=compiled)
+        place = f": {shown!r} is not an expression" if is_expression else f", line {error.lineno}"
+        raise ConfigError(f"{where}{place}: {error.message}") from error
+    # What Python's own compiler and parser raise for code that is too deep or too large for them.
+    except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError | MemoryError) else str(error)
+        raise ConfigError(f"{where}: {shown!r} cannot be compiled: {reason}") from error
 
 
-# What Python's own compiler and parser raise for code that is too deep or too large for them.
-_UNCOMPILABLE = (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError)
-
-
-def _reason(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError | MemoryError) else str(error)
-
-
-def _excerpt(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def _check_length(text: str) -> None:
-    if len(text) > _MAX_LENGTH:
-        raise jinja2.TemplateSyntaxError(f"it has {len(text)} characters, {_MAX_LENGTH} are allowed", 1)
+def is_template(text: str) -> bool:
+    """True if a text has anything to fill in."""
+    return "{{" in text or "{%" in text
 
 
 def lone_expression(text: str) -> str | None:
@@ -196,18 +191,30 @@ def lone_expression(text: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
-    _check_length(text)
+def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template, str | None]:
     tree = _TEMPLATES.parse(text)
     check_depth(tree)
     for node in tree.find_all(tuple(_ELSEWHERE)):
         raise jinja2.TemplateSyntaxError(f"{_ELSEWHERE[type(node)]!r} has no other template to read", node.lineno)
-    return _names(tree), _TEMPLATES.build(tree)
+    names = _names(tree)
+    form = _format(tree, names)
+    return names, _TEMPLATES.build(tree), form
+
+
+def _format(tree: nodes.Template, requires: tuple[str, ...]) -> str | None:
+    found = ""
+    for part in (part for node in tree.body for part in (node.nodes if isinstance(node, nodes.Output) else (node,))):
+        if isinstance(part, nodes.TemplateData):
+            found += part.data.replace("%", "%%")
+        elif isinstance(part, nodes.Name) and part.name in requires:
+            found += f"%({part.name})s"
+        else:
+            return None
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
-def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
-    _check_length(text)
+def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template, None]:
     parser = Parser(_EXPRESSIONS, text, state="variable")
     expression = parser.parse_expression()
     if not parser.stream.eos:
@@ -217,32 +224,12 @@ def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
     check_depth(tree)
     names = _names(tree)
     tree.body = [nodes.Assign(nodes.Name("result", "store"), expression, lineno=1)]
-    return names, _EXPRESSIONS.build(tree)
+    return names, _EXPRESSIONS.build(tree), None
 
 
 def _names(tree: nodes.Template) -> tuple[str, ...]:
     undeclared = meta.find_undeclared_variables(tree) - set(_TEMPLATES.globals)
     return tuple(dict.fromkeys(node.name for node in tree.find_all(nodes.Name) if node.name in undeclared))
-
-
-def _failure(where: str, error: Exception, line: int | None = None) -> str:
-    at = where if line is None else f"{where}, line {line}"
-    if isinstance(error, KeyError) and line is None and error.args:
-        return f"{at}: there is no column {error.args[0]!r}"
-    reason = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-    return f"{at}: {reason}"
-
-
-def _line(traceback: TracebackType | None) -> int | None:
-    """The line of the template at which an error rose; Jinja2 puts it into the traceback."""
-    lines = [frame.tb_lineno for frame in _frames(traceback) if frame.tb_frame.f_code.co_filename == "<template>"]
-    return lines[-1] if lines else None
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
 
 
 def _holds_null(value: Any) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ASYNC_LANE = ("local", "async")
 THREAD_LANE = ("local", "thread")
 PROCESS_LANE = ("local", "process")
+_NO_USAGE = Usage()
 
 
 class Stage(enum.Enum):
@@ -185,18 +186,19 @@ class Task:
 class TaskUsage:
     """The usage that one task reported. Changed by `Context` only."""
 
-    total: Usage = attrs.field(factory=Usage)
-    # Of each model, since the last `take`.
-    _by_model: dict[str, Usage] = attrs.field(factory=dict)
+    total: Usage = _NO_USAGE
+    _untaken: list[tuple[str, Usage]] = attrs.field(factory=list)  # with the model of each
 
     def add(self, model: str, usage: Usage) -> None:
         """Count a call, or several."""
-        self.total += usage
-        self._by_model[model] = self._by_model[model] + usage if model in self._by_model else usage
+        # Most tasks make one call (overhead benchmark).
+        self.total = usage if self.total is _NO_USAGE else self.total + usage
+        self._untaken.append((model, usage))
 
-    def take(self) -> dict[str, Usage]:
-        """The usage of each model since the last call of this method."""
-        taken, self._by_model = self._by_model, {}
+    def take(self) -> list[tuple[str, Usage]]:
+        """What was reported since the last call of this method, with the model of each."""
+        taken = self._untaken.copy()
+        del self._untaken[: len(taken)]  # a worker thread may have appended to it meanwhile
         return taken
 
 

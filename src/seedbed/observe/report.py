@@ -79,14 +79,6 @@ class Usage:
             cost=self.cost + other.cost,
         )
 
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(
-            calls=self.calls - other.calls,
-            input_tokens=self.input_tokens - other.input_tokens,
-            output_tokens=self.output_tokens - other.output_tokens,
-            cost=self.cost - other.cost,
-        )
-
 
 @attrs.frozen(kw_only=True)
 class BuildReport:
@@ -161,9 +153,9 @@ class Ledger:
         self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
         self.wasted: defaultdict[str, Wasted] = defaultdict(Wasted)
 
-    def spend(self, column: str, usage: Mapping[str, Usage]) -> None:
-        """Add the usage that a column reported, by model."""
-        for model, each in usage.items():
+    def spend(self, column: str, usage: Iterable[tuple[str, Usage]]) -> None:
+        """Add the usage that a column reported, with the model of each."""
+        for model, each in usage:
             self.usage[column, model] += each
 
     def _usage_by(self, part: int) -> dict[str, Usage]:

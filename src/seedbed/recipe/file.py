@@ -102,7 +102,7 @@ class _Reader:
             access=self._access,
         )
         if self._problems:
-            found = recipe.problems(recipe.environment(allow_code=self._access.grants.code), unreadable=unreadable)
+            found = recipe.problems(recipe.environment(), unreadable=unreadable)
             raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
         return recipe
 
@@ -213,15 +213,9 @@ class Document:
 
 def read_document(path: Path, content: bytes | None = None) -> Document:
     """Read a file, or `content` in place of it, by its suffix. Raises `ConfigError` if it cannot be read or parsed."""
-    readers: dict[str, Callable[[str, str], Document]] = {
-        ".yaml": _read_yaml,
-        ".yml": _read_yaml,
-        ".toml": _read_toml,
-        ".json": _read_json,
-    }
-    reader = readers.get(path.suffix.lower())
+    reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path}: a recipe file ends in {', '.join(readers)}, not {path.suffix!r}")
+        raise ConfigError(f"{path}: a recipe file ends in {', '.join(_READERS)}, not {path.suffix!r}")
     try:
         if content is None:
             with path.open("rb") as file:
@@ -229,17 +223,28 @@ def read_document(path: Path, content: bytes | None = None) -> Document:
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path}: a recipe has at most {MAX_BYTES} bytes; put data into seed files")
         text = content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        data, lines, duplicates = reader(text)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: a recipe is UTF-8, found {error.object[error.start]:#04x}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        document = reader(text, str(path))
     except RecursionError:
         raise ConfigError(f"{path}: nested more than {MAX_DEPTH} levels deep") from None
-    if not isinstance(document.data, Mapping):
-        raise ConfigError(f"{path}: a recipe is a mapping with 'columns', not {type(document.data).__name__}")
+    except yaml.MarkedYAMLError as error:
+        at = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise ConfigError(f"{path}{at}: {error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{path}:{line}: the character {error.character:#04x} is not allowed in YAML") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}") from error
+    except (yaml.YAMLError, ValueError) as error:  # errors of TOML, and a number of thousands of digits
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: a recipe is a mapping with 'columns', not {type(data).__name__}")
+    problems = tuple(f"{path}:{line}: {name}: duplicate key" for name, line in duplicates)
+    document = Document(data=data, file=str(path), lines=lines, problems=problems)
     _check_values(document)
     return document
 
@@ -280,8 +285,8 @@ class _Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = 0
         self._values = 0
-        # How many values each anchor stands for; None while its node is being read.
-        self._anchored: dict[str, int | None] = {}
+        # The number of values under each anchor; None while its node is being read.
+        self._anchored: dict[str | None, int | None] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Reject depth, and aliases that would expand without end, before anything follows them."""
@@ -298,12 +303,10 @@ class _Loader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
-        if anchor is not None:
-            self._anchored[anchor] = None
+        self._anchored[anchor] = None
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if anchor is not None:
-            self._anchored[anchor] = self._values - before
+        self._anchored[anchor] = self._values - before
         return node
 
     def _count(self, values: int, mark: yaml.Mark) -> None:
@@ -353,32 +356,25 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
 
-def _read_yaml(text: str, file: str) -> Document:
+# The content of a file, the line of each known path, and path and line of each duplicate key.
+Parsed = tuple[Any, dict[str, int], list[tuple[str, int]]]
+
+
+def _read_yaml(text: str) -> Parsed:
+    loader = _Loader(text)
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            # Merge keys are resolved in the nodes, so their lines are taken first.
-            lines, problems = _marks(node, file)
-            data: Any = None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = "" if mark is None else f":{mark.line + 1}"
-        raise ConfigError(f"{file}{at}: {error.problem or error.context}") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{file}:{line}: the character {error.character:#04x} is not allowed in YAML") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    return Document(data=data, file=file, lines=lines, problems=tuple(problems))
+        node = loader.get_single_node()
+        # Merge keys are resolved in the nodes, so their lines are taken first.
+        lines, duplicates = _marks(node)
+        return None if node is None else loader.construct_document(node), lines, duplicates
+    finally:
+        loader.dispose()
 
 
-def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]]:
+def _marks(root: yaml.Node | None) -> tuple[dict[str, int], list[tuple[str, int]]]:
     """The line of every path, and duplicate keys, of which YAML would silently use the last."""
     lines: dict[str, int] = {}
-    problems: list[str] = []
+    duplicates: list[tuple[str, int]] = []
     visited: set[int] = set()
 
     def walk(node: yaml.Node, path: str) -> None:
@@ -389,12 +385,12 @@ def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
-                name = str(key.value)
+                name, line = str(key.value), key.start_mark.line + 1
                 inner = f"{path}.{name}" if path else name
                 if name in seen:
-                    problems.append(f"{file}:{key.start_mark.line + 1}: {inner}: duplicate key")
+                    duplicates.append((inner, line))
                 seen.add(name)
-                lines[inner] = key.start_mark.line + 1
+                lines[inner] = line
                 walk(value, inner)
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
@@ -402,29 +398,20 @@ def _marks(root: yaml.Node | None, file: str) -> tuple[dict[str, int], list[str]
 
     if root is not None:
         walk(root, "")
-    return lines, problems
+    return lines, duplicates
 
 
-def _read_json(text: str, file: str) -> Document:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}:{error.lineno}: {error.msg}") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise ConfigError(f"{file}: {error}") from error
+def _read_json(text: str) -> Parsed:
+    data = json.loads(text)
     try:
         # Nearly all JSON is YAML as well, whose parser gives lines.
-        lines, problems = _marks(yaml.compose(text, Loader=_Loader), file)
+        return data, *_marks(yaml.compose(text, Loader=_Loader))
     except yaml.YAMLError:
-        lines, problems = {}, []
-    return Document(data=data, file=file, lines=lines, problems=tuple(problems))
+        return data, {}, []
 
 
-def _read_toml(text: str, file: str) -> Document:
-    try:
-        data = parse_toml(text)
-    except ValueError as error:  # TOML's own error, and a number of thousands of digits
-        raise ConfigError(f"{file}: {error}") from error
+def _read_toml(text: str) -> Parsed:
+    data = parse_toml(text)
     # The parser gives no lines, but the headers of tables are easily found.
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -435,7 +422,7 @@ def _read_toml(text: str, file: str) -> Document:
             counts[name] = counts.get(name, 0) + 1
         elif header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             lines[header[1]] = number
-    return Document(data=_without_dates(data), file=file, lines=lines)
+    return _without_dates(data), lines, []
 
 
 def _without_dates(value: Any) -> Any:
@@ -445,3 +432,6 @@ def _without_dates(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_dates(each) for each in value]
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else value
+
+
+_READERS = {".yaml": _read_yaml, ".yml": _read_yaml, ".toml": _read_toml, ".json": _read_json}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import attrs
 
 from ..checks import is_whole
 from ..columns.base import Column
 from ..columns.seed import Seed
-from ..columns.spec import Access, ColumnSpec, Contact, Environment, ProcessorSpec, contacts, make_column
+from ..columns.spec import Access, ColumnSpec, Environment, ProcessorSpec, make_column
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Kind, check_columns, closest, nearest
 
@@ -20,6 +21,18 @@ class ModelLike(Protocol):
     """What a recipe reads of a model's spec."""
 
     def problems(self) -> list[str]: ...
+
+
+@attrs.frozen(kw_only=True)
+class Contact:
+    """A server that a recipe contacts, and the environment variables that are sent to it."""
+
+    place: str
+    url: str
+    env: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.url}" + (f" (is sent {', '.join(self.env)})" if self.env else "")
 
 
 def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]:
@@ -110,12 +123,33 @@ class Recipe:
         return self._resolve(environment, unreadable)[1]
 
     def access_problems(self) -> list[str]:
-        """What its models read and may not, a sentence each; columns check their paths when they are created."""
-        return [] if self.access is None else self.access.model_problems(self.models, self.columns)
+        """Paths and header variables of its models that are not allowed; columns check theirs when they are created."""
+        if self.access is None:
+            return []
+        declared = {getattr(each, "api_key_env", None) for each in (*self.models.values(), *self.columns)}
+        problems: list[str] = []
+        for alias, model in self.models.items():
+            problems += [
+                f"models.{alias}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
+                for name in getattr(model, "header_env", ())
+                if name not in self.access.grants.env and name not in declared
+            ]
+            for path in _call(model, "paths"):
+                try:
+                    self.access.check_path(Path(path), f"models.{alias}")
+                except ConfigError as error:
+                    problems.append(str(error))
+        return problems
 
     def contacts(self) -> list[Contact]:
         """The servers that it contacts: models, remote validation and remote seeds."""
-        return contacts(self.models, self.columns)
+        specs: list[tuple[str, object]] = [(f"models.{alias}", model) for alias, model in self.models.items()]
+        specs += [(f"columns.{column.name}", column) for column in self.columns]
+        return [
+            Contact(place=place, url=_shown(url), env=_sent(spec))
+            for place, spec in specs
+            for url in _call(spec, "urls")
+        ]
 
     def reads_files(self) -> bool:
         """True if it names local files or code, which are looked up below `base`."""
@@ -181,6 +215,28 @@ def _placeholder(name: str, *outputs: str) -> Column:
     """A column in the graph in place of one that could not be created, with outputs that it may have."""
     side_effects = (f"{name}__trace", f"{name}__reasoning_content", *outputs)
     return Column(name, lambda: None, requires=(), side_effects=side_effects)
+
+
+def _call(spec: object, method: str) -> tuple[str, ...]:
+    """The result of a method of a spec; user-defined models need not have it."""
+    found = getattr(spec, method, None)
+    return tuple(found()) if callable(found) else ()
+
+
+def _sent(spec: object) -> tuple[str, ...]:
+    """The environment variables that a spec sends."""
+    key = getattr(spec, "api_key_env", None)
+    return tuple(dict.fromkeys([*([key] if key else []), *getattr(spec, "header_env", ())]))
+
+
+def _shown(url: str) -> str:
+    """A URL without its password and its query, which may hold a signature: it ends up in logs."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="…" if parts.query else "", fragment="").geturl()
 
 
 def _described(value: object) -> str:

@@ -5,7 +5,7 @@ requests sent at level n or above rate-limited *because of the level*?
 
 - A server at capacity accepts what is below its capacity and rate-limits what is above: the limit becomes n - 1.
 - A server that rate-limits at random does so at every level: the limit stays.
-- A server that accepts nothing rate-limits at level 1: the limit becomes the floor, and soon the key should pause.
+- A server that accepts nothing rate-limits at level 1: the limit becomes 1, and soon the key should pause.
 
 The answer is a sequential likelihood-ratio test. "Four in five are rate-limited from this level on" stands against "as
 many are rate-limited as at any level of this key": each rate-limited request at or above n is evidence for the first,
@@ -19,11 +19,10 @@ from collections import deque
 
 import attrs
 
-from ..errors import ConfigError
-
 HISTORY = 128
 """Sends that the evidence is taken from."""
 
+_START = 16
 _FULL_SHARE = 0.8  # what a server at capacity rate-limits above it
 _EVIDENCE = 6.0  # logarithm of the likelihood ratio from which the server counts as at capacity
 _EVIDENCE_OF_CHANGE = 12.0  # the same, since the likeliest instant at which the server reached its capacity
@@ -87,18 +86,15 @@ class ThrottlePolicy:
     too and takes a tenth off the limit: for servers that queue requests in place of rate-limiting them.
     """
 
-    def __init__(self, ceiling: int, floor: int = 1, start: int = 16, *, latency_congestion: bool = False) -> None:
-        if not 1 <= floor <= ceiling:
-            raise ConfigError(f"the floor of a throttle must be from 1 to its ceiling ({ceiling}), not {floor}")
+    def __init__(self, ceiling: int, *, latency_congestion: bool = False) -> None:
         self.ceiling = ceiling
-        self.floor = floor
         self.latency_congestion = latency_congestion
         self.in_flight = 0
         self.mean_latency: float | None = None
         # Incremented by each decrease. Requests sent in an earlier epoch are the same signal and decide nothing.
         self.epoch = 0
         # Fractions come from decreases by a share; `limit` is what counts.
-        self._limit = float(min(max(start, floor), ceiling))
+        self._limit = float(min(_START, ceiling))
         self._sends: deque[Sent] = deque(maxlen=HISTORY)
         self._limited_share = 0.0  # of the latest outcomes
         self._background = _BACKGROUND
@@ -240,7 +236,7 @@ class ThrottlePolicy:
         self._quiet_since = None
         self._step = 1.0
         self._restart_window()
-        self._limit = max(float(self.floor), min(float(capacity), self._limit * (1 - excess / 2)))
+        self._limit = max(1.0, min(float(capacity), self._limit * (1 - excess / 2)))
         if capacity < 1:
             # Rate-limited with nothing beside it: no concurrency is low enough, so there is no level to remember.
             self._rest = _REST
@@ -272,8 +268,8 @@ class ThrottlePolicy:
         self._reached = False
 
     def _is_slow(self, latency: float) -> bool:
-        if latency < self._lowest_latency or self.limit == self.floor:
-            # At the floor none of our requests queue: this is how long calls take now.
+        if latency < self._lowest_latency or self.limit == 1:
+            # At a limit of 1 none of our requests queue: this is how long calls take now.
             self._lowest_latency = latency
         return latency > _LATENCY_RISE * self._lowest_latency
 
@@ -317,19 +313,8 @@ class RateBudget:
         ready = now if self._requests is None else self._requests.ready_at(now, 1.0)
         return ready if self._tokens is None else max(ready, self._tokens.ready_at(now, tokens))
 
-    def take(self, now: float, tokens: float) -> None:
-        """A call of so many tokens is sent."""
-        self._add(now, -1.0, -tokens)
-
-    def give_back(self, now: float, tokens: float) -> None:
-        """A call that took so many tokens was not sent after all."""
-        self._add(now, 1.0, tokens)
-
-    def settle(self, now: float, estimate: float, actual: float) -> None:
-        """A call that took `estimate` tokens used `actual`."""
-        self._add(now, 0.0, estimate - actual)
-
-    def _add(self, now: float, requests: float, tokens: float) -> None:
+    def add(self, now: float, requests: float, tokens: float) -> None:
+        """Give back requests and tokens, or take them with negative numbers."""
         if self._requests is not None:
             self._requests.add(now, requests)
         if self._tokens is not None:

@@ -55,7 +55,6 @@ class ThrottleStatistics:
     in_flight: int
     held: int
     """Permits of rate-limited calls that are not free yet."""
-    waiting: int
     sent: int
     accepted: int
     rate_limited: int
@@ -80,11 +79,11 @@ class Permit:
 
     def accepted(self, tokens: int | None = None) -> None:
         """The server answered; `tokens` is the usage that it reported."""
-        self._throttle.end_accepted(self, tokens)
+        self._throttle.end_call(self, tokens, is_accepted=True)
 
     def finished(self, tokens: int | None = None) -> None:
         """The call ended otherwise: an error, a timeout, a cancellation."""
-        self._throttle.end_finished(self, tokens)
+        self._throttle.end_call(self, tokens, is_accepted=False)
 
     def unused(self) -> None:
         """No call was sent."""
@@ -99,11 +98,10 @@ class Permit:
 
 
 class Throttle:
-    """Decides how many calls of one key are in flight and which is sent next.
+    """Decides how many calls of one key are in flight. Everything here is synchronous: check and action are one step.
 
     The limiter's `total_tokens` is the number of calls that may be in flight: the policy's limit, 0 during a pause.
-    Permits are its borrowers. Everything here is synchronous but `acquire`, so nothing changes between a check and the
-    action that follows. The manager holds the settings that all keys share.
+    Permits are its borrowers. The manager holds the settings that all keys share.
     """
 
     def __init__(self, key: str, limits: KeyLimits, manager: ThrottleManager) -> None:
@@ -120,14 +118,7 @@ class Throttle:
         self._rates: RateBudget | None = None
         if limits.requests_per_minute is not None or limits.tokens_per_minute is not None:
             self._rates = RateBudget(limits.requests_per_minute, limits.tokens_per_minute, now)
-        # With rates, one task at a time waits for them in `acquire`, so that a large call is not overtaken forever.
-        self._turn = trio.Lock()
-        self._refunded = trio.Event()  # set and replaced when a settled call gives tokens back
         self._wake_at = math.inf  # when the listeners are called because the rates allow the next call
-        # Tasks in `acquire`, which go first, and whether `try_acquire` or a listener was held back for them.
-        self._waiting = 0
-        self._held_back = False
-
         self._paused_until: float | None = None
         self._pauses = 0  # since the last acceptance
         # The first rate limit since the last acceptance, and the instant by which a call should have been sent since.
@@ -135,9 +126,6 @@ class Throttle:
         self._next_due = -math.inf
 
         self._listeners: list[Callable[[], None]] = []
-        self._notifying = False
-        self._notify_again = False
-
         self._sent = self._accepted = self._rate_limited = self._failed = self._used_tokens = 0
 
     @property
@@ -153,17 +141,12 @@ class Throttle:
     @property
     def full(self) -> bool:
         """True if `try_acquire` would fail now, whatever the rates allow."""
-        return self._waiting > 0 or self._limiter.available_tokens <= 0
+        return self._limiter.available_tokens <= 0
 
     @property
     def will_notify(self) -> bool:
         """True if something is under way that calls the listeners: a permit, a pause or a wait for the rates ends."""
-        return (
-            self._limiter.borrowed_tokens > 0
-            or self._waiting > 0
-            or self._paused_until is not None
-            or self._wake_at < math.inf
-        )
+        return self._limiter.borrowed_tokens > 0 or self._paused_until is not None or self._wake_at < math.inf
 
     @property
     def in_flight(self) -> int:
@@ -173,15 +156,12 @@ class Throttle:
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `try_acquire` may succeed where it failed before; returns the unsubscribe function.
 
-        It is called synchronously when a permit or a wait ends, and may itself acquire and end permits.
+        It is called synchronously when a permit or a wait ends, and may itself acquire permits but not end them.
         """
         return _add(self._listeners, listener)
 
     def try_acquire(self, tokens: int = 0) -> Permit | None:
         """A permit for a call of about so many tokens, or None; the listeners are called when to try again."""
-        if self._waiting:
-            self._held_back = True
-            return None
         if self._limiter.available_tokens <= 0:
             return None
         now = trio.current_time()
@@ -190,41 +170,31 @@ class Throttle:
             if ready > now:
                 self._wake_listeners_at(ready)
                 return None
+        idle_since = self._next_due + self._manager.patience / 2
+        if self._limited_since is not None and not self._policy.in_flight and now > idle_since:
+            # The rate limits before a long time without calls say nothing about now.
+            self._limited_since = None
+            self._pauses = 0
         permit = Permit(self, tokens)
         self._limiter.acquire_on_behalf_of_nowait(permit)
-        self._grant(permit, now)
+        self._sent += 1
+        if self._rates is not None:
+            self._rates.add(now, -1.0, -tokens)
+        permit.sent = self._policy.sent(now)
+        self._plan_tick()
         return permit
 
-    async def acquire(self, tokens: int = 0) -> Permit:
-        """Wait for a permit for a call of about so many tokens; first come, first served."""
-        permit = Permit(self, tokens)
-        self._waiting += 1
-        try:
-            if self._rates is None:
-                await self._enter(permit)
-            else:
-                async with self._turn:
-                    await self._enter(permit)
-        finally:
-            self._waiting -= 1
-            if self._held_back and not self._waiting:
-                self._held_back = False
-                self._notify()
-        return permit
-
-    def end_accepted(self, permit: Permit, tokens: int | None) -> None:
-        """Implements `Permit.accepted`."""
-        self._policy.accepted(_take_record(permit), trio.current_time())
-        self._accepted += 1
-        self._limited_since = None
-        self._pauses = 0
-        self._settle(permit, tokens)
-        self._release(permit)
-
-    def end_finished(self, permit: Permit, tokens: int | None) -> None:
-        """Implements `Permit.finished`."""
-        self._policy.finished(_take_record(permit))
-        self._failed += 1
+    def end_call(self, permit: Permit, tokens: int | None, *, is_accepted: bool) -> None:
+        """Implements `Permit.accepted` and `Permit.finished`."""
+        sent = _take_record(permit)
+        if is_accepted:
+            self._policy.accepted(sent, trio.current_time())
+            self._accepted += 1
+            self._limited_since = None
+            self._pauses = 0
+        else:
+            self._policy.finished(sent)
+            self._failed += 1
         self._settle(permit, tokens)
         self._release(permit)
 
@@ -233,7 +203,7 @@ class Throttle:
         self._policy.unsent(_take_record(permit))
         self._sent -= 1
         if self._rates is not None:
-            self._rates.give_back(trio.current_time(), permit.tokens)
+            self._rates.add(trio.current_time(), 1.0, permit.tokens)
         self._release(permit)
 
     def end_rate_limited(self, permit: Permit, error: RateLimited, attempt: int) -> float:
@@ -280,7 +250,6 @@ class Throttle:
             ceiling=self.limits.max_parallel_requests,
             in_flight=in_flight,
             held=self._limiter.borrowed_tokens - in_flight,
-            waiting=self._waiting,
             sent=self._sent,
             accepted=self._accepted,
             rate_limited=self._rate_limited,
@@ -290,33 +259,6 @@ class Throttle:
             mean_latency=self.mean_latency,
             history=tuple(self._history),
         )
-
-    async def _enter(self, permit: Permit) -> None:
-        while True:
-            await self._limiter.acquire_on_behalf_of(permit)
-            now = trio.current_time()
-            ready = now if self._rates is None else self._rates.ready_at(now, permit.tokens)
-            # trio hands a token over before its task runs; the limit may have been lowered or the key paused since.
-            if ready <= now and self._limiter.available_tokens >= 0:
-                self._grant(permit, now)
-                return
-            self._limiter.release_on_behalf_of(permit)
-            if ready > now:
-                refunded = self._refunded
-                with trio.move_on_at(ready):
-                    await refunded.wait()
-
-    def _grant(self, permit: Permit, now: float) -> None:
-        idle_since = self._next_due + self._manager.patience / 2
-        if self._limited_since is not None and not self._policy.in_flight and now > idle_since:
-            # No call was sent for long: the rate limits of that time say nothing about now.
-            self._limited_since = None
-            self._pauses = 0
-        self._sent += 1
-        if self._rates is not None:
-            self._rates.take(now, permit.tokens)
-        permit.sent = self._policy.sent(now)
-        self._plan_tick()
 
     def _plan_tick(self) -> None:
         if not self._tick_pending and (grows_at := self._policy.grows_at) is not None:
@@ -336,16 +278,11 @@ class Throttle:
             return
         self._used_tokens += tokens
         if self._rates is not None:
-            self._rates.settle(trio.current_time(), permit.tokens, tokens)
-            if tokens < permit.tokens and self._turn.locked():
-                self._refunded.set()
-                self._refunded = trio.Event()
+            self._rates.add(trio.current_time(), 0.0, permit.tokens - tokens)
 
     def _release(self, permit: Permit) -> None:
-        # First the limit: a permit released to a lowered limit wakes no task.
-        if self._paused_until is not None or self._policy.limit != self._limiter.total_tokens:
-            self._set_limit()
         self._limiter.release_on_behalf_of(permit)
+        self._set_limit()
         self._notify()
 
     def _pause(self, now: float, seconds: float) -> None:
@@ -384,23 +321,9 @@ class Throttle:
             self._notify()
 
     def _notify(self) -> None:
-        if self._waiting:
-            self._held_back = True
-            return
-        if not self._listeners or self._limiter.available_tokens <= 0:
-            return
-        # A listener that ends a permit gets here again: loop once more in place of recursing.
-        self._notify_again = True
-        if self._notifying:
-            return
-        self._notifying = True
-        try:
-            while self._notify_again:
-                self._notify_again = False
-                for listener in tuple(self._listeners):
-                    listener()
-        finally:
-            self._notifying = False
+        if self._limiter.available_tokens > 0:
+            for listener in tuple(self._listeners):
+                listener()
 
 
 @attrs.define(eq=False, kw_only=True)

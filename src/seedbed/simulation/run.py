@@ -137,7 +137,7 @@ def _sample(run: Run) -> Sample:
     }
     has_slot, has_budget = counts.active < config.max_active_tasks, counts.submitted < config.max_submitted_tasks
     # Row groups are admitted in order. Another one would have had work for a key that was idle.
-    has_more = max(groups, default=run.plan.group_count) + 1 < run.plan.group_count
+    has_more = max(groups, default=run.plan.layout.count) + 1 < run.plan.layout.count
     has_idle_key = any(used < limit for used, limit, _ in keys.values())
     waits_for_group = has_more and has_idle_key and not counts.queued
     limits = (
