@@ -405,7 +405,7 @@ class TestProcess:
             return a
 
         text = problem(Column("v", local, process=True))
-        assert text.startswith("column 'v' asks for a process, but its function cannot be sent to one: ")
+        assert text.startswith("column 'v' has process=True, but its function cannot be pickled: ")
 
     def test_async_functions_contexts_and_state_cannot_use_a_process(self) -> None:
         """Each is a problem that names the column."""
@@ -427,9 +427,9 @@ class TestProcess:
                 rows=1,
             )
         assert raised.value.problems == (
-            "column 'one' asks for a process with an async function; a process runs sync ones only",
-            "column 'two' asks for a process, where its function cannot have a context",
-            "column 'three' is stateful and asks for a process, which would lose its state",
+            "column 'one' has process=True with an async function; processes run sync functions only",
+            "column 'two' has process=True, but its function takes a context; processes have none",
+            "column 'three' is stateful and has process=True; a process would lose its state",
         )
 
 
