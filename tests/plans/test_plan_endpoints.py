@@ -72,13 +72,13 @@ async def test_a_real_server_that_lets_us_do_nothing_is_unavailable() -> None:
             redis = endpoints.get("ep_0001")
             await redis.ping()
             command(server, "ACL", "SETUSER", "default", "-hgetall")
-            with pytest.raises(EndpointUnavailable, match="HGETALL was refused: NOPERM"):
+            with pytest.raises(EndpointUnavailable, match="HGETALL was rejected: NOPERM"):
                 await redis.hgetall("user:1")
             assert await redis.lrange("follow:1", 0, 0) == []
             assert endpoints.statistics()["ep_0001"].reconnects == 0
         command(server, "CONFIG", "SET", "requirepass", "secret")
         async with open_endpoints(registries(redis_at(server.port))) as endpoints:
-            with pytest.raises(EndpointUnavailable, match="LRANGE was refused: NOAUTH"):
+            with pytest.raises(EndpointUnavailable, match="LRANGE was rejected: NOAUTH"):
                 await endpoints.get("ep_0001").lrange("follow:1", 0, 0)
 
 

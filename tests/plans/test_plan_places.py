@@ -354,7 +354,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         assert self.admission.running == len(self.running) <= 3
-        assert list(self.admission.waiting) == self.waiting
+        assert self.admission._queue == self.waiting
         assert len(self.waiting) <= 2
         # None waits while none runs.
         assert self.running or not self.waiting

@@ -376,7 +376,7 @@ async def test_a_server_that_hangs_is_given_up(autojump_clock: MockClock) -> Non
             for number in range(4):
                 nursery.start_soon(failure, lambda number=number: client.hgetall(str(number)), failed)
         assert [when for when, _ in failed] == [0.02, 0.02, 0.06, 0.06]
-        assert "went away: nothing came for 60 ms while replies were owed" in failed[2][1]
+        assert "went away: nothing came for 60 ms while replies were outstanding" in failed[2][1]
         assert server.wires[0].closed
         assert client.statistics().in_flight == 0
         hung = False
@@ -444,14 +444,14 @@ async def test_a_reply_without_end_ends_the_connection(
     ("reply", "kind", "said"),
     [
         (b"-WRONGTYPE Operation\r\n", NodeFailed, "'ep_0001', key 'k': HGETALL failed: WRONGTYPE Operation"),
-        (b"-LOADING the dataset\r\n", EndpointUnavailable, "HGETALL was refused: LOADING the dataset"),
-        (b"-NOAUTH Authentication required.\r\n", EndpointUnavailable, "refused: NOAUTH"),
-        (b"-WRONGPASS invalid username-password pair\r\n", EndpointUnavailable, "refused: WRONGPASS"),
-        (b"-NOPERM this user has no permissions\r\n", EndpointUnavailable, "refused: NOPERM"),
-        (b"-OOM command not allowed\r\n", EndpointUnavailable, "refused: OOM"),
-        (b"-MOVED 3999 127.0.0.1:6381\r\n", EndpointUnavailable, "refused: MOVED 3999"),
-        (b"-ASK 3999 127.0.0.1:6381\r\n", EndpointUnavailable, "refused: ASK 3999"),
-        (b"-ERR max number of clients reached\r\n", EndpointUnavailable, "refused: ERR max number"),
+        (b"-LOADING the dataset\r\n", EndpointUnavailable, "HGETALL was rejected: LOADING the dataset"),
+        (b"-NOAUTH Authentication required.\r\n", EndpointUnavailable, "rejected: NOAUTH"),
+        (b"-WRONGPASS invalid username-password pair\r\n", EndpointUnavailable, "rejected: WRONGPASS"),
+        (b"-NOPERM this user has no permissions\r\n", EndpointUnavailable, "rejected: NOPERM"),
+        (b"-OOM command not allowed\r\n", EndpointUnavailable, "rejected: OOM"),
+        (b"-MOVED 3999 127.0.0.1:6381\r\n", EndpointUnavailable, "rejected: MOVED 3999"),
+        (b"-ASK 3999 127.0.0.1:6381\r\n", EndpointUnavailable, "rejected: ASK 3999"),
+        (b"-ERR max number of clients reached\r\n", EndpointUnavailable, "rejected: ERR max number"),
         (b":5\r\n", NodeFailed, "HGETALL was answered with int 5, which does not fit"),
         (b"$-1\r\n", NodeFailed, "HGETALL was answered with NoneType None"),
         (b"*1\r\n$1\r\na\r\n", NodeFailed, "HGETALL was answered with list"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from cyclopts import App, Parameter
@@ -15,8 +16,7 @@ from .options import Flag, Machine, PlanSource, RequestLimits
 if TYPE_CHECKING:
     from ..plans.compile import Explanation
     from ..plans.engine import PlanEngine
-    from ..plans.request import Response
-    from .plan_work import Measured
+    from ..plans.request import Trace
 
 plan = App(name="plan", help="Run plans: request-scoped graphs of ops under a deadline.")
 
@@ -33,31 +33,19 @@ RequestText = Annotated[
 
 
 @plan.command(name="check")
-def check_plan(plan: PlanText, /, *, source: PlanSource | None = None, machine: Machine | None = None) -> int:
-    """Report everything that is wrong with a plan; nothing is run.
-
-    No server is contacted.
-    """
+def check_plan(plan: PlanText, /, *, source: PlanSource = PlanSource(), machine: Machine = Machine()) -> int:
+    """Report every problem of a plan; nothing is run and no server is contacted."""
     from ..errors import InvalidPlan
-    from . import output
-    from .plan_work import load_plan, print_text, problems_data
+    from . import plan_work as work
 
+    found: dict[str, Any] = {"ok": True, "problems": []}
     try:
-        found, problems = load_plan(plan, source or PlanSource()).plan, []
+        valid = work.load_plan(plan, source).plan
+        found |= {"plan": valid.name, "nodes": len(valid.nodes), "outputs": valid.outputs}
     except InvalidPlan as error:
-        found, problems = None, problems_data(error)
-    if machine is not None and machine.json:
-        facts = {} if found is None else {"plan": found.name, "nodes": len(found.nodes), "outputs": found.outputs}
-        output.print_json({"ok": found is not None, "problems": problems, **facts})
-    elif found is None:
-        for each in problems:
-            print_text(f"{each['code']}: {each['path']}: {each['message']}")
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        print_text(f"{plan}: INVALID_PLAN: {count}", error=True)
-    else:
-        facts_text = f"plan {found.name}, {len(found.nodes)} nodes, outputs: {', '.join(found.outputs)}"
-        print_text(f"{plan}: no problems; {facts_text}")
-    return ExitCode.OK if found is not None else ExitCode.BAD_INPUT
+        found = {"ok": False, "problems": work.problems_data(error)}
+    work.print_result(machine, found, lambda: work.show_check(plan, found))
+    return ExitCode.OK if found["ok"] else ExitCode.BAD_INPUT
 
 
 @plan.command(name="run")
@@ -67,9 +55,9 @@ def run_plan(
     *,
     request: RequestText,
     trace: Flag = False,
-    source: PlanSource | None = None,
-    limits: RequestLimits | None = None,
-    machine: Machine | None = None,
+    source: PlanSource = PlanSource(),
+    limits: RequestLimits = RequestLimits(),
+    machine: Machine = Machine(),
 ) -> int:
     """Answer one request.
 
@@ -79,21 +67,12 @@ def run_plan(
         Show when and where each node ran, and the nodes that the answer waited for.
 
     """
-    from . import output
-    from .plan_work import load_plan, run_engine, show_response
+    from . import plan_work as work
 
-    limits = limits or RequestLimits()
-    loaded = load_plan(plan, source or PlanSource())
-    given = loaded.request(request)
-
-    async def answer(engine: PlanEngine) -> Response:
-        return await engine.execute(loaded.plan, given, **limits.options(trace=trace))
-
-    response = run_engine(loaded.engine(limits), answer)
-    if machine is not None and machine.json:
-        output.print_json(response.to_dict())
-    else:
-        show_response(response)
+    loaded = work.load_plan(plan, source)
+    given, options = loaded.request(request), limits.options(trace=trace)
+    response = work.run_engine(loaded.engine(limits), lambda engine: engine.execute(loaded.plan, given, **options))
+    work.print_result(machine, response.to_dict(), lambda: work.show_response(response))
     return ExitCode.OK
 
 
@@ -107,46 +86,40 @@ def bench_plan(
     concurrency: Annotated[Count, Parameter(name=["--concurrency", "-c"])] = 1,
     max_concurrent_requests: Count | None = None,
     max_queue: Annotated[int, Parameter(validator=Number(gte=0))] = 256,
-    source: PlanSource | None = None,
-    limits: RequestLimits | None = None,
-    machine: Machine | None = None,
+    source: PlanSource = PlanSource(),
+    limits: RequestLimits = RequestLimits(),
+    machine: Machine = Machine(),
 ) -> int:
     """Answer many requests and report throughput, latency and errors.
 
-    One request goes ahead, uncounted, so that servers are connected. Requests that fail are figures of the result; if
-    not one is answered, the exit status is that of the most frequent error.
+    One request is answered first, uncounted, so that servers are connected. Failed requests are figures of the result;
+    if none is answered, the exit status is that of the most frequent error.
 
     Parameters
     ----------
     requests
         Number of requests.
     concurrency
-        Number of requests under way at any time.
+        Number of requests in flight at any time.
     max_concurrent_requests
         Requests that the engine runs at once; by default the concurrency.
     max_queue
         Requests that may wait in the engine; those above are rejected.
 
     """
-    from . import output
-    from .plan_work import bench_data, load_plan, measure_requests, run_engine, show_bench
+    from . import plan_work as work
 
-    limits = limits or RequestLimits()
-    loaded = load_plan(plan, source or PlanSource())
+    loaded = work.load_plan(plan, source)
     given, options = loaded.request(request), limits.options()
     engine = loaded.engine(limits, at_once=max_concurrent_requests or concurrency, max_queue=max_queue)
 
-    async def measure(engine: PlanEngine) -> Measured:
-        return await measure_requests(
-            engine, loaded.plan, given, options=options, requests=requests, concurrency=concurrency
-        )
+    async def measure(engine: PlanEngine) -> work.Measured:
+        execute = functools.partial(engine.execute, loaded.plan, given, **options)
+        return await work.measure_requests(execute, requests, concurrency)
 
-    measured = run_engine(engine, measure)
-    figures = bench_data(measured, requests, concurrency)
-    if machine is not None and machine.json:
-        output.print_json({"plan": loaded.plan.name, **figures})
-    else:
-        show_bench(loaded.plan.name, figures)
+    measured = work.run_engine(engine, measure)
+    figures = {"plan": loaded.plan.name, "requests": requests, "concurrency": concurrency, **measured.data()}
+    work.print_result(machine, figures, lambda: work.show_bench(figures))
     if measured.latencies:
         return ExitCode.OK
     return exit_code(measured.examples[measured.errors.most_common(1)[0][0]])
@@ -159,9 +132,9 @@ def explain_plan(
     *,
     request: RequestText | None = None,
     mermaid: Flag = False,
-    source: PlanSource | None = None,
-    limits: RequestLimits | None = None,
-    machine: Machine | None = None,
+    source: PlanSource = PlanSource(),
+    limits: RequestLimits = RequestLimits(),
+    machine: Machine = Machine(),
 ) -> int:
     """Show what runs where: nodes, segments, endpoints, written keys, and the costs that decide it.
 
@@ -175,36 +148,30 @@ def explain_plan(
     """
     import sys
 
-    from . import output
-    from .plan_work import explanation_data, load_plan, mermaid_text, run_engine, show_explanation, show_trace
+    from . import plan_work as work
 
-    limits = limits or RequestLimits()
-    loaded = load_plan(plan, source or PlanSource())
+    loaded = work.load_plan(plan, source)
     given = None if request is None else loaded.request(request)
 
-    async def explain(engine: PlanEngine) -> tuple[Explanation, Response | None]:
+    async def explain(engine: PlanEngine) -> tuple[Explanation, Trace | None]:
         explained = engine.explain(loaded.plan)
         if given is None:
             return explained, None
-        return explained, await engine.execute(loaded.plan, given, **limits.options(trace=True))
+        return explained, (await engine.execute(loaded.plan, given, **limits.options(trace=True))).trace
 
-    explained, response = run_engine(loaded.engine(limits), explain)
-    trace = None if response is None else response.trace
-    if mermaid and not (machine is not None and machine.json):
-        sys.stdout.write(mermaid_text(loaded.plan, explained))
+    explained, trace = work.run_engine(loaded.engine(limits), explain)
+    if mermaid and not machine.json:
+        sys.stdout.write(work.mermaid_text(loaded.plan, explained))
         return ExitCode.OK
-    found = explanation_data(loaded, explained)
-    if machine is not None and machine.json:
-        output.print_json({**found, **({} if trace is None else {"trace": attrs.asdict(trace)})})
-    else:
-        show_explanation(found)
-        if trace is not None:
-            show_trace(trace)
+    found = work.explanation_data(loaded, explained)
+    if trace is not None:
+        found["trace"] = attrs.asdict(trace)
+    work.print_result(machine, found, lambda: work.show_explanation(found, trace))
     return ExitCode.OK
 
 
 @plan.command(name="list")
-def list_plans(directory: Path = Path(), /, *, source: PlanSource | None = None, machine: Machine | None = None) -> int:
+def list_plans(directory: Path = Path(), /, *, source: PlanSource = PlanSource(), machine: Machine = Machine()) -> int:
     """List the plans of a directory, the ops and the registries.
 
     JSON files that have nodes are plans. Python files are run only with --allow-code.
@@ -216,18 +183,13 @@ def list_plans(directory: Path = Path(), /, *, source: PlanSource | None = None,
 
     """
     from ..errors import ConfigError
-    from . import output
-    from .plan_work import list_directory, ops_data, read_registries, registries_data, show_listing
+    from . import plan_work as work
 
-    source = source or PlanSource()
     if not directory.is_dir():
         raise ConfigError(f"{str(directory)!r} is not a directory")
-    registries = read_registries(source)
+    registries = work.read_registries(source)
     # Plans first: a file with plans may register ops.
-    plans = list_directory(directory, source)
-    found = {"plans": plans, "ops": ops_data(registries), "registries": registries_data(registries)}
-    if machine is not None and machine.json:
-        output.print_json(found)
-    else:
-        show_listing(found)
+    plans = work.list_directory(directory, source)
+    found = {"plans": plans, "ops": work.ops_data(registries), "registries": work.registries_data(registries)}
+    work.print_result(machine, found, lambda: work.show_listing(found))
     return ExitCode.OK

@@ -1,8 +1,7 @@
-"""What the plan commands do: read plans, run an engine, measure requests, and print results as JSON or tables."""
+"""The work of the plan commands: read plans, run an engine, measure requests, print results as JSON or tables."""
 
 from __future__ import annotations
 
-import enum
 import functools
 import json
 import math
@@ -10,8 +9,9 @@ import runpy
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import trio
@@ -25,15 +25,16 @@ from ..plans.ops import OpRegistry, default_ops
 from ..plans.registries import default_registries, load_registries
 from ..plans.request import parse_request
 from . import output
+from .output import print_line
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..plans.compile import Explanation, SegmentPlan
     from ..plans.format import Plan
     from ..plans.registries import Registries
     from ..plans.request import Request, Response, Trace
-    from .options import PlanSource, RequestLimits
+    from .options import Machine, PlanSource, RequestLimits
 
 T = TypeVar("T")
 
@@ -68,10 +69,8 @@ def load_plan(given: str, source: PlanSource) -> LoadedPlan:
     if not (colon and file.endswith(".py")):
         if given.endswith(".py"):
             raise ConfigError(f"a plan in Python is given as FILE.py:FUNCTION, not {given!r}")
-        try:
+        with _readable(f"the plan {given!r}"):
             return LoadedPlan(parse_plan(Path(given), read_registries(source)), default_ops())
-        except OSError as error:
-            raise ConfigError(f"the plan {given!r} cannot be read: {error.strerror or error}") from error
     if not source.allow_code:
         raise ConfigError(f"the plan {given!r} is code, which is run only with --allow-code")
     found = authored_plans(Path(file))
@@ -102,13 +101,17 @@ def authored_plans(file: Path) -> dict[str, AuthoredPlan]:
 
 def read_registries(source: PlanSource) -> Registries:
     """The registries of the option, or the embedded ones."""
-    if source.registries is None:
-        return default_registries()
+    path = source.registries
+    with _readable(f"the registries {str(path)!r}"):
+        return default_registries() if path is None else load_registries(path)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
     try:
-        return load_registries(source.registries)
+        yield
     except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"the registries {str(source.registries)!r} cannot be read: {reason}") from error
+        raise ConfigError(f"{what} cannot be read: {error.strerror or error}") from error
 
 
 def problems_data(error: InvalidPlan) -> list[dict[str, str]]:
@@ -118,27 +121,22 @@ def problems_data(error: InvalidPlan) -> list[dict[str, str]]:
 
 def list_directory(directory: Path, source: PlanSource) -> list[dict[str, Any]]:
     """Describe each plan of a directory; one that is invalid or raises does not hide the others."""
-    return [
-        _describe(location, load) for path in sorted(directory.iterdir()) for location, load in _plans(path, source)
-    ]
+    found: list[dict[str, Any]] = []
+    for path in sorted(directory.iterdir()):
+        if path.suffix == ".json" and path.is_file() and _has_nodes(path):
+            found.append(_describe(str(path), functools.partial(load_plan, str(path), source)))
+        elif path.suffix == ".py" and source.allow_code:
+            try:
+                authored = authored_plans(path)
+            except Exception as error:  # noqa: BLE001  a file is user code
+                found.append({"plan": str(path), **_NO_FACTS, "problems": [_raised(error)]})
+                continue
+            for name, each in authored.items():
+                found.append(_describe(f"{path}:{name}", functools.partial(compile_plan, each, source)))
+    return found
 
 
-def _plans(path: Path, source: PlanSource) -> Iterator[tuple[str, Callable[[], LoadedPlan]]]:
-    """The plans of a file: where each is, and what loads it."""
-    if path.suffix == ".json" and path.is_file() and _has_nodes(path):
-        yield str(path), lambda: load_plan(str(path), source)
-    elif path.suffix == ".py" and source.allow_code:
-        try:
-            authored = authored_plans(path)
-        except Exception as error:  # noqa: BLE001  a file is user code
-            yield str(path), functools.partial(_raise, error)
-            return
-        for name, each in authored.items():
-            yield f"{path}:{name}", lambda each=each: compile_plan(each, source)  # type: ignore[misc]
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
+_NO_FACTS: Final[Mapping[str, Any]] = {"name": None, "nodes": None, "outputs": [], "ops": [], "problems": []}
 
 
 def _has_nodes(path: Path) -> bool:
@@ -150,16 +148,19 @@ def _has_nodes(path: Path) -> bool:
 
 
 def _describe(location: str, load: Callable[[], LoadedPlan]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"plan": location, "name": None, "nodes": None, "outputs": [], "ops": [], "problems": []}
+    facts = {"plan": location, **_NO_FACTS}
     try:
         plan = load().plan
     except InvalidPlan as error:
         return {**facts, "problems": problems_data(error)}
     except Exception as error:  # noqa: BLE001  a plan function is user code
-        problem = {"code": "RAISED", "path": "$", "message": f"{type(error).__name__}: {error}"}
-        return {**facts, "problems": [problem]}
+        return {**facts, "problems": [_raised(error)]}
     ops = sorted({node.op for node in plan.nodes})
     return {**facts, "name": plan.name, "nodes": len(plan.nodes), "outputs": list(plan.outputs), "ops": ops}
+
+
+def _raised(error: Exception) -> dict[str, str]:
+    return {"code": "RAISED", "path": "$", "message": f"{type(error).__name__}: {error}"}
 
 
 def run_engine(engine: PlanEngine, work: Callable[[PlanEngine], Awaitable[T]]) -> T:
@@ -187,17 +188,33 @@ class Measured:
     errors: Counter[str] = attrs.field(factory=Counter)
     examples: dict[str, PlanError] = attrs.field(factory=dict)  # the first error of each code
 
+    def data(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        ordered = sorted(self.latencies)
 
-async def measure_requests(
-    engine: PlanEngine, plan: Plan, request: Request, *, options: dict[str, Any], requests: int, concurrency: int
-) -> Measured:
+        def percentile(share: float) -> float | None:
+            return ordered[max(0, math.ceil(share * len(ordered)) - 1)] * 1000 if ordered else None
+
+        return {
+            "seconds": self.seconds,
+            "answered": len(ordered),
+            "throughput_per_second": len(ordered) / self.seconds,
+            "p50_ms": percentile(0.50),
+            "p99_ms": percentile(0.99),
+            "max_ms": percentile(1.0),
+            "errors": dict(self.errors.most_common()),
+            "examples": {code: str(error) for code, error in self.examples.items()},
+        }
+
+
+async def measure_requests(execute: Callable[[], Awaitable[object]], requests: int, concurrency: int) -> Measured:
     """Answer one request uncounted, then many, `concurrency` at a time."""
 
     async def send(numbers: Any, measured: Measured) -> None:
         for _ in numbers:
             began = time.perf_counter()
             try:
-                await engine.execute(plan, request, **options)
+                await execute()
             except PlanError as error:
                 measured.errors[error.code] += 1
                 measured.examples.setdefault(error.code, error)
@@ -215,9 +232,26 @@ async def measure_requests(
     return measured
 
 
-def print_text(text: str, *, error: bool = False) -> None:
-    """Print a line as it is, to standard output or standard error."""
-    output.console(error=error).print(text, markup=False, soft_wrap=True)
+def print_result(machine: Machine, data: dict[str, Any], show: Callable[[], None]) -> None:
+    """Write a result as one JSON value for machines, else show it."""
+    if machine.json:
+        output.print_json(data)
+    else:
+        show()
+
+
+def show_check(given: str, found: dict[str, Any]) -> None:
+    """Print the result of `plan check`."""
+    if found["ok"]:
+        facts = f"plan {found['plan']}, {found['nodes']} nodes, outputs: {', '.join(found['outputs'])}"
+        return print_line(f"{given}: no problems; {facts}")
+    for each in found["problems"]:
+        print_line(f"{each['code']}: {each['path']}: {each['message']}")
+    return print_line(f"{given}: INVALID_PLAN: {_count(found['problems'], 'problem')}", error=True)
+
+
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"1 {noun}" if len(items) == 1 else f"{len(items):,} {noun}s"
 
 
 def show_response(response: Response) -> None:
@@ -230,79 +264,49 @@ def show_response(response: Response) -> None:
         show_trace(response.trace)
     if response.coverage is not None:
         for each in response.coverage.degraded:
-            print_text(f"degraded: node {each.node!r} ({each.policy}): {each.code}: {each.message}", error=True)
+            print_line(f"degraded: node {each.node!r} ({each.policy}): {each.code}: {each.message}", error=True)
         if response.coverage.unfinished:
-            print_text(f"unfinished: {', '.join(response.coverage.unfinished)}", error=True)
-    count = "1 candidate" if len(candidates) == 1 else f"{len(candidates):,} candidates"
-    print_text(f"request {response.request_id}: {count}")
+            print_line(f"unfinished: {', '.join(response.coverage.unfinished)}", error=True)
+    print_line(f"request {response.request_id}: {_count(candidates, 'candidate')}")
 
 
 def show_trace(trace: Trace) -> None:
     """Print when and where each node ran, and what the answer waited for."""
     fields = ("node", "op", "label", "where", "segment", "start_ms", "end_ms", "rows_in", "rows_out")
     title = f"{trace.total_ms:,.3f} ms, of which queued {trace.queued_ms:,.3f} ms"
-    rows = [[_text(field, getattr(each, field)) for field in fields] for each in trace.nodes]
-    output.print_table([field.replace("_", " ") for field in fields], rows, title=title)
-    print_text(f"critical path: {' → '.join(trace.critical_path)}")
+    _print_fields([attrs.asdict(each) for each in trace.nodes], fields, title)
+    print_line(f"critical path: {' → '.join(trace.critical_path)}")
 
 
-def bench_data(measured: Measured, requests: int, concurrency: int) -> dict[str, Any]:
-    """The result of `plan bench` as JSON values."""
-    ordered = sorted(measured.latencies)
-
-    def percentile(share: float) -> float | None:
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)] * 1000 if ordered else None
-
-    return {
-        "requests": requests,
-        "concurrency": concurrency,
-        "seconds": measured.seconds,
-        "answered": len(ordered),
-        "throughput_per_second": len(ordered) / measured.seconds,
-        "p50_ms": percentile(0.50),
-        "p99_ms": percentile(0.99),
-        "max_ms": percentile(1.0),
-        "errors": dict(measured.errors.most_common()),
-        "examples": {code: str(error) for code, error in measured.examples.items()},
-    }
-
-
-def show_bench(name: str, found: dict[str, Any]) -> None:
+def show_bench(found: dict[str, Any]) -> None:
     """Print the result of `plan bench`."""
-    text = print_text
-    text(f"{name}: {found['requests']:,} requests, {found['concurrency']:,} at once, {found['seconds']:,.2f} s")
-    text(f"{found['answered']:,} answered, {found['throughput_per_second']:,.0f} a second")
+    sent = f"{found['requests']:,} requests, {found['concurrency']:,} at once, {found['seconds']:,.2f} s"
+    print_line(f"{found['plan']}: {sent}")
+    print_line(f"{found['answered']:,} answered, {found['throughput_per_second']:,.0f} a second")
     if found["answered"]:
-        text(f"p50 {found['p50_ms']:,.2f} ms, p99 {found['p99_ms']:,.2f} ms, longest {found['max_ms']:,.2f} ms")
+        print_line(f"p50 {found['p50_ms']:,.2f} ms, p99 {found['p99_ms']:,.2f} ms, longest {found['max_ms']:,.2f} ms")
     for code, count in found["errors"].items():
-        text(f"{count:,} × {code}, such as: {found['examples'][code]}")
+        print_line(f"{count:,} × {code}, such as: {found['examples'][code]}")
 
 
 def explanation_data(loaded: LoadedPlan, explained: Explanation) -> dict[str, Any]:
     """The result of `plan explain` as JSON values."""
-    plan, costs = loaded.plan, explained.costs
-    segments = {node: number for number, segment in enumerate(explained.segments) for node in segment.nodes}
-    nodes = []
+    plan, costs, nodes = loaded.plan, explained.costs, []
+    segments = {node: (number, each) for number, each in enumerate(explained.segments) for node in each.nodes}
     for node in plan.nodes:
+        number, segment = segments[node.node_id]
         op = loaded.ops.get(node.op)
-        nodes.append(
-            {
-                "node": node.node_id,
-                "op": node.op,
-                "needs": list(node.upstream),
-                "segment": segments[node.node_id],
-                "runs": _runs(explained.segments[segments[node.node_id]]),
-                "endpoint": node.params.get("endpoint"),
-                "writes": _key_names(plan.registries, op.written_keys(node.params) if op is not None else ()),
-                "label": node.params.get("trace"),
-            }
-        )
+        writes = op.written_keys(node.params) if op is not None else ()
+        head = {"node": node.node_id, "op": node.op, "needs": list(node.upstream), "segment": number}
+        tail = {"writes": _key_names(plan.registries, writes), "label": node.params.get("trace")}
+        nodes.append({**head, "runs": _runs(segment), "endpoint": node.params.get("endpoint"), **tail})
     endpoints = []
     for name in sorted({name for segment in explained.segments for name in segment.endpoints}):
         each = plan.registries.endpoints[name]
         address = each.host if each.host == "memory" else f"{each.host}:{each.port}"
         head = {"id": name, "name": each.name, "kind": each.kind, "at": address}
         endpoints.append({**head, **attrs.asdict(each.policy)})
+    ops = {name: {"fixed_us": cost.fixed * 1e6, "per_row_us": cost.per_row * 1e6} for name, cost in costs.ops.items()}
     return {
         "plan": plan.name,
         "fusion": explained.fusion,
@@ -310,13 +314,7 @@ def explanation_data(loaded: LoadedPlan, explained: Explanation) -> dict[str, An
         "outputs": plan.outputs,
         "segments": [attrs.asdict(segment) for segment in explained.segments],
         "endpoints": endpoints,
-        "costs": {
-            "hop_us": costs.hop * 1e6,
-            "ops": {
-                name: {"fixed_us": cost.fixed * 1e6, "per_row_us": cost.per_row * 1e6}
-                for name, cost in costs.ops.items()
-            },
-        },
+        "costs": {"hop_us": costs.hop * 1e6, "ops": ops},
     }
 
 
@@ -326,17 +324,19 @@ def _runs(segment: SegmentPlan) -> str:
     return "inline" if segment.inline_below is None else f"inline below {segment.inline_below:,} rows, else thread"
 
 
-def show_explanation(found: dict[str, Any]) -> None:
+def show_explanation(found: dict[str, Any], trace: Trace | None) -> None:
     """Print the result of `plan explain`."""
     title = f"{found['plan']}, fusion {found['fusion']}"
     _print_fields(found["nodes"], ("node", "op", "needs", "segment", "runs", "endpoint", "writes"), title)
-    print_text(f"outputs: {', '.join(found['outputs'])}")
+    print_line(f"outputs: {', '.join(found['outputs'])}")
     if found["endpoints"]:
         _print_fields(found["endpoints"], tuple(found["endpoints"][0]), "endpoints")
     costs = found["costs"]
     rows = [(name, cost["fixed_us"], cost["per_row_us"]) for name, cost in costs["ops"].items()]
     output.print_table(("op", "a call, µs", "a row, µs"), rows, title="costs")
-    print_text(f"a hop to a thread and back: {costs['hop_us']:,.0f} µs")
+    print_line(f"a hop to a thread and back: {costs['hop_us']:,.0f} µs")
+    if trace is not None:
+        show_trace(trace)
 
 
 def mermaid_text(plan: Plan, explained: Explanation) -> str:
@@ -361,21 +361,16 @@ def ops_data(registries: Registries) -> list[dict[str, Any]]:
     found = []
     for op in sorted(default_ops(), key=lambda op: op.name):
         few, many = op.inputs
-        params = {name: spec for name, spec in op.params.items() if name != "trace"}
-        defaults = {
-            name: f" (default {json.dumps(spec.default)})" for name, spec in params.items() if not spec.required
-        }
-        found.append(
-            {
-                "name": op.name,
-                "aliases": list(op.aliases),
-                "inputs": str(few) if few == many else f"{few} to {many}",
-                "params": {name: f"{spec.description}{defaults.get(name, '')}" for name, spec in params.items()},
-                "gives": op.gives.value,
-                "writes": [*_key_names(registries, op.writes), *(name for name in params if params[name].writes)],
-                "runs": "loop" if op.run_async is not None else "inline" if op.run_inline else "cpu",
-            }
-        )
+        params, written = {}, _key_names(registries, op.writes)
+        for name, spec in op.params.items():
+            if name != "trace":
+                default = "" if spec.required else f" (default {json.dumps(spec.default)})"
+                params[name] = f"{spec.description}{default}"
+                written += [name] if spec.writes else []
+        inputs = str(few) if few == many else f"{few} to {many}"
+        runs = "loop" if op.run_async is not None else "inline" if op.run_inline else "cpu"
+        head = {"name": op.name, "aliases": list(op.aliases), "inputs": inputs, "params": params}
+        found.append({**head, "gives": op.gives.value, "writes": written, "runs": runs})
     return found
 
 
@@ -385,19 +380,12 @@ def _key_names(registries: Registries, keys: Iterable[int]) -> list[str]:
 
 def registries_data(registries: Registries) -> dict[str, list[dict[str, Any]]]:
     """The registries as JSON values."""
-
-    def data(entries: Iterable[Any]) -> list[dict[str, Any]]:
-        return [attrs.asdict(each, value_serializer=_plain) for each in entries]
-
-    return {
-        "keys": data(registries.keys.values()),
-        "params": data(registries.params.values()),
-        "endpoints": data(registries.endpoints.values()),
+    groups: dict[str, Mapping[Any, Any]] = {
+        "keys": registries.keys,
+        "params": registries.params,
+        "endpoints": registries.endpoints,
     }
-
-
-def _plain(_owner: object, _field: object, value: Any) -> Any:
-    return value.value if isinstance(value, enum.Enum) else value
+    return {name: [attrs.asdict(each) for each in group.values()] for name, group in groups.items()}
 
 
 def show_listing(found: dict[str, Any]) -> None:
@@ -409,9 +397,9 @@ def show_listing(found: dict[str, Any]) -> None:
         ]
         output.print_table(("plan", "name", "nodes", "outputs", ""), rows, title="plans")
     else:
-        print_text("no plans here", error=True)
-    ops = [{**each, "rows": each["gives"]} for each in found["ops"]]
-    _print_fields(ops, ("op=name", "inputs", "params", "rows", "writes", "runs"), "ops")
+        print_line("no plans here", error=True)
+    ops = [{**each, "op": each["name"], "rows": each["gives"]} for each in found["ops"]]
+    _print_fields(ops, ("op", "inputs", "params", "rows", "writes", "runs"), "ops")
     registries = found["registries"]
     keys = [{**each, "default": "–" if each["default"] is None else each["default"]} for each in registries["keys"]]
     _print_fields(keys, ("id", "name", "type", "nullable", "default", "writable"), "keys")
@@ -424,28 +412,22 @@ def show_listing(found: dict[str, Any]) -> None:
 def _state(problems: list[dict[str, str]]) -> str:
     if not problems:
         return "valid"
-    if problems[0]["code"] == "RAISED":
-        return f"RAISED: {problems[0]['message']}"
-    return f"INVALID_PLAN, {len(problems)} problem{'s' if len(problems) != 1 else ''}: {problems[0]['message']}"
+    code = "RAISED" if problems[0]["code"] == "RAISED" else f"INVALID_PLAN, {_count(problems, 'problem')}"
+    return f"{code}: {problems[0]['message']}"
 
 
 def _print_fields(values: list[dict[str, Any]], fields: tuple[str, ...], title: str) -> None:
-    """Print these fields of JSON objects, a row for each object; HEAD=FIELD is a field under another name."""
-    names = [field.partition("=") for field in fields]
-    rows = [[_text(field or head, each[field or head]) for head, _, field in names] for each in values]
-    output.print_table([head.replace("_", " ") for head, _, _ in names], rows, title=title)
+    """Print these fields of JSON objects, a row for each object."""
+    rows = [[_text(field, each[field]) for field in fields] for each in values]
+    output.print_table([field.replace("_", " ") for field in fields], rows, title=title)
 
 
 def _text(field: str, value: Any) -> Any:
     """A JSON value as a table shows it; ids, ports and defaults without thousands separators."""
     if field in ("id", "port", "default"):
         return str(value)
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(value)
     if isinstance(value, dict):
         return "; ".join(f"{name}: {each}" for name, each in value.items())
-    return value
+    return {None: "", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else value

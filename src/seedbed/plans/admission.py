@@ -1,18 +1,18 @@
-"""Which requests run now, which wait and which are refused.
+"""Which requests run now, which wait and which are rejected; docs/explanation/overload.md has the reasons.
 
-A request is refused if the loop or the threads are busy and the loop and thread time that it needs beside the others is
-more than it has. What a request waits for endpoints is not counted: refusing would not make an endpoint any faster.
 `Admission` decides without waiting; only `wait` and `wait_idle` wait. All on trio's thread.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import attrs
 import trio
 
 from ..errors import Overloaded
@@ -24,55 +24,53 @@ if TYPE_CHECKING:
 
 # The least weight of the last request in an average.
 _RECENT: Final = 1 / 16
-# The factor by which the least time that requests took grows with each request, so that it can rise again.
+# The least time that requests took grows by this factor with each request, so that it can rise again.
 _SLIP: Final = 1.005
-# A request that is cut off at its deadline would have needed more, unknown how much. The simulation in the tests
-# chose this factor: with less, too much is started in vain.
+# A request that is cut off at its deadline would have needed more, unknown how much. Chosen with the simulation in the
+# tests: a smaller factor starts too many requests in vain.
 _LATE: Final = 4.0
 # The time left must be this many times the expected time; chosen with the simulation in the tests. A late response is
-# wasted work, which is worse than a refusal, so a request starts only if it will probably be in time.
+# wasted work, which is worse than a rejection, so a request starts only if it will probably be in time.
 _MARGIN: Final = 1.08
 # A request that waited takes the slot of one that is about to come with more time left, so it must have more to spare.
 _SPARE: Final = 1.7
-# What was learnt so many seconds ago may no longer hold: a plan of which nothing was started since then is tried again,
-# and what is learnt now replaces it.
+# Seconds after which a forecast may no longer hold: a plan that was not started since then is tried again, and the next
+# measurement replaces the forecast.
 _OUTDATED: Final = 0.25
-# Seconds over which the loop is observed, and the part of them from which on it counts as busy.
+# Seconds over which the loop is observed, and the share of them from which on it counts as busy.
 _WINDOW: Final = 0.01
 _BUSY: Final = 0.75
 # A wait for I/O of so many seconds shows that no task was ready. A shorter one may only have collected an event.
 _SLEPT: Final = 50e-6
-# At least this part of a busy loop is assumed to be left for requests.
+# At least this share of a busy loop is assumed to be left for requests.
 _LEAST_USEFUL: Final = 0.25
-# How much one window counts if it had more of that part, and if it had less. The fewer requests run, the less they get
-# beside refusals; a part that fell as fast as it rises would let fewer and fewer start.
+# The weight of one window whose share was larger, and of one whose share was smaller. The fewer requests run, the less
+# they get beside rejections; a share that fell as fast as it rises would let fewer and fewer start.
 _MORE_USEFUL: Final = 1 / 8
 _LESS_USEFUL: Final = 1 / 64
 
 PATIENCE: Final = 1.0
-"""Seconds without a free thread after which a request that has no deadline is refused."""
+"""Seconds without a free thread after which a request that has no deadline is rejected."""
 
 T = TypeVar("T")
 
 
+@attrs.define(eq=False)
 class Forecast:
-    """What a request of one plan needs, learnt from those before. Changed by `Admission` only."""
+    """The expected needs of a request of one plan, learnt from earlier ones. Changed by `Admission` only."""
 
-    __slots__ = ("alone", "cut", "learnt", "loop", "started", "threads", "used")
-
-    def __init__(self) -> None:
-        self.alone = 0.0  # seconds that a request takes at least, endpoints included: the least of late; 0 if unknown
-        self.cut = 0.0  # seconds after which the last was cut off, for as long as none was in time
-        self.loop = 0.0  # seconds of the loop that a request uses; 0 if unknown
-        self.threads = 0.0  # seconds of threads that a request uses
-        self.used = 0.0  # seconds of the loop that all requests that have ended used
-        self.started = -math.inf  # when the last request was started
-        self.learnt = -math.inf  # when the last request has shown what it needs
+    alone: float = 0.0  # seconds that a request takes at least, endpoints included; 0 if unknown
+    cut: float = 0.0  # seconds after which the last was cut off, for as long as none was in time
+    loop: float = 0.0  # seconds of the loop that a request uses; 0 if unknown
+    threads: float = 0.0  # seconds of threads that a request uses
+    used: float = 0.0  # seconds of the loop that all requests that have ended used
+    started: float = -math.inf  # when the last request was started
+    learnt: float = -math.inf  # when the last request ended in time
 
     def beside(self, others: Iterable[tuple[Forecast, int]]) -> tuple[float, float]:
-        """How many requests compete for the loop and for threads with one of this plan, out of so many of each plan.
+        """How many of these requests compete for the loop and for threads with one of this plan.
 
-        One that mostly waits for an endpoint counts for less than one, compared with a request that seldom does.
+        One that mostly waits for endpoints counts for less than one, compared with a request that seldom does.
         """
         loop = threads = 0.0
         share, thread_share = self.share_of(self.loop), self.share_of(self.threads)
@@ -83,12 +81,12 @@ class Forecast:
         return loop, threads
 
     def share_of(self, seconds: float) -> float:
-        """The part of a request's time that these seconds of it are; all of it if nothing is known."""
+        """The share of a request's time that these seconds are; all of it if nothing is known."""
         took = self.alone or self.cut
         return min(1.0, seconds / took) if seconds and took else 1.0
 
     def learn(self, claim: Claim, now: float, *, in_time: bool) -> None:
-        """A request has ended. If not `in_time`, it was cut off at its deadline."""
+        """Learn from a request that has ended; if not `in_time`, it was cut off at its deadline."""
         assert claim.started is not None
         took = now - claim.started
         self.used += claim.loop
@@ -108,20 +106,22 @@ class Forecast:
             self.threads = max(self.threads, claim.threads)
 
 
+def _no_waiter() -> None:
+    pass
+
+
+@attrs.define(eq=False)
 class Claim:
     """A request that asked for a slot. Changed by `Admission` and `LoopMeter`, `threads` by the thread pool."""
 
-    __slots__ = ("deadline", "forecast", "loop", "meter", "started", "threads", "used_before", "wake")
-
-    def __init__(self, deadline: float, forecast: Forecast, meter: LoopMeter) -> None:
-        self.deadline = deadline
-        self.forecast = forecast
-        self.meter = meter
-        self.started: float | None = None  # when it got its slot
-        self.used_before = 0.0  # what its plan had used of the loop by then
-        self.loop = 0.0  # seconds of the loop that it has used
-        self.threads = 0.0  # seconds of threads
-        self.wake: Callable[[], object] = _no_waiter  # called when it gets its slot after waiting
+    deadline: float
+    forecast: Forecast
+    meter: LoopMeter
+    started: float | None = None  # when it got its slot
+    used_before: float = 0.0  # what its plan had used of the loop by then
+    loop: float = 0.0  # seconds of the loop that it has used
+    threads: float = 0.0  # seconds of threads
+    wake: Callable[[], object] = _no_waiter  # called when it gets its slot after waiting
 
     def has_slot(self) -> bool:
         """True if it runs, or has run."""
@@ -133,13 +133,13 @@ current_claim: ContextVar[Claim | None] = ContextVar("seedbed.plans.current_clai
 
 
 class LoopMeter(trio.abc.Instrument):
-    """How busy the loop is, and with what. Time between two task steps belongs to the first of them."""
+    """Measures how busy the loop is, and with what. Time between two task steps belongs to the first of them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last = clock()  # since when the task runs that runs now, or since when the loop waits for I/O
+        self._last = clock()  # when the current task step, or the current wait for I/O, began
         self._waits = True  # for I/O
-        self._claim: Claim | None = None  # of the task that runs now
+        self._claim: Claim | None = None  # of the current task
         self._slept = 0.0  # seconds that the loop waited for I/O
         self._own = 0.0  # seconds of the tasks of requests
         self._window = self._last, 0.0, 0.0  # its start, and `_slept` and `_own` then
@@ -148,11 +148,9 @@ class LoopMeter(trio.abc.Instrument):
         self.useful = 1.0  # the part of a busy loop that requests get; the rest goes to clients, refusals, the host
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Part of trio's interface for instruments."""
         self.step(self._clock(), task.context.get(current_claim))
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002  trio's interface
-        """Part of trio's interface for instruments."""
         self.pause(self._clock())
 
     def step(self, now: float, claim: Claim | None) -> None:
@@ -163,23 +161,20 @@ class LoopMeter(trio.abc.Instrument):
             before.loop += used
             self._own += used
         elif self._waits:
-            self._wake(now)
+            self._waits = False
+            slept = now - self._last
+            self._slept += slept
+            if slept > _SLEPT:
+                self.woke = now
+                self._observe(now)
         self._last = now
         self._claim = claim if claim is None or claim.meter is self else None
 
     def pause(self, now: float) -> None:
-        """No more task steps before the loop has looked for I/O."""
+        """The loop looks for I/O before the next task step."""
         self.step(now, None)
         self._waits = True
         self._observe(now)
-
-    def _wake(self, now: float) -> None:
-        self._waits = False
-        slept = now - self._last
-        self._slept += slept
-        if slept > _SLEPT:
-            self.woke = now
-            self._observe(now)
 
     def _observe(self, now: float) -> None:
         start, slept, own = self._window
@@ -195,11 +190,10 @@ class LoopMeter(trio.abc.Instrument):
 
 
 class ThreadPool:
-    """So many threads, first come, first served.
+    """A fixed number of threads, first come, first served.
 
-    A thread whose caller was cancelled continues and keeps its slot: it is *late*. A request waits for a thread as long
-    as it can still finish; one without a deadline until no thread has become free for `PATIENCE` seconds. All on trio's
-    thread.
+    A thread whose caller was cancelled continues and occupies its slot: it is *late*. A request waits for a thread as
+    long as it can still finish; one without a deadline until no thread has become free for `PATIENCE` seconds.
     """
 
     def __init__(self, size: int, clock: Callable[[], float]) -> None:
@@ -280,13 +274,12 @@ class ThreadPool:
 
 
 class Admission:
-    """The slots of an engine: at most `limit` requests run and `max_queue` wait; all others are refused at once.
+    """The slots of an engine: at most `limit` requests run and `max_queue` wait; all others are rejected at once.
 
-    A request with a deadline is started beside others only if it is expected to be in time. Without this, an engine
-    that is asked for more than it can do would start everything and finish nothing. Otherwise it waits, but only if it
-    can still finish: there is time to spare, and no more wait before it than are expected to end until then. Refusing
-    at once is cheap, and the caller can still ask another engine. Of those that wait, the first that fits is next. A
-    request that comes when nothing runs, or when loop and threads are idle, always fits.
+    A request with a deadline is started beside others only if it is expected to be in time: an overloaded engine that
+    started everything would finish nothing. Otherwise it waits, if there is time to spare and no more requests wait
+    before it than are expected to end until then. Of those that wait, the first that fits is next. A request that comes
+    when nothing runs, or when loop and threads are idle, always fits.
     """
 
     def __init__(
@@ -297,9 +290,9 @@ class Admission:
         self._meter = meter
         self._clock = clock
         self._pool = pool
-        self._running: dict[Claim, None] = {}  # the first to start standing first
-        self._by_plan: dict[Forecast, int] = {}  # how many of them are of each plan
-        self._queue: deque[Claim] = deque()
+        self._running: dict[Claim, None] = {}  # in the order in which they started
+        self._by_plan: Counter[Forecast] = Counter()  # the number of running requests of each plan
+        self._queue: list[Claim] = []  # in the order in which they came
         self._closed = False
         self._idle = trio.Event()
 
@@ -310,11 +303,6 @@ class Admission:
     @property
     def queued(self) -> int:
         return len(self._queue)
-
-    @property
-    def waiting(self) -> tuple[Claim, ...]:
-        """The requests that wait, the first to come standing first."""
-        return tuple(self._queue)
 
     def ask(self, deadline: float, forecast: Forecast) -> Claim:
         """Ask for a slot: the claim has started, or `wait` for it. Raises Overloaded if it can do neither in time."""
@@ -350,21 +338,21 @@ class Admission:
             raise _closing() if self._closed else Overloaded("its deadline could not be met any more while it waited")
 
     def withdraw(self, claim: Claim) -> None:
-        """A request ends before it has done anything, with or without a slot."""
+        """End a request that has done nothing yet, with or without a slot."""
         if claim in self._running:
             self.leave(claim, in_time=None)
         elif claim in self._queue:
             self._queue.remove(claim)
 
     def leave(self, claim: Claim, *, in_time: bool | None) -> None:
-        """A request that had a slot has ended: done, cut off at its deadline, or otherwise (None)."""
+        """Free the slot of a request that has ended: done, cut off at its deadline, or otherwise (None)."""
         now = self._clock()
         if in_time is not None:
             claim.forecast.learn(claim, now, in_time=in_time)
         del self._running[claim]
-        left = self._by_plan.pop(claim.forecast) - 1
-        if left:
-            self._by_plan[claim.forecast] = left
+        self._by_plan[claim.forecast] -= 1
+        if not self._by_plan[claim.forecast]:
+            del self._by_plan[claim.forecast]
         for waiting in tuple(self._queue):
             if len(self._running) >= self._limit:
                 break
@@ -377,7 +365,7 @@ class Admission:
 
     @contextmanager
     def work_for(self, claim: Claim) -> Iterator[None]:
-        """What the current task and its children do from here on is done for that claim."""
+        """Attribute the work of the current task and its children to that claim."""
         outer = current_claim.set(claim)
         self._meter.step(self._clock(), claim)
         try:
@@ -387,10 +375,10 @@ class Admission:
             current_claim.reset(outer)
 
     def close(self) -> None:
-        """Refuse the requests that wait, and all that come."""
+        """Reject the requests that wait, and all that come."""
         self._closed = True
-        for claim in self.waiting:
-            # At once, or a slot that becomes free before it has woken would still be given to it.
+        for claim in tuple(self._queue):
+            # At once: otherwise a slot that becomes free before it has woken would still be given to it.
             self.withdraw(claim)
             claim.wake()
 
@@ -404,7 +392,7 @@ class Admission:
         claim.started = claim.forecast.started = now
         claim.used_before = claim.forecast.used
         self._running[claim] = None
-        self._by_plan[claim.forecast] = self._by_plan.get(claim.forecast, 0) + 1
+        self._by_plan[claim.forecast] += 1
 
     def _fits(self, claim: Claim, now: float, margin: float) -> bool:
         if not self._running:
@@ -414,9 +402,8 @@ class Admission:
         if claim.deadline == math.inf:
             return True
         loop, threads = self._competitors(claim.forecast)
-        if not loop and not threads:
-            return True
-        return now + margin * self._seconds(claim.forecast, 1 + loop, 1 + threads) <= claim.deadline
+        needed = self._seconds(claim.forecast, 1 + loop, 1 + threads)
+        return not (loop or threads) or now + margin * needed <= claim.deadline
 
     def _can_wait(self, claim: Claim, now: float) -> bool:
         """True if it can be in time after those that wait before it."""
@@ -439,13 +426,10 @@ class Admission:
             loop, threads = forecast.beside(self._by_plan.items())
             threads = threads if threads_busy else 0.0
         if not self._meter.is_saturated:
-            # All that started before the loop last slept have done what they can do for now: they wait for endpoints.
-            fresh = []
-            for claim in reversed(self._running):
-                if claim.started is None or claim.started < self._meter.woke:
-                    break
-                fresh.append((claim.forecast, 1))
-            loop, _ = forecast.beside(fresh)
+            # All that started before the loop last slept wait for endpoints now.
+            woke = self._meter.woke
+            fresh = takewhile(lambda claim: (claim.started or 0.0) >= woke, reversed(self._running))
+            loop, _ = forecast.beside((claim.forecast, 1) for claim in fresh)
         return loop, threads
 
     def _seconds(self, forecast: Forecast, at_loop: float, at_threads: float) -> float:
@@ -455,7 +439,3 @@ class Admission:
 
 def _closing() -> Overloaded:
     return Overloaded("the engine is closing")
-
-
-def _no_waiter() -> None:
-    pass

@@ -50,11 +50,9 @@ class _Tree:
         self.depth: int = 1 + max((branch.depth for branch in branches), default=0)
         self.size: int = 1 + sum(branch.size for branch in branches)
         if self.depth > MAX_DEPTH:
-            message = f"expected a tree of at most {MAX_DEPTH} levels, found {self.depth}"
-            raise InvalidPlan([(Code.TOO_DEEP, "$", message)])
+            raise InvalidPlan([(Code.TOO_DEEP, "$", f"expected a tree of at most {MAX_DEPTH} levels")])
         if self.size > MAX_SIZE:
-            message = f"expected a tree of at most {MAX_SIZE} ops, found {self.size}"
-            raise InvalidPlan([(Code.TOO_LARGE, "$", message)])
+            raise InvalidPlan([(Code.TOO_LARGE, "$", f"expected a tree of at most {MAX_SIZE} ops")])
         plain = {name: field.tree if isinstance(field, _Tree) else field for name, field in fields.items()}
         self.tree: dict[str, Any] = {"op": op, **plain}
 
@@ -376,7 +374,11 @@ class AuthoredPlan:
 
     def document(self) -> dict[str, Any]:
         """The plan in the JSON format; the same function returns the same document. Raises `InvalidPlan`."""
-        return self._compile()[0]
+        registries = default_registries() if self.registries is None else self.registries
+        context = PlanContext(registries, default_ops() if self.ops is None else self.ops)
+        document = context._document(self.name, self.function(context))  # noqa: SLF001  a part of this module
+        parse_plan(document, self.registries, self.ops)
+        return document
 
     def text(self) -> str:
         """The plan as the text of a JSON file."""
@@ -384,13 +386,7 @@ class AuthoredPlan:
 
     def plan(self) -> Plan:
         """The plan, validated, as an engine runs it."""
-        return self._compile()[1]
-
-    def _compile(self) -> tuple[dict[str, Any], Plan]:
-        registries = default_registries() if self.registries is None else self.registries
-        context = PlanContext(registries, default_ops() if self.ops is None else self.ops)
-        document = context._document(self.name, self.function(context))  # noqa: SLF001  a part of this module
-        return document, parse_plan(document, self.registries, self.ops)
+        return parse_plan(self.document(), self.registries, self.ops)
 
 
 @overload
@@ -399,18 +395,9 @@ def plan(function: PlanFunction, /) -> AuthoredPlan: ...
 def plan(
     *, name: str | None = None, registries: Registries | None = None, ops: OpRegistry | None = None
 ) -> Callable[[PlanFunction], AuthoredPlan]: ...
-def plan(
-    function: PlanFunction | None = None,
-    /,
-    *,
-    name: str | None = None,
-    registries: Registries | None = None,
-    ops: OpRegistry | None = None,
-) -> AuthoredPlan | Callable[[PlanFunction], AuthoredPlan]:
+def plan(function: PlanFunction | None = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Turn a function into a plan, named after it unless a name is given."""
-
-    def author(function: PlanFunction) -> AuthoredPlan:
-        own_name = getattr(function, "__name__", "plan") if name is None else name
-        return AuthoredPlan(name=own_name, function=function, registries=registries, ops=ops)
-
-    return author if function is None else author(function)
+    if function is None:
+        return functools.partial(plan, name=name, **options)
+    own_name: str = getattr(function, "__name__", "plan") if name is None else name
+    return AuthoredPlan(name=own_name, function=function, **options)

@@ -39,12 +39,11 @@ class Execution:
         self._shared = shared
         self._clock = shared.clock
         self._pool = pool
-        # A segment that is estimated to take less than this runs on the loop.
-        self._hop = hop
+        self._hop = hop  # a segment that is estimated to take less than this runs on the loop
         self.results: list[RowSet | None] = [None] * len(self._compiled.steps)  # by position
-        self._waiting = schedule.needs.copy()  # by unit: how many that it needs are not done
+        self._waiting = schedule.needs.copy()  # by unit: how many units that it needs are not done
         self._left = len(schedule.units)
-        self._runs: dict[Unit, UnitRun] = {}  # the units that have started, in that order
+        self._runs: dict[Unit, UnitRun] = {}  # in the order in which the units started
         self._nursery: trio.Nursery | None = None
         self._error: PlanError | None = None
         self._degraded: list[Degraded] = []
@@ -85,7 +84,7 @@ class Execution:
         return None
 
     def _unfinished(self) -> Iterator[UnitRun]:
-        """The runs of units that have started and not finished, the first to start standing first."""
+        """The runs of units that have started and not finished, in the order in which they started."""
         return (run for unit, run in self._runs.items() if self.results[unit.steps[-1].position] is None)
 
     def may_answer(self, *, partial: bool) -> bool:
@@ -99,12 +98,11 @@ class Execution:
         if not self._left:
             output = self._compiled.steps[self._compiled.outputs[0]].node_id
             return RequestDeadlineExceeded("the request's deadline passed while the response was built", node=output)
-        for run in self._unfinished():
-            return RequestDeadlineExceeded("the request's deadline passed while it ran", node=run.step.node_id)
-        return not_started(self._schedule.roots[0])
+        run = next(self._unfinished(), None)
+        return not_started(self._schedule.roots[0]) if run is None else _ran_too_long(run.step)
 
     def coverage(self) -> Coverage:
-        """What was degraded, and what has not finished."""
+        """The nodes that were degraded, and those that have not finished."""
         unfinished: list[str] = []
         for unit in self._schedule.units:
             if self.results[unit.steps[-1].position] is None:
@@ -131,24 +129,21 @@ class Execution:
             except PlanError as error:
                 return self.abort(error)
             self._left -= 1
-            unit = self._release(unit) if unit.successors else None
-        return None
-
-    def _release(self, unit: Unit) -> Unit | None:
-        waiting, units = self._waiting, self._schedule.units
-        ready: Unit | None = None
-        for index in unit.successors:
-            waiting[index] -= 1
-            if not waiting[index]:
-                if ready is None:
-                    ready = units[index]
+            successors, unit = unit.successors, None
+            for index in successors:
+                self._waiting[index] -= 1
+                if self._waiting[index]:
+                    continue
+                if unit is None:
+                    unit = self._schedule.units[index]
                 elif self._nursery is not None:
-                    self._nursery.start_soon(self._walk, units[index])
-        return ready
+                    self._nursery.start_soon(self._walk, self._schedule.units[index])
+        return None
 
     async def _run(self, unit: Unit, now: float) -> RowSet:
         """Run an async node on the loop, and CPU nodes there too if that is faster than a hop to a thread."""
-        run = self._new_run(unit, now, "loop" if unit.is_async else "inline")
+        known = {position: self.results[position] for position in unit.outside}
+        run = self._runs[unit] = UnitRun(unit, known, self._shared, now, "loop" if unit.is_async else "inline")
         try:
             if unit.is_async:
                 return await run.run_async()
@@ -164,29 +159,16 @@ class Execution:
                     raise Overloaded(refusal.message, node=run.step.node_id) from None
                 finally:
                     run.abandoned = True
-            run = self._new_run(unit, now, "thread")  # the thread still writes to the other one
+            # The thread still writes to the other one.
+            run = self._runs[unit] = UnitRun(unit, known, self._shared, now, "thread")
             return run.time_out()
         finally:
             self.late += run.late
             self._degraded += run.degraded
             self._traces += run.traces
 
-    def _new_run(self, unit: Unit, now: float, where: str) -> UnitRun:
-        known = {position: self.results[position] for position in unit.outside}
-        run = self._runs[unit] = UnitRun(unit, known, self._shared, now, where)  # type: ignore[arg-type]
-        return run
-
     def trace(self, began: float, ended: float) -> Trace:
         """The trace of a request that left the queue at `began`."""
-        arrival = self._shared.arrival
-        return Trace(
-            total_ms=(ended - arrival) * 1000,
-            queued_ms=(began - arrival) * 1000,
-            nodes=tuple(self._traces),
-            critical_path=self._critical_path(),
-        )
-
-    def _critical_path(self) -> tuple[str, ...]:
         steps, ends = self._compiled.steps, {each.node: each.end_ms for each in self._traces}
         path: list[str] = []
         candidates = self._compiled.outputs
@@ -195,7 +177,12 @@ class Execution:
             last = max(done, key=lambda step: ends[step.node_id])
             path.append(last.node_id)
             candidates = last.upstream
-        return tuple(reversed(path))
+        return Trace(
+            total_ms=(ended - self._shared.arrival) * 1000,
+            queued_ms=(began - self._shared.arrival) * 1000,
+            nodes=tuple(self._traces),
+            critical_path=tuple(reversed(path)),
+        )
 
 
 class UnitRun:
@@ -205,12 +192,14 @@ class UnitRun:
     waits.
     """
 
-    def __init__(self, unit: Unit, known: Mapping[int, RowSet], shared: RequestContext, now: float, where: str) -> None:
+    def __init__(
+        self, unit: Unit, known: Mapping[int, RowSet | None], shared: RequestContext, now: float, where: str
+    ) -> None:
         self.unit = unit
         self.where = where  # loop, inline or thread
-        self._known = known  # the results of other units that the steps need, by position
+        self._known: Mapping[int, Any] = known  # the results of other units that the steps need, by position
         self._shared = shared
-        self.current = 0  # the step that runs now
+        self.current = 0  # the current step
         self._since = now  # when it became ready
         self._rows = NO_ROWS  # of the last step done
         self.traces: list[NodeTrace] = []  # of each step done, if the request is traced
@@ -220,11 +209,11 @@ class UnitRun:
 
     @property
     def step(self) -> Step:
-        """The step that it has reached."""
+        """The current step; after the end, the last."""
         return self.unit.steps[min(self.current, len(self.unit.steps) - 1)]
 
     def size(self) -> int:
-        """How many rows it reads."""
+        """The number of rows that it reads."""
         return sum(map(len, self._known.values()))
 
     async def run_async(self) -> RowSet:
@@ -321,10 +310,14 @@ def not_started(unit: Unit) -> RequestDeadlineExceeded:
     return RequestDeadlineExceeded("the request's deadline passed before it started", node=unit.steps[0].node_id)
 
 
+def _ran_too_long(step: Step) -> RequestDeadlineExceeded:
+    return RequestDeadlineExceeded("the request's deadline passed while it ran", node=step.node_id)
+
+
 def timed_out(step: Step, now: float, shared: RequestContext) -> PlanError:
     """The error of a node that was not done in time: of whichever of its two limits was exceeded."""
     if now >= shared.deadline:
-        return RequestDeadlineExceeded("the request's deadline passed while it ran", node=step.node_id)
+        return _ran_too_long(step)
     return NodeTimeout(f"it took longer than {shared.node_timeout * 1000:g} ms (node timeout)", node=step.node_id)
 
 

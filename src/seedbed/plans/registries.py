@@ -1,4 +1,4 @@
-"""Registries: the keys, params and endpoints that plans may refer to. Read from TOML or JSON and checked as a whole."""
+"""Registries: the keys, params and endpoints that plans may refer to, read from TOML or JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEFAULT_PORTS = {"redis": 6379, "http": 80}
 _MAX_TIMEOUT_MS = 86_400_000
 
 
-class KeyType(enum.Enum):
+class KeyType(enum.StrEnum):
     """What a column of a row set holds."""
 
     INT = "int"
@@ -60,6 +60,12 @@ class Key:
     nullable: bool = False
     default: Any = None
     writable: bool = True
+
+
+_OWN_KEYS: Final = {
+    ID: Key(id=ID, name="id", type=KeyType.INT, writable=False),
+    COUNTRY: Key(id=COUNTRY, name="country", type=KeyType.STRING, nullable=True),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +110,7 @@ class Named:
 
 @attrs.frozen(kw_only=True)
 class Registries:
-    """What a plan may refer to."""
+    """All keys, params and endpoints."""
 
     keys: Mapping[int, Key]
     params: Mapping[int, Param]
@@ -188,15 +194,11 @@ def parse_registries(data: Source) -> Registries:
 
 def _check_own_keys(keys: list[Key], where: Value) -> None:
     """The ops of the format write ids and countries, so these two keys cannot be something else."""
-    positions = {key.id: position for position, key in enumerate(keys)}
-    if ID not in positions:
+    if all(key.id != ID for key in keys):
         where.problem(Code.MISSING_FIELD, f"the key {ID}, 'id', is required: every row has it")
-    for expected in (
-        Key(id=ID, name="id", type=KeyType.INT, writable=False),
-        Key(id=COUNTRY, name="country", type=KeyType.STRING, nullable=True),
-    ):
-        position = positions.get(expected.id)
-        if position is not None and keys[position] != expected:
+    for position, key in enumerate(keys):
+        expected = _OWN_KEYS.get(key.id, key)
+        if key != expected:
             message = (
                 f"expected the key {expected.id} to be {expected.name!r}: type {expected.type.value!r}, nullable "
                 f"{shown(expected.nullable)}, writable {shown(expected.writable)}, without a default"
@@ -204,34 +206,35 @@ def _check_own_keys(keys: list[Key], where: Value) -> None:
             where.problems.add(Code.INVALID_VALUE, f"{where.path}[{position}]", message)
 
 
-def _entries(value: Value, read: Callable[[Value], Entry | None]) -> list[Entry]:
-    """Read every entry; ids and names are unique."""
+def _entries(value: Value, read: Callable[[Value], Entry]) -> list[Entry]:
+    """Read every entry and leave out those with problems; ids and names are unique."""
     entries: list[Entry] = []
-    ids: dict[object, str] = {}
-    names: dict[object, str] = {}
+    first: dict[object, str] = {}  # the path of the entry that has an id or a name
     for item in value.items() or []:
         before = len(item.problems.found)
         entry = read(item)
-        if entry is None or len(item.problems.found) > before:
+        if len(item.problems.found) > before:
             continue
         # EP.redis.x and EP.http.x are two endpoints.
-        name = (entry.kind, entry.name) if isinstance(entry, Endpoint) else entry.name
-        if entry.id in ids:
-            message = f"duplicate id {shown(entry.id)}, which {ids[entry.id]} has"
+        name = (entry.kind, entry.name) if isinstance(entry, Endpoint) else (None, entry.name)
+        if entry.id in first:
+            message = f"duplicate id {shown(entry.id)}, which {first[entry.id]} has"
             item.problem(Code.DUPLICATE_ID, message, field="id")
-        if name in names:
-            item.problem(Code.DUPLICATE_NAME, f"duplicate name {entry.name!r}, which {names[name]} has", field="name")
-        ids.setdefault(entry.id, item.path)
-        names.setdefault(name, item.path)
+        if name in first:
+            item.problem(Code.DUPLICATE_NAME, f"duplicate name {entry.name!r}, which {first[name]} has", field="name")
+        first.setdefault(entry.id, item.path)
+        first.setdefault(name, item.path)
         entries.append(entry)
     return entries
 
 
-def _key(value: Value) -> Key | None:
+# What these three return is left out by `_entries` where they have added a problem, so it may be anything then.
+
+
+def _key(value: Value) -> Key:
     fields = value.fields("id", "name", "type", optional=["nullable", "default", "writable"])
     key_id, name, key_type = _head(fields)
     nullable = bool(fields["nullable"].boolean())
-    writable = "writable" not in fields or bool(fields["writable"].boolean())
     default = None if key_type is None else key_type.read(fields["default"])
     # Rows that lack a value get the default; only ids are never missing.
     if not nullable and "default" not in fields and key_id != ID and key_type is not None:
@@ -240,55 +243,50 @@ def _key(value: Value) -> Key | None:
     if nullable and default is not None:
         message = "a nullable key is null where no op wrote it; it has no default"
         fields["default"].problem(Code.INVALID_VALUE, message)
-    if key_id is None or name is None or key_type is None:
-        return None
-    return Key(id=key_id, name=name, type=key_type, nullable=nullable, default=default, writable=writable)
+    return Key(
+        id=key_id,
+        name=name,
+        type=key_type or KeyType.INT,
+        nullable=nullable,
+        default=default,
+        writable="writable" not in fields or bool(fields["writable"].boolean()),
+    )
 
 
-def _param(value: Value) -> Param | None:
+def _param(value: Value) -> Param:
     fields = value.fields("id", "name", "type", optional=["nullable"])
     param_id, name, param_type = _head(fields)
-    nullable = bool(fields["nullable"].boolean())
-    if param_id is None or name is None or param_type is None:
-        return None
-    return Param(id=param_id, name=name, type=param_type, nullable=nullable)
+    return Param(id=param_id, name=name, type=param_type or KeyType.INT, nullable=bool(fields["nullable"].boolean()))
 
 
-def _head(fields: Fields) -> tuple[int | None, str | None, KeyType | None]:
-    """What keys and params have in common."""
+def _head(fields: Fields) -> tuple[int, str, KeyType | None]:
+    """The fields that keys and params have in common."""
     number, name = fields["id"].integer(1, 2**32 - 1), fields["name"].text(like=_NAME)
     type_name = fields["type"].choice([each.value for each in KeyType])
-    return number, name, None if type_name is None else KeyType(type_name)
+    return number or 0, name or "", None if type_name is None else KeyType(type_name)
 
 
-def _endpoint(value: Value) -> Endpoint | None:
+def _endpoint(value: Value) -> Endpoint:
     fields = value.fields("id", "name", "kind", "host", optional=["port", "policy", "seed_file"])
     endpoint_id, name = fields["id"].text(like=_ENDPOINT_ID), fields["name"].text(like=_NAME)
     kind, host = fields["kind"].choice(list(_DEFAULT_PORTS)), fields["host"].text()
     if host is not None and not host.strip():
         fields["host"].problem(Code.INVALID_VALUE, "expected a host name or address, found an empty string")
     port, seed_file = fields["port"].integer(1, 65_535), fields["seed_file"].text()
-    policy = _policy(fields["policy"]) if "policy" in fields else EndpointPolicy()
+    bounds = {"max_inflight": 1_000_000, "connect_timeout_ms": _MAX_TIMEOUT_MS, "request_timeout_ms": _MAX_TIMEOUT_MS}
+    given = fields["policy"].fields(optional=list(bounds)) if "policy" in fields else {}
+    policy = {name: each.integer(1, bounds[name]) or 0 for name, each in given.items()}
     if seed_file is not None and host is not None and host != "memory":
         message = f"only host 'memory' has a seed file, not {shown(host)}"
         fields["seed_file"].problem(Code.INVALID_VALUE, message)
     if host == "memory" and kind == "http":
         fields["host"].problem(Code.INVALID_VALUE, "host 'memory' is of kind 'redis', found 'http'")
-    if endpoint_id is None or name is None or kind is None or host is None:
-        return None
     return Endpoint(
-        id=endpoint_id,
-        name=name,
-        kind=kind,
-        host=host,
-        port=port or _DEFAULT_PORTS[kind],
-        policy=policy,
+        id=endpoint_id or "",
+        name=name or "",
+        kind=kind or "",
+        host=host or "",
+        port=port or _DEFAULT_PORTS.get(kind or "", 0),
+        policy=EndpointPolicy(**policy),
         seed_file=seed_file,
     )
-
-
-def _policy(value: Value) -> EndpointPolicy:
-    bounds = {"max_inflight": 1_000_000, "connect_timeout_ms": _MAX_TIMEOUT_MS, "request_timeout_ms": _MAX_TIMEOUT_MS}
-    fields = value.fields(optional=list(bounds))
-    given = {name: fields[name].integer(1, high) for name, high in bounds.items()}
-    return EndpointPolicy(**{name: number for name, number in given.items() if number is not None})

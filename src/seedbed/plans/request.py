@@ -1,4 +1,4 @@
-"""Requests and responses: what a plan is run for, and what it answers."""
+"""Requests and responses of plans."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def _user_id(value: Value) -> int | None:
     if len(found) <= 10 and _DECIMAL.fullmatch(found) and int(found) <= _MAX_USER_ID:
         return int(found)
     message = f"expected an integer from 0 to {_MAX_USER_ID} or its decimal string, found {shown(found)}"
-    value.problem(Code.INVALID_VALUE, message)
-    return None
+    return value.problem(Code.INVALID_VALUE, message)
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +84,7 @@ class NodeTrace:
 
 @attrs.frozen(kw_only=True)
 class Trace:
-    """What ran, when and where; `critical_path` are the nodes that the response waited for, first to last."""
+    """Where and when nodes ran; `critical_path` are the nodes that the response waited for, first to last."""
 
     total_ms: float
     queued_ms: float
@@ -105,7 +104,7 @@ class Degraded:
 
 @attrs.frozen(kw_only=True)
 class Coverage:
-    """What a response lacks: nodes that failed, and nodes that had not finished at the deadline."""
+    """The nodes that failed, and those that had not finished at the deadline."""
 
     degraded: tuple[Degraded, ...] = ()
     unfinished: tuple[str, ...] = ()
@@ -128,11 +127,8 @@ class Response:
 
     def to_dict(self) -> dict[str, Any]:
         """The response as JSON values."""
-        document: dict[str, Any] = {
-            "request_id": self.request_id,
-            "engine_request_id": self.engine_request_id,
-            "candidates": self.candidates,
-        }
+        names = ("request_id", "engine_request_id", "candidates")
+        document: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.trace is not None:
             document["trace"] = attrs.asdict(self.trace)
         if self.coverage is not None:

@@ -1,11 +1,7 @@
 """A Redis client for trio: all callers share one connection, and the commands of one scheduler round share a send.
 
 A command for an idle server is sent at once. Commands that come while the server is busy are sent together in the next
-round: the server works meanwhile, and the more callers there are, the more of them share a send.
-
-hiredis parses the bytes of replies (RESP2). Text is UTF-8 both ways; a reply that is not is an error of the one command
-that it answers, because a replaced or escaped character would be other data than the server holds and would fail much
-later, where the response is written.
+round. hiredis parses the bytes of replies (RESP2). docs/explanation/redis-client.md has the reasons.
 """
 
 from __future__ import annotations
@@ -34,10 +30,9 @@ if TYPE_CHECKING:
 
     Connect = Callable[[str, int], Awaitable[SocketWire]]
 
-# What the reader returns when it needs more bytes for the next reply.
-MISSING: Final = object()
+_NEEDS_MORE_BYTES: Final = object()
 
-PING: Final = b"*1\r\n$4\r\nPING\r\n"
+_PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 # Errors about the server, its cluster or our account and not about the key: another server, or this one at another
 # time, would answer.
@@ -51,7 +46,7 @@ LARGEST_REPLY = 1 << 28
 """Bytes. A list of ten million ids, the largest fanout there is, has about half of it."""
 
 STALLED_AFTER = 3
-"""Request timeouts without a single byte from a server that owes replies, until its connection is closed."""
+"""Request timeouts without a single byte, while replies are outstanding, after which the connection is closed."""
 
 BACKOFF_BASE = 0.01
 BACKOFF_MAXIMUM = 1.0
@@ -69,7 +64,7 @@ async def connect_tcp(host: str, port: int) -> SocketWire:
 
 @attrs.define(eq=False)
 class Connection:
-    """One connection while it lasts; changed by the three tasks that serve it."""
+    """One open connection; changed by the three tasks that serve it."""
 
     wire: SocketWire
     heard_at: float
@@ -80,7 +75,6 @@ class Connection:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     def lose(self, reason: Exception, *, useless: bool = False) -> None:
-        """End it."""
         if self.lost is None:
             self.lost = reason
             self.useless = useless
@@ -132,7 +126,7 @@ class RedisClient(RedisEndpoint):
         )
 
     async def ping(self) -> None:
-        (reply,) = await self._ask((PING,))
+        (reply,) = await self._ask((_PING,))
         if reply != "PONG":
             raise self._failure(reply, "PING", "")
 
@@ -155,12 +149,22 @@ class RedisClient(RedisEndpoint):
         return self._failure(reply, command, key)
 
     def _failure(self, reply: Reply, command: str, key: str) -> PlanError:
+        """The error for a reply that does not answer the command."""
         self._errors += 1
-        error = unexpected(reply, command)
-        return type(error)(f"endpoint {self._endpoint.id!r}, key {key!r}: {error.message}")
+        kind: type[PlanError] = NodeFailed
+        if isinstance(reply, hiredis.ReplyError):
+            text = str(reply)
+            what = f"failed: {text}"
+            if text.partition(" ")[0] in _UNAVAILABLE or text.startswith(_TOO_MANY_CLIENTS):
+                kind, what = EndpointUnavailable, f"was rejected: {text}"
+        elif isinstance(reply, UnicodeDecodeError):
+            what = f"found text that is not UTF-8: {reply}"
+        else:
+            what = f"was answered with {type(reply).__name__} {reply!r:.80}, which does not fit the command"
+        return kind(f"endpoint {self._endpoint.id!r}, key {key!r}: {command} {what}")
 
     async def _ask(self, commands: Sequence[bytes]) -> list[Reply]:
-        """The replies; they may be fewer than the commands, if the last of them is an error."""
+        """Send commands and return the replies: fewer than the commands if the last of them is an error."""
         if not commands:
             await trio.lowlevel.checkpoint()
             return []
@@ -169,7 +173,7 @@ class RedisClient(RedisEndpoint):
         pipeline = self._pipeline
         call = Call(commands, trio.lowlevel.current_task())
         if self._connection is None or self._connection.lost is not None:
-            self._refuse_while_down()
+            self._check_retry_soon()
             pipeline.add(call)
             self._wanted.set()
         else:
@@ -193,7 +197,7 @@ class RedisClient(RedisEndpoint):
         error.__cause__ = cause
         return error
 
-    def _refuse_while_down(self) -> None:
+    def _check_retry_soon(self) -> None:
         """Raise if the next attempt to connect is further away than a caller would wait for a connection."""
         wait = self._retry_at - trio.current_time()
         if wait > self._connect_timeout:
@@ -272,7 +276,8 @@ class RedisClient(RedisEndpoint):
                 await self._read_replies(connection)
 
     async def _read_replies(self, connection: Connection) -> None:
-        reader, pipeline, wire = new_reader(), self._pipeline, connection.wire
+        pipeline, wire = self._pipeline, connection.wire
+        reader = hiredis.Reader(encoding="utf-8", errors="strict", notEnoughData=_NEEDS_MORE_BYTES)
         unparsed = 0
         while connection.lost is None:
             try:
@@ -286,23 +291,7 @@ class RedisClient(RedisEndpoint):
             connection.heard_at = trio.current_time()
             reader.feed(data)
             unparsed += len(data)
-            replies: list[Reply] = []
-            broken: Exception | None = None
-            while True:
-                try:
-                    reply = reader.gets()
-                except UnicodeDecodeError as error:
-                    reply = error
-                except hiredis.ProtocolError as error:
-                    broken = error
-                    break
-                except Exception as error:  # noqa: BLE001  whatever a server sends ends no more than its connection
-                    # A length of billions is a MemoryError, a map with a list for a key a TypeError.
-                    broken = ConnectionError(f"a reply that cannot be read: {type(error).__name__} {error}")
-                    break
-                if reply is MISSING:
-                    break
-                replies.append(reply)
+            replies, broken = _parse(reader)
             if replies:
                 unparsed = 0
                 taken = pipeline.take_replies(replies)
@@ -376,7 +365,7 @@ class RedisClient(RedisEndpoint):
             self._errors += pipeline.expire(now, timeout, lambda: self._unavailable(f"did not answer within {late} ms"))
             oldest = pipeline.oldest
             if oldest is not None and max(oldest, connection.heard_at) + STALLED_AFTER * timeout <= now:
-                silent = f"nothing came for {STALLED_AFTER * late} ms while replies were owed"
+                silent = f"nothing came for {STALLED_AFTER * late} ms while replies were outstanding"
                 connection.lose(TimeoutError(silent), useless=True)
 
     def _forget_idle(self, _raise_cancel: object) -> trio.lowlevel.Abort:
@@ -385,9 +374,26 @@ class RedisClient(RedisEndpoint):
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-def new_reader() -> hiredis.Reader:
-    """A parser for one connection. `gets` raises ProtocolError for garbage and UnicodeDecodeError for other text."""
-    return hiredis.Reader(encoding="utf-8", errors="strict", notEnoughData=MISSING)
+def _parse(reader: hiredis.Reader) -> tuple[list[Reply], Exception | None]:
+    """The complete replies that the reader was fed, and what was wrong behind them.
+
+    Text that is not UTF-8 is an error of the one command that it answers: with a replaced or escaped character it would
+    be other data than the server holds.
+    """
+    replies: list[Reply] = []
+    while True:
+        try:
+            reply = reader.gets()
+        except UnicodeDecodeError as error:
+            reply = error
+        except hiredis.ProtocolError as error:
+            return replies, error
+        except Exception as error:  # noqa: BLE001  whatever a server sends ends no more than its connection
+            # A length of billions is a MemoryError, a map with a list for a key a TypeError.
+            return replies, ConnectionError(f"a reply that cannot be read: {type(error).__name__} {error}")
+        if reply is _NEEDS_MORE_BYTES:
+            return replies, None
+        replies.append(reply)
 
 
 def encode_hgetall(key: str) -> bytes:
@@ -399,11 +405,8 @@ def encode_hgetall(key: str) -> bytes:
 def encode_lrange(key: str, start: int, stop: int) -> bytes:
     """`LRANGE key start stop`."""
     name, first, last = key.encode(), b"%d" % start, b"%d" % stop
-    return b"*4\r\n$6\r\nLRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-        *(len(name), name),
-        *(len(first), first),
-        *(len(last), last),
-    )
+    words = len(name), name, len(first), first, len(last), last
+    return b"*4\r\n$6\r\nLRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % words
 
 
 def are_lists(replies: list[Any]) -> TypeGuard[list[list[str]]]:
@@ -415,16 +418,3 @@ def are_lists(replies: list[Any]) -> TypeGuard[list[list[str]]]:
 def are_hashes(replies: list[Any]) -> TypeGuard[list[list[str]]]:
     """True if every reply is a list of field names, each followed by its value, as HGETALL answers."""
     return are_lists(replies) and not any(len(reply) % 2 for reply in replies)
-
-
-def unexpected(reply: Reply, command: str) -> EndpointUnavailable | NodeFailed:
-    """The error for a reply that does not answer the command."""
-    if isinstance(reply, hiredis.ReplyError):
-        text = str(reply)
-        if text.partition(" ")[0] in _UNAVAILABLE or text.startswith(_TOO_MANY_CLIENTS):
-            return EndpointUnavailable(f"{command} was refused: {text}")
-        return NodeFailed(f"{command} failed: {text}")
-    if isinstance(reply, UnicodeDecodeError):
-        return NodeFailed(f"{command} found text that is not UTF-8: {reply}")
-    kind = type(reply).__name__
-    return NodeFailed(f"{command} was answered with {kind} {reply!r:.80}, which does not fit the command")

@@ -1,7 +1,7 @@
-"""Which commands wait for a slot, which are sent next and whose reply comes next: decided synchronously, without I/O.
+"""Which commands wait for a slot, which are sent next and which reply comes next: decided synchronously, without I/O.
 
 Replies come in the order of the commands. So a command that was sent keeps its position in the queue, and one of the
-`max_inflight` slots, until its reply has come, even if its caller was cancelled: or the next caller would get it.
+`max_inflight` slots, until its reply has come, even if its caller was cancelled: else the next caller would get it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
+import attrs
 import outcome
 import trio
 
@@ -22,29 +23,25 @@ TURN = 32
 """Commands that one call may send at a time while others wait, so that a call with thousands does not delay them."""
 
 
+@attrs.define(eq=False)
 class Call:
     """One caller and its commands, encoded; the task is woken with the replies, or with the error that ended it."""
 
-    __slots__ = ("admitted", "commands", "done", "replies", "task")
-
-    def __init__(self, commands: Sequence[bytes], task: trio.lowlevel.Task) -> None:
-        self.commands = commands
-        self.task = task
-        self.admitted = 0  # how many of the commands got a slot
-        self.replies: list[Reply] = []
-        self.done = False  # answered, failed or cancelled: later replies for it are dropped
+    commands: Sequence[bytes]
+    task: trio.lowlevel.Task
+    admitted: int = 0  # how many of the commands got a slot
+    replies: list[Reply] = attrs.field(factory=list)
+    done: bool = False  # answered, failed or cancelled: later replies for it are dropped
 
 
+@attrs.define(eq=False)
 class Chunk:
     """Commands of one call that got their slots together."""
 
-    __slots__ = ("call", "count", "payload", "sent_at")
-
-    def __init__(self, call: Call, count: int, payload: bytes) -> None:
-        self.call = call
-        self.count = count  # replies that are still to come
-        self.payload = payload
-        self.sent_at = 0.0
+    call: Call
+    count: int  # replies that are still to come
+    payload: bytes
+    sent_at: float = 0.0
 
 
 class Pipeline:
@@ -74,12 +71,12 @@ class Pipeline:
 
     @property
     def oldest(self) -> float | None:
-        """When the command was sent whose reply comes next; None if no reply is owed."""
+        """When the command whose reply comes next was sent; None if no reply is outstanding."""
         return self._sent[0].sent_at if self._sent else None
 
     @property
     def oldest_wanted(self) -> float | None:
-        """When the first command was sent whose caller still waits."""
+        """When the first command whose caller still waits was sent."""
         return next((chunk.sent_at for chunk in self._sent if not chunk.call.done), None)
 
     def add(self, call: Call) -> None:
@@ -103,7 +100,7 @@ class Pipeline:
                 self._waiting[call] = None
 
     def take_unsent(self, now: float) -> bytes:
-        """What is to be sent now; from here on its replies are owed. Nothing is sent for calls that are done."""
+        """Take everything that is to be sent now, but nothing for calls that are done."""
         payloads = []
         while self._unsent:
             chunk = self._unsent.popleft()
@@ -118,7 +115,7 @@ class Pipeline:
         return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
     def take_replies(self, replies: list[Reply]) -> int:
-        """Give each reply to its call; returns how many replies were owed."""
+        """Give each reply to its call; returns how many of the replies were outstanding."""
         at, end, sent = 0, len(replies), self._sent
         while at < end and sent:
             chunk = sent[0]
@@ -156,26 +153,22 @@ class Pipeline:
     def expire(self, now: float, timeout: float, error: Callable[[], Exception]) -> int:
         """Fail the calls that wait for a reply to something sent `timeout` ago or earlier, and count them."""
         # The same sum as in the caller's deadline: otherwise rounding could make the two disagree for ever.
-        late = [chunk.call for chunk in self._sent if chunk.sent_at + timeout <= now and not chunk.call.done]
-        calls = dict.fromkeys(late)
-        for call in calls:
-            self._end(call, outcome.Error(error()))
-        return len(calls)
+        return self._fail([chunk.call for chunk in self._sent if chunk.sent_at + timeout <= now], error)
 
     def lose_connection(self, error: Callable[[], Exception]) -> int:
-        """Fail the calls that have slots, free these and return the number of calls; no reply is owed any more."""
-        calls = dict.fromkeys(chunk.call for queue in (self._sent, self._unsent) for chunk in queue)
+        """Fail the calls that have slots, free these and return the number of calls; no reply is outstanding then."""
+        calls = [chunk.call for queue in (self._sent, self._unsent) for chunk in queue]
         self._sent.clear()
         self._unsent.clear()
         self.free = self._limit
-        failed = [call for call in calls if not call.done]
-        for call in failed:
-            self._end(call, outcome.Error(error()))
-        return len(failed)
+        return self._fail(calls, error)
 
     def fail_waiting(self, error: Callable[[], Exception]) -> int:
         """Fail the calls that wait for slots, and return their number."""
-        failed = list(self._waiting)
+        return self._fail(list(self._waiting), error)
+
+    def _fail(self, calls: list[Call], error: Callable[[], Exception]) -> int:
+        failed = [call for call in dict.fromkeys(calls) if not call.done]
         for call in failed:
             self._end(call, outcome.Error(error()))
         return len(failed)
