@@ -66,11 +66,14 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     if services.notify.events.active:
         services.notify.emit_task(events.TaskStarted, task)
     deadline = math.inf if step.timeout is None else started + step.timeout
-    scope = task.scope = trio.CancelScope(deadline=deadline)
+    first = math.inf if step.first_call_timeout is None else started + step.first_call_timeout
+    scope = task.scope = trio.CancelScope(deadline=min(first, deadline))
     context = None
     if step.wants_context:
         context = Context(services, group, task)
-        context.bind_scope(scope)
+        context.scope = scope
+        if first < deadline:
+            context.deadline = deadline
     value: Any = None
     error: Exception | None = None
     try:
@@ -97,15 +100,17 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         if not group.is_wanted(task):
             outcome.status = Status.CANCELLED
         else:
-            outcome.status, outcome.error = Status.RETRYABLE, _timed_out(step)
+            outcome.status, outcome.error = Status.RETRYABLE, _timed_out(outcome)
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
     return _settled(services, outcome, context)
 
 
-def _timed_out(step: Step) -> CellTimeout:
-    # Without a timeout it was the deadline of a call, which passed in the same instant as the answer came.
-    return CellTimeout("no result after a call" if step.timeout is None else f"no result after {step.timeout:g} s")
+def _timed_out(outcome: Outcome) -> CellTimeout:
+    timeout = outcome.task.step.timeout
+    # Before its own timeout it was the deadline of a call, which passed in the same instant as the answer came.
+    is_call = timeout is None or outcome.seconds < timeout
+    return CellTimeout("no result after a call" if is_call else f"no result after {timeout:g} s")
 
 
 def _settled(services: Services, outcome: Outcome, context: Context | None) -> Outcome:
