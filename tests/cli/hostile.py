@@ -1,4 +1,4 @@
-"""Dataset directories as a stranger may hand them over: the one place of the tests that knows what is in them.
+"""Hostile dataset directories; all tests of them use this module.
 
 Every attack changes a sound, unfinished dataset. `home` is a folder of the user's beside it; whatever reads or resumes
 the dataset must leave it as it is.
@@ -310,7 +310,7 @@ def _device(found: Hostile, name: str) -> None:
 
 
 def _huge_lengths(found: Hostile) -> None:
-    """Frames whose header says that terabytes follow, with checksums that are right and wrong, before sound ones."""
+    """Frames whose header announces terabytes, with valid and invalid checksums, before valid frames."""
     make_journal(found)
     path = found.directory / PRIVATE / "journal-0000001.log"
     whole = path.read_bytes()

@@ -188,5 +188,5 @@ def test_an_async_function_beside_the_recipe_is_rejected_for_a_process(tmp_path:
     write(tmp_path, code_cells=CELLS, code_near="ONE = 1")
     text = RECIPE.replace("code_cells:plain", "code_cells:slow")
     (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(sb.DatasetGenerationError, match=r"column 'a' asks for a process with an async function"):
+    with pytest.raises(sb.DatasetGenerationError, match=r"column 'a' has process=True with an async function"):
         sb.build(sb.load_recipe(tmp_path / "recipe.yaml", allow_code=True), rows=2, out=tmp_path / "out")

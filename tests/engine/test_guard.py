@@ -120,7 +120,7 @@ class TestElsewhere:
         """They are refused where nothing is gone on with."""
         target = tmp_path / "d" if out else None
         options: dict[str, Any] = {"resume": resume, option: True}
-        with pytest.raises(ConfigError, match=f"{option} is about a dataset that is there"):
+        with pytest.raises(ConfigError, match=f"{option} applies to an existing dataset"):
             async with sb.open_build([sb.Column("n", list, kind="from_scratch")], rows=1, out=target, **options):
                 pass
 

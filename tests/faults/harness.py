@@ -38,6 +38,9 @@ PATIENCE = 60.0
 """Seconds after which a child hangs; it is killed, and its test fails."""
 
 FAULTS = Path(__file__).parent
+SOURCE = "".join(path.read_text() for path in sorted(Path(sb.__file__).parent.rglob("*.py")))
+# Every point that the source names.
+POINTS = tuple(dict.fromkeys(re.findall(r'(?:faults\.reach\(\s*|written=)"([^"]+)"', SOURCE)))
 Cell = tuple[str, int]
 
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import Ended, Made, open_trial
+from harness import POINTS, Ended, Made, open_trial
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from shapes import PLAIN
 
 from seedbed.cli.exit_codes import ExitCode
-from seedbed.runtime.faults import POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

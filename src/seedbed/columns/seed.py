@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import itertools
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -35,16 +35,6 @@ _FORMATS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "jsonl": ((".jsonl", ".ndjson", ".json"), "read_json", {"format": "auto"}),
     "parquet": ((".parquet", ".pq"), "read_parquet", {}),
 }
-
-
-_WILDCARD = re.compile(r"[*?\[]")
-
-
-def _fixed_part(path: Path) -> Path:
-    """The part before the first wildcard of a pattern; the path itself if it has none."""
-    parts = path.parts
-    first = next((at for at, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
-    return Path(*parts[:first])
 
 
 def _as_path(value: Any) -> Any:
@@ -424,7 +414,7 @@ class SeedReader:
         where = f"column {self._spec.name!r}, path"
         # Also before anything is listed: a pattern must not walk through folders that the recipe may not read.
         path = self._environment.base / Path(given).expanduser()
-        self._environment.path(_fixed_part(path), where)
+        self._environment.path(Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts)), where)
         if not _is_pattern(str(path)) and not path.is_file():
             raise ConfigError(f"{self._spec.error_prefix}file not found: {str(path)!r}")
         for name in self._matches(str(path)):

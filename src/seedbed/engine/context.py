@@ -1,4 +1,4 @@
-"""What a generator may ask of the engine while it fills a cell: models, calls under permits, reports of usage."""
+"""The engine's side of `CellContext` and `Model`: calls under permits, reports of usage, answers that are stored."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from ..columns.base import SyncModel
-from ..errors import (
-    BuildStopped,
-    CellTimeout,
-    ModelMisconfigured,
-    QuotaExhausted,
-    RateLimited,
-    Retryable,
-    SeedbedError,
-)
-from ..graph import GROUP
+from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
 from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
@@ -61,11 +52,7 @@ class Context:
         # Seconds in calls, and of waiting for permits.
         self.called = 0.0
         self.waited = 0.0
-        self._rows: Sequence[tuple[int, int]] = ()
-
-    def about(self, rows: list[tuple[int, int]]) -> None:
-        """The task is for these rows of the dataset."""
-        self._rows = rows
+        self.rows: Sequence[tuple[int, int]] = ()  # of the dataset, of a task for a whole row group
 
     @property
     def column(self) -> str:
@@ -77,15 +64,11 @@ class Context:
 
     @property
     def row(self) -> int | None:
-        return None if self._task.row == GROUP else self._group.rows.identity(self._task.row)[0]
+        return self._group.number(self._task)
 
     @property
     def attempt(self) -> int:
         return self._task.attempt
-
-    @property
-    def rows(self) -> Sequence[tuple[int, int]]:
-        return self._rows
 
     def report_usage(
         self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
@@ -112,21 +95,18 @@ class Context:
         return CellModel(alias, spec, client, self, seed=seed, dedupe=dedupe, scope=scope)
 
     def count_usage(self) -> None:
-        """Count what was used so far, although the attempt is not over: it is paid for."""
+        """Count the usage so far, although the attempt has not ended: it is paid for."""
         if self.usage.total.calls:
             self._services.ledger.spend(self.column, self.usage.take())
 
     def end(self, outcome: Outcome) -> bool:
-        """The attempt is over; whether the next one has its answers and need not ask again."""
+        """The attempt has ended; True if the next one has its answers and need not send the calls again."""
         if self._services.recorder is not None:
             self._services.recorder.over(self)
         return outcome.status is Status.RETRYABLE and self._keep_answers(outcome.error)
 
     def _keep_answers(self, error: BaseException | None) -> bool:
-        """Keep them unless the failure judges what was answered.
-
-        A call that failed, or a timeout, does not; an exception of the generator's own code does.
-        """
+        """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them."""
         if not isinstance(error, CellTimeout) and (error is None or error is not self._failure):
             self._task.answers = None
             return False
@@ -136,7 +116,7 @@ class Context:
         return bool(self._task.answers)
 
     def record_answers(self) -> None:
-        """The cell is not over with the answers that it has: they must outlive this run."""
+        """Store the answers of a cell that has not ended: they must outlive this run."""
         # An attempt that reuses the answers will not report their usage.
         self.count_usage()
         journal = self._group.journal
