@@ -290,6 +290,7 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         needs_slot=not call.is_async,
         process=column.process,
         timeout=config.cell_timeout if column.timeout is None and column.kind is Kind.CELL else column.timeout,
+        first_call_timeout=column.first_call_timeout,
         outputs=(*column.outputs, *column.side_effects),
         column=column,
         instance=column.generator if column.is_stateful else None,
