@@ -361,7 +361,7 @@ def test_uncallable_functions_are_reported_together() -> None:
         made(Recipe(columns=[number, frameless, more, fixed, local, modelled], models=ECHOES))
     assert caught.value.problems == (
         "columns[1]: column 'frameless': list the columns of its frame with requires=[…]",
-        "columns[3]: column 'fixed': parameter 'number' is positional-only; with models, values have names",
+        "columns[3]: column 'fixed': with models, parameter 'number' may not be positional-only",
         "columns[4]: column 'local' runs in a process: its function must be defined at the top level of a module",
         "columns[5]: column 'modelled' runs in a process, where its function cannot call a model",
         "column 'more' is called with one argument, its frame, but its function wants frame, number",

@@ -93,16 +93,13 @@ class Custom(ColumnSpec, Generic[P, R]):
     )
 
     def __attrs_post_init__(self) -> None:
-        """Reject anything but a function, an object that generates, or the name of one."""
         function: Any = self.function
         if isinstance(function, str):
             if ":" not in function:
                 raise ConfigError(f"{self.error_prefix}function must be 'module:name', not {function!r}")
         elif not _is_generator(function):
-            raise ConfigError(
-                f"{self.error_prefix}function must be a function, or an object with generate or agenerate, "
-                f"not {function!r}"
-            )
+            expected = "a function, or an object with generate or agenerate"
+            raise ConfigError(f"{self.error_prefix}function must be {expected}, not {function!r}")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself."""
@@ -148,9 +145,8 @@ class Custom(ColumnSpec, Generic[P, R]):
             generator, requires = _with_models(spec, kind, taken, environment)
         elif spec.process and not is_async:
             if "<" in function.__qualname__:
-                raise ConfigError(
-                    f"column {spec.name!r} runs in a process: its function must be defined at the top level of a module"
-                )
+                problem = "runs in a process: its function must be defined at the top level of a module"
+                raise ConfigError(f"column {spec.name!r} {problem}")
             generator = for_process(function)
         return Column(
             spec.name,
@@ -290,9 +286,7 @@ def _with_models(
     original, is_async = generator_function(spec.function)
     parameters = _parameters(original)
     if fixed := [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]:
-        raise ConfigError(
-            f"{spec.error_prefix}parameter {fixed[0]!r} is positional-only; with models, values have names"
-        )
+        raise ConfigError(f"{spec.error_prefix}with models, parameter {fixed[0]!r} may not be positional-only")
     context_name = next((each.name for each in parameters if has_type(each, CellContext)), None)
     try:
         _, requires = bind_call(functools.partial(original, **dict.fromkeys(spec.models)), kind, spec.requires)
