@@ -115,6 +115,16 @@ def test_sync_and_async_functions_fill_cells() -> None:
     assert frame.to_dict(as_series=False) == {"number": [0, 1, 2], "double": [0, 2, 4], "sum": [1, 4, 7]}
 
 
+def test_parameters_may_be_positional_only() -> None:
+    """Values of positional-only parameters are passed by position."""
+
+    @column
+    def double(number: int, /) -> int:
+        return number * 2
+
+    assert grown(Recipe(columns=[number, double]), 2)["double"].to_list() == [0, 2]
+
+
 def test_frame_functions_fill_whole_columns() -> None:
     """A function with a parameter for a frame fills a full column from the columns that it requires."""
 

@@ -328,31 +328,30 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 class Bridged:
-    """A generator with both `generate` and `agenerate`: the missing one calls the other."""
+    """A generator with both `generate` and `agenerate`: the missing one calls the other.
+
+    `generate` may be called from any synchronous code, also inside a running event loop or in a worker thread.
+    `agenerate` runs synchronous code in a worker thread.
+    """
 
     def __init__(self, generator: object) -> None:
         self.generator = generator
         function, is_async = generator_function(generator)
-        self._agenerate: Callable[..., Awaitable[Any]] | None = function if is_async else None
-        self._generate: Callable[..., Any] | None = getattr(generator, "generate", None) if is_async else function
+        generate = getattr(generator, "generate", None) if is_async else function
+        self.generate: Callable[..., Any] = generate or functools.partial(_run_async, function)
+        self.agenerate: Callable[..., Awaitable[Any]] = function if is_async else functools.partial(_run_sync, function)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it from synchronous code, also inside a running event loop or in a worker thread."""
-        if self._generate is not None:
-            return self._generate(*args, **kwargs)
-        assert self._agenerate is not None
-        return run_sync(functools.partial(self._agenerate, *args, **kwargs))
 
-    async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
-        """Await it; synchronous code runs in a worker thread."""
-        if self._agenerate is not None:
-            return await self._agenerate(*args, **kwargs)
-        assert self._generate is not None
-        limiter = trio.to_thread.current_default_thread_limiter()
-        holder = object()
-        await limiter.acquire_on_behalf_of(holder)
-        lease = Lease(lambda: limiter.release_on_behalf_of(holder))
-        return await lease.run(functools.partial(self._generate, *args, **kwargs))
+def _run_async(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    return run_sync(functools.partial(function, *args, **kwargs))
+
+
+async def _run_sync(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    limiter = trio.to_thread.current_default_thread_limiter()
+    holder = object()
+    await limiter.acquire_on_behalf_of(holder)
+    lease = Lease(lambda: limiter.release_on_behalf_of(holder))
+    return await lease.run(functools.partial(function, *args, **kwargs))
 
 
 def bridge(generator: object) -> Bridged:
