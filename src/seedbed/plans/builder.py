@@ -228,7 +228,7 @@ class PlanContext:
         if name.startswith("_"):
             raise AttributeError(name)
         if self._ops.get(name) is None:
-            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.all_names())}")
+            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.names)}")
         return name
 
     def op(self, name: str, /, *inputs: Node, **params: Any) -> Node:
