@@ -264,7 +264,7 @@ class PlanContext:
             "inputs": [self._node_id(Value(each, f"{path}.inputs[{at}]", problems)) for at, each in enumerate(inputs)],
             "params": {param: read(param, value) for param, value in named.items()},
         }
-        # The check would report the placeholders of what is no node or no tree.
+        # The check below would report the same values again.
         problems.raise_invalid_plan()
         scope = Scope(
             registries=self._registries,

@@ -1,4 +1,4 @@
-"""Plans under load: one engine for many requests at once."""
+"""`PlanEngine`: runs plans for many requests at once."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class PlanEngine:
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
-        self._clock()  # before it is open there is nothing to count, and this says so
+        self._clock()  # raises if the engine is not open
         return EngineStatistics(
             running=self._admission.running,
             queued=self._admission.queued,

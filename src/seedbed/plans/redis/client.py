@@ -99,7 +99,7 @@ class RedisClient(RedisEndpoint):
         self._pipeline = Pipeline(policy.max_inflight)
         # Set by `_serve` while there is a connection.
         self._connection: Connection | None = None
-        # Set by calls that find no connection, replaced by `run`.
+        # Set by calls without a connection, replaced by `run`.
         self._wanted = trio.Event()
         # Tasks that wait for something to send or to watch; the one that wakes it resets the field.
         self._idle_writer: trio.lowlevel.Task | None = None
@@ -301,7 +301,7 @@ class RedisClient(RedisEndpoint):
             connection.lose(error)
 
     def _send(self, connection: Connection) -> None:
-        """Write what is to be sent; the writer sends the rest if the socket does not accept all of it."""
+        """Write all unsent commands; the writer sends the rest if the socket does not accept all of them."""
         connection.unwritten = self._pipeline.take_unsent(trio.current_time())
         if not connection.unwritten:  # all callers were cancelled
             return self._pipeline.admit()
@@ -342,7 +342,7 @@ class RedisClient(RedisEndpoint):
                 continue
             stalled_at = max(oldest, connection.heard_at) + STALLED_AFTER * timeout
             wanted = pipeline.oldest_wanted
-            # What is sent from now on is late no earlier than what is sent now.
+            # Commands that are sent later time out later.
             late_at = (trio.current_time() if wanted is None else wanted) + timeout
             await trio.sleep_until(min(stalled_at, late_at))
             # If our own loop was blocked, replies have arrived but are unread: what the server has sent is not late.
