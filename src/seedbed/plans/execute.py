@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import numpy as np
 import trio
 
@@ -185,6 +186,7 @@ class Execution:
         )
 
 
+@attrs.define(eq=False)
 class UnitRun:
     """One run of the steps of a unit, one after the other, on the loop or in a thread.
 
@@ -192,20 +194,17 @@ class UnitRun:
     waits.
     """
 
-    def __init__(
-        self, unit: Unit, known: Mapping[int, RowSet | None], shared: RequestContext, now: float, where: str
-    ) -> None:
-        self.unit = unit
-        self.where = where  # loop, inline or thread
-        self._known: Mapping[int, Any] = known  # the results of other units that the steps need, by position
-        self._shared = shared
-        self.current = 0  # the current step
-        self._since = now  # when it became ready
-        self._rows = NO_ROWS  # of the last step done
-        self.traces: list[NodeTrace] = []  # of each step done, if the request is traced
-        self.degraded: list[Degraded] = []
-        self.late = 0  # results after their timeout, which were ignored
-        self.abandoned = False  # set by the task that waits when it is cancelled
+    unit: Unit
+    _known: Mapping[int, Any]  # the results of other units that the steps need, by position
+    _shared: RequestContext
+    _since: float  # when the current step became ready
+    where: str  # loop, inline or thread
+    current: int = 0  # the current step
+    _rows: RowSet = NO_ROWS  # of the last step done
+    traces: list[NodeTrace] = attrs.field(factory=list)  # of each step done, if the request is traced
+    degraded: list[Degraded] = attrs.field(factory=list)
+    late: int = 0  # results after their timeout, which were ignored
+    abandoned: bool = False  # set by the task that waits when it is cancelled
 
     @property
     def step(self) -> Step:
