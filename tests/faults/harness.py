@@ -340,7 +340,7 @@ def check_accounted(directory: Path, shape: Shape) -> None:
     assert written == shape.written()
     drops = {(drop.row, drop.copy) for drop in dataset.drops}
     assert len(drops) == len(dataset.drops)
-    groups = read(directory).manifest.groups.values()
+    groups = read(directory).groups.values()
     removed, added = sum(group.removed for group in groups), sum(group.added for group in groups)
     assert len(written) + len(drops) + removed == shape.rows + added
     for drop in dataset.drops:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="needs fork and /proc")
 
-AFTERWARDS = {"journal committed", "journal kept", "journal freed", "journal marked", "journal closed"}
+AFTERWARDS = {"journal committed", "journal freed", "journal marked", "journal closed"}
 FAULTS = settings(
     max_examples=settings.default.max_examples // 16,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

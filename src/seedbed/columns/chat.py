@@ -19,6 +19,7 @@ from ..errors import BadOutput, ConfigError, Permanent, Retryable
 from ..models.base import NOT_IN_FINGERPRINT, Dedupe, Image, Message
 from ..models.distributions import check_distribution, is_distribution
 from ..models.openai import media_type_of
+from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
 from .base import Column
 from .spec import ColumnSpec, Environment
@@ -79,14 +80,13 @@ class ModelColumnSpec(ColumnSpec):
         return {"key": key, "lane": f"{self.model} {domain}", "lane_limit": model.max_parallel_requests}
 
     def bind(self, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-        """Its model, for one cell whose function awaits nothing after a chat that failed."""
+        """Its model, for one cell."""
         return context.bind_model(
             self.model,
             environment.model(self.model),
             environment.client(self.model),
             seed=environment.seed,
             dedupe=dedupe,
-            ends_at_failure=True,
         )
 
 
@@ -163,9 +163,14 @@ def chat_column(
         system=system,
         dedupe=Dedupe() if spec.dedupe and not _is_varied(parameters) else None,
     )
+    model = environment.model(spec.model)
     return Column(
         spec.name,
         conversation.agenerate,
+        # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
+        first_call_timeout=(
+            model.timeout if isinstance(model, HttpModel) and not spec.images and not spec.dedupe else None
+        ),
         requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
         tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
         side_effects=tuple(side_effects),
