@@ -1,4 +1,4 @@
-"""Fills cells of chat columns without an engine, and runs them through one with a model of the test's choice."""
+"""Fills cells of chat columns without an engine, and builds rows of them with the real engine."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class FakeContext:
     calls: int = 0
 
     def give_back(self) -> None:
-        """There is no permit."""
+        """A fake has no permit."""
 
     def report_usage(self, **used: Any) -> None:
-        """Nobody pays."""
+        """Usage is not counted."""
 
     async def call(
         self,
@@ -56,14 +56,12 @@ class FakeContext:
             report(answer)
         return answer
 
-    def bind_model(
-        self, alias: str, spec: Any, client: Any, *, ends_at_failure: bool = False, **options: Any
-    ) -> CellModel:
+    def bind_model(self, alias: str, spec: Any, client: Any, **options: Any) -> CellModel:
         return CellModel(alias, spec, client, self, **options)  # type: ignore[arg-type]
 
 
 class Script:
-    """Answers of a scripted model, one after the other, the last for all that come after; notes what was asked."""
+    """Answers of a scripted model in order, the last one repeated; records the requests."""
 
     def __init__(self, *answers: str | ChatAnswer | Exception) -> None:
         self.requests: list[ChatRequest] = []
@@ -83,7 +81,7 @@ class Script:
 
 @asynccontextmanager
 async def environment(models: dict[str, ModelSpec], **options: Any) -> AsyncIterator[Environment]:
-    """What makers need, with clients that are open."""
+    """An environment with open clients."""
     async with open_models(models) as clients:
         yield Environment(models=models, clients=clients, **options)
 
@@ -95,7 +93,7 @@ async def fill(spec: ColumnSpec, script: Script, /, context: FakeContext | None 
 
 
 async def fill_in(spec: ColumnSpec, here: Environment, context: FakeContext | None = None, /, **values: Any) -> Any:
-    """The same, in an environment that is open already."""
+    """As `fill`, in an open environment."""
     column = make_column(spec, here)
     assert column.problem is None
     assert set(column.inputs) == set(values)
@@ -110,7 +108,7 @@ def served_by(server: OpenAIServer, **options: Any) -> OpenAICompatible:
 
 @attrs.frozen
 class Grown:
-    """What a build gave."""
+    """The rows and the report of a build."""
 
     frame: pl.DataFrame
     report: seedbed.BuildReport
@@ -130,7 +128,7 @@ async def grow_specs(
         used = {column.key for column in columns}
         limits: dict[str, KeyLimits] = {}
         for model in sorted(models.values(), key=lambda each: each.max_parallel_requests):
-            # Of the aliases that share a key the largest cap is its throttle's.
+            # The largest limit of the aliases that share a key is that of its throttle.
             limits |= {key: model.limits() for key in map(model.key, ("chat", "embedding", "image")) if key in used}
         config = config or seedbed.RunConfig(jitter_seed=1, backoff_base=0.001, backoff_max=0.01)
         async with seedbed.open_build(columns, rows=rows, config=config, limits=limits) as build:

@@ -1,4 +1,4 @@
-"""What a recipe file may reach without and with the user's permission."""
+"""The files, code and variables that a recipe file may use, with and without grants."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def seed(path: str | Path) -> dict[str, Any]:
     ],
 )
 def test_a_recipe_file_reads_no_seed_outside_of_its_folder(folder: Path, path: str) -> None:
-    """However a path leads out of the recipe's folder, it is refused, and the message has the option that allows it."""
+    """Any path that leads out of the recipe's folder is rejected; the message has the option that allows it."""
     outside = folder.parent / "outside"
     (folder / "inner").mkdir()
     (folder / "link.csv").symlink_to(outside / "rows.csv")
@@ -79,7 +79,7 @@ def test_a_recipe_file_reads_no_seed_outside_of_its_folder(folder: Path, path: s
 
 @pytest.mark.parametrize("path", ["rows.csv", "./rows.csv", "*.csv", "../recipe/rows.csv"])
 def test_a_recipe_file_reads_seeds_in_its_folder(folder: Path, path: str) -> None:
-    """What is below the recipe's folder needs no permission, wherever the folder is reached from."""
+    """Files below the recipe's folder need no permission, also if the folder is reached by a link."""
     recipe = write(folder, seed(path))
     compiled(recipe)
     (folder.parent / "way").symlink_to(folder)
@@ -88,7 +88,7 @@ def test_a_recipe_file_reads_seeds_in_its_folder(folder: Path, path: str) -> Non
 
 @pytest.mark.parametrize("protocol", ["zip", "simplecache", "reference", "dir", "git", "simplecache::file", "FILE"])
 def test_a_recipe_file_uses_no_filesystem_that_opens_local_files(folder: Path, protocol: str) -> None:
-    """Filesystems that wrap others are refused by name."""
+    """Filesystems that wrap others are rejected by name."""
     recipe = write(folder, {**seed(f"{protocol}:///etc/rows.csv"), "format": "csv"})
     with pytest.raises(SeedbedError, match=rf"a recipe file may not use the protocol '{protocol}'"):
         compiled(recipe, allow_paths=["/"])
@@ -105,7 +105,7 @@ MODELS = {"m": {"type": "scripted"}}
 
 
 def test_a_recipe_file_reads_no_schema_outside_of_its_folder(folder: Path) -> None:
-    """The file of a schema is a path like any other."""
+    """The file of a schema is checked like any other path."""
     column = {"name": "a", "type": "llm-structured", "model": "m", "prompt": "x", "schema": "../outside/schema.json"}
     recipe = write(folder, column, models=MODELS)
     with pytest.raises(SeedbedError, match=r"column 'a', schema: .* pass --allow-path"):
@@ -124,8 +124,8 @@ def test_allowed_code_is_not_imported_from_outside_of_the_folder(folder: Path) -
     compiled(recipe, allow_code=True, allow_paths=[folder.parent / "outside"])
 
 
-def test_weights_outside_of_the_folder_are_refused(folder: Path) -> None:
-    """The weights of a local model are a path of the recipe."""
+def test_weights_outside_of_the_folder_are_rejected(folder: Path) -> None:
+    """The weights of a local model are checked like any other path."""
     recipe = write(folder, models={"m": {"type": "local", "weights": "/outside/model.gguf"}})
     with pytest.raises(
         DatasetGenerationError, match=r"models.m: '/outside/model.gguf' is outside .*--allow-path /outside"
@@ -134,15 +134,15 @@ def test_weights_outside_of_the_folder_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
-def test_certificates_outside_of_the_folder_are_refused(folder: Path, kind: str) -> None:
-    """The certificates of a model are a path of the recipe: refused unopened, and read where they are allowed."""
+def test_certificates_outside_of_the_folder_are_rejected(folder: Path, kind: str) -> None:
+    """A certificate file is rejected before it is opened, and read if it is allowed."""
     outside = folder.parent / "outside"
     model = {"type": kind, "base_url": "https://localhost/v1", "model": "x", "api_key_env": "PATH"}
     recipe = write(folder, models={"m": {**model, "ca_file": str(outside / "ca.pem")}})
     (outside / "ca.pem").write_text("no certificate")
-    with pytest.raises(DatasetGenerationError) as refused:
+    with pytest.raises(DatasetGenerationError) as caught:
         compiled(recipe)
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert problem.startswith(f"models.m: '{outside}/ca.pem' is outside of the recipe's folder '{folder}'; ")
     assert problem.endswith(f"pass --allow-path {outside}")
     with pytest.raises(DatasetGenerationError, match=r"models.m: model 'x': ca_file .* cannot be used"):
@@ -152,8 +152,8 @@ def test_certificates_outside_of_the_folder_are_refused(folder: Path, kind: str)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe has no name in a folder there")
-def test_certificates_in_a_pipe_are_refused(folder: Path) -> None:
-    """A pipe in place of the certificates, which nobody writes to, is refused and not waited for."""
+def test_certificates_in_a_pipe_are_rejected(folder: Path) -> None:
+    """A named pipe in place of the certificates is rejected without waiting for a writer."""
     os.mkfifo(folder / "ca.pem")
     model = {"type": "openai", "base_url": "https://localhost/v1", "model": "x", "ca_file": str(folder / "ca.pem")}
     with pytest.raises(DatasetGenerationError, match=r"ca_file .* cannot be used: it is not a regular file"):
@@ -161,7 +161,7 @@ def test_certificates_in_a_pipe_are_refused(folder: Path) -> None:
 
 
 def test_pictures_of_cells_are_read_where_the_recipe_may_read(folder: Path) -> None:
-    """A path in a cell, which a model may have written, leads to no picture outside of the folder."""
+    """A path in a cell, which a model may have written, cannot lead to a picture outside of the folder."""
     picture = b"\x89PNG\r\n\x1a\n" + bytes(20)
     (folder / "in.png").write_bytes(picture)
     (folder.parent / "outside" / "out.png").write_bytes(picture)
@@ -175,7 +175,7 @@ def test_pictures_of_cells_are_read_where_the_recipe_may_read(folder: Path) -> N
 
 
 def test_headers_send_only_variables_that_are_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header takes a variable that the user allows or that the recipe declares as a key, and no other."""
+    """A header may use a variable only if the user allows it or the recipe declares it as a key."""
     for name in ("MY_KEY", "MY_SECRET"):
         monkeypatch.setenv(name, "value")
     model = {"base_url": "http://127.0.0.1:9/v1", "model": "x", "headers": {"x-token": "${MY_SECRET}"}}
@@ -187,7 +187,7 @@ def test_headers_send_only_variables_that_are_allowed(folder: Path, monkeypatch:
 
 
 def test_a_recipe_in_python_is_not_restricted(folder: Path) -> None:
-    """Recipes that are written in Python read what their author may read."""
+    """A recipe that is written in Python may read any path and variable."""
     outside = folder.parent / "outside" / "rows.csv"
     model = sb.OpenAICompatible(base_url="http://127.0.0.1:9/v1", model="x", headers={"x-home": "${HOME}"})
     assert os.environ.get("HOME")
@@ -195,7 +195,7 @@ def test_a_recipe_in_python_is_not_restricted(folder: Path) -> None:
 
 
 def test_contacts_are_models_validators_and_seeds_by_url(folder: Path) -> None:
-    """Everything that a recipe contacts is listed with the variables that are sent, without passwords and queries."""
+    """Contacts are listed with the variables that are sent, without passwords and queries."""
     recipe = write(
         folder,
         seed("https://user:word@example.com/rows.csv?sig=1") | {"format": "csv"},
@@ -221,14 +221,14 @@ def test_contacts_are_models_validators_and_seeds_by_url(folder: Path) -> None:
 
 
 def test_a_path_that_the_user_varies_is_allowed(folder: Path) -> None:
-    """A path that is given to a simulation, and not in the file, needs no other permission."""
+    """A path that is passed to a simulation needs no other permission."""
     recipe = sb.load_recipe(write(folder, seed("rows.csv")))
     outside = str(folder.parent / "outside" / "rows.csv")
     assert sb.simulate(recipe, rows=2, vary={"columns.s.path": [outside]}).variants
 
 
-def test_what_is_granted_can_be_typed_again(tmp_path: Path) -> None:
-    """The options of a permission grant the same, wherever they are typed."""
+def test_grants_as_command_line_options(tmp_path: Path) -> None:
+    """The options of a grant, passed on the command line, grant the same."""
     grants = Grants(code=True, paths=["a b"], env=["B", "A"])
     assert grants.options() == ["--allow-code", f"--allow-path '{Path.cwd()}/a b'", "--allow-env A", "--allow-env B"]
     with pytest.raises(ConfigError, match=r"is outside"):

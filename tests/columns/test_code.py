@@ -53,7 +53,7 @@ def test_modules_packages_and_relative_imports_beside_the_recipe(tmp_path: Path)
 
 
 def test_a_folder_without_modules_hides_no_installed_package(tmp_path: Path) -> None:
-    """A folder of data beside the recipe that is named like a package does not take its place."""
+    """A data folder beside the recipe that has the name of a package does not hide that package."""
     (tmp_path / "wave").mkdir()
     sys.modules.pop("wave", None)
     assert import_object("wave:Error", base=tmp_path, where="x").__module__ == "wave"
@@ -105,8 +105,8 @@ def test_folders_may_have_modules_of_the_same_name(tmp_path: Path) -> None:
         import_object("code_only:__name__", base=tmp_path / "two", where="x")
 
 
-def test_a_module_that_is_imported_may_import_from_another_folder(tmp_path: Path) -> None:
-    """Once that is done, the first folder's modules are found again."""
+def test_an_imported_module_may_import_from_another_folder(tmp_path: Path) -> None:
+    """After the nested import, modules of the first folder are found again."""
     inner, outer = tmp_path / "inner", tmp_path / "outer"
     inner.mkdir()
     outer.mkdir()
@@ -124,7 +124,7 @@ def test_a_module_that_is_imported_may_import_from_another_folder(tmp_path: Path
 
 
 def test_a_module_named_like_an_imported_one_is_rejected(tmp_path: Path) -> None:
-    """The program's module is not taken for the one beside the recipe; the message names both files."""
+    """A module beside the recipe with the name of an imported module is rejected; the message names both files."""
     write(tmp_path, hashlib="def f(): return 1", code_near="import json\ndef f(): return json.dumps(1)", json="")
     with pytest.raises(ConfigError) as caught:
         import_object("hashlib:f", base=tmp_path, where="x")
@@ -188,5 +188,5 @@ def test_an_async_function_beside_the_recipe_is_rejected_for_a_process(tmp_path:
     write(tmp_path, code_cells=CELLS, code_near="ONE = 1")
     text = RECIPE.replace("code_cells:plain", "code_cells:slow")
     (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(sb.DatasetGenerationError, match=r"column 'a' asks for a process with an async function"):
+    with pytest.raises(sb.DatasetGenerationError, match=r"column 'a' has process=True with an async function"):
         sb.build(sb.load_recipe(tmp_path / "recipe.yaml", allow_code=True), rows=2, out=tmp_path / "out")

@@ -30,8 +30,8 @@ BASE = "def f(n):\n    return n * 2 + len({'a', 'b'})"
         "def f(n: int) -> int:\n    '''Doubles.'''\n    return n * 2 + len({'a', 'b'})",
     ],
 )
-def test_what_does_not_matter(same: str) -> None:
-    """Comments, docstrings, annotations and places do not count."""
+def test_digest_ignores_comments_docstrings_and_positions(same: str) -> None:
+    """Comments, docstrings, annotations and positions do not change the digest."""
     assert code_digest(made(same)) == code_digest(made(BASE))
 
 
@@ -46,8 +46,8 @@ def test_what_does_not_matter(same: str) -> None:
         "async def f(n):\n    return n * 2 + len({'a', 'b'})",
     ],
 )
-def test_what_matters(other: str) -> None:
-    """Constants, operations, names, parameters and the kind of function do."""
+def test_digest_depends_on_code(other: str) -> None:
+    """Constants, operations, names, parameters and the kind of function change the digest."""
     assert code_digest(made(other)) != code_digest(made(BASE))
 
 
@@ -76,30 +76,30 @@ def test_what_matters(other: str) -> None:
         ),
     ],
 )
-def test_wherever_the_code_is(one: str, other: str) -> None:
-    """In lambdas, defaults, comprehensions, inner and wrapped functions, partials, and methods."""
+def test_digest_includes_nested_code(one: str, other: str) -> None:
+    """Lambdas, defaults, comprehensions, inner and wrapped functions, partials and methods count."""
     assert code_digest(made(one)) == code_digest(made(one))
     assert code_digest(made(one)) != code_digest(made(other))
     if isinstance(made(one), type):
         assert code_digest(made(one)()) == code_digest(made(one)) != code_digest(made(other)())
 
 
-def test_a_method_is_its_function() -> None:
-    """Bound or not."""
+def test_bound_methods_have_the_digest_of_their_function() -> None:
+    """Binding a method does not change its digest."""
     cls = made("class f:\n    def g(self): return 1")
     assert code_digest(cls().g) == code_digest(cls.g)
 
 
-def test_what_is_not_python_has_no_digest() -> None:
-    """It counts by its name."""
+def test_builtins_have_no_digest() -> None:
+    """Code that is not written in Python is identified by its name."""
     assert code_digest(len) is None
     assert code_digest(str.upper) is None
     assert code_digest(int) is None
     assert describe_code(len) == {"name": "builtins:len"}
 
 
-def test_comparing() -> None:
-    """Digests count where both are of one version of Python, names where not."""
+def test_same_code_compares_digests_or_names() -> None:
+    """Digests are compared if one version of Python computed both, names otherwise."""
     now, edited = {"name": "a:f", "digest": "cpython-311-0:1"}, {"name": "a:f", "digest": "cpython-311-0:2"}
     assert not same_code(now, edited)
     assert same_code(now, {**now, "name": "b:g"})
@@ -109,8 +109,8 @@ def test_comparing() -> None:
     assert not same_code({"name": "a:f"}, {"name": "a:g"})
 
 
-def test_it_is_the_same_in_another_process() -> None:
-    """Whatever the order of sets is there."""
+def test_digest_is_equal_in_another_process() -> None:
+    """The digest does not depend on the iteration order of sets."""
     script = f"from seedbed.columns.code import code_digest\nspace = {{}}\nexec({BASE!r}, space)\n"
     found = {
         subprocess.run(

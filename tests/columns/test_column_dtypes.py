@@ -38,8 +38,8 @@ TYPES = st.recursive(
 
 
 @given(TYPES)
-def test_polars_types_there_and_back(dtype: pl.DataType) -> None:
-    """However they are nested; another type has another text."""
+def test_polars_types_round_trip_through_text(dtype: pl.DataType) -> None:
+    """Nested types too; different types have different texts."""
     text = dtype_text(dtype)
     assert text is not None
     assert read_dtype(text) == dtype
@@ -59,8 +59,8 @@ def test_polars_types_there_and_back(dtype: pl.DataType) -> None:
         (pa.timestamp("s", "UTC"), "Datetime('ms', 'UTC')"),
     ],
 )
-def test_texts(dtype: Any, text: str) -> None:
-    """Texts are as in Python; arrow types have the text of the polars type that is stored in the same way."""
+def test_texts_of_types(dtype: Any, text: str) -> None:
+    """Python types have their names; arrow types have the text of the polars type that is stored in the same way."""
     assert dtype_text(dtype) == text
     read = read_dtype(text)
     if dtype != pl.Categorical:  # a column cannot be declared so, but cast
@@ -75,13 +75,13 @@ def test_texts(dtype: Any, text: str) -> None:
         (" Struct({'a': list[str], 'b': int}) ", pl.Struct({"a": pl.List(pl.String), "b": pl.Int64})),
     ],
 )
-def test_what_is_read_too(text: str, same: pl.DataType) -> None:
-    """Arguments by name, Python's own types inside, and spaces."""
+def test_read_dtype_accepts_other_spellings(text: str, same: pl.DataType) -> None:
+    """Arguments by name, Python types as inner types, and spaces are accepted."""
     assert read_dtype(text) == same
 
 
 def test_arrow_types_that_polars_does_not_have() -> None:
-    """They have a text of their own each, which cannot be read."""
+    """Each has its own text, which cannot be read."""
     assert dtype_text(pa.binary(16)) != dtype_text(pa.binary(8))
     with pytest.raises(ConfigError, match=r"unknown type 'arrow fixed_size_binary\[16\]'"):
         read_dtype(dtype_text(pa.binary(16)))

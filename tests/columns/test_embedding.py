@@ -21,20 +21,20 @@ SPEC = Embedding("vector", model="embedder", of="text")
 
 
 @pytest.mark.parametrize(("value", "text"), [("tea", "tea"), ({"a": "ä"}, '{"a": "ä"}'), (3, "3")])
-async def test_the_vector_of_a_value(value: Any, text: str) -> None:
-    """Text is embedded as it is, anything else as its JSON."""
+async def test_text_and_other_values_are_embedded(value: Any, text: str) -> None:
+    """Text is embedded as it is, other values as JSON."""
     async with environment({"embedder": Scripted()}) as here:
         assert await fill_in(SPEC, here, text=value) == list(hash_vector(text, 16))
 
 
 async def test_null_has_no_vector() -> None:
-    """Nothing is asked for a null."""
+    """A null is not sent to the model."""
     async with environment({"embedder": Scripted(error_share=1.0)}) as here:
         assert await fill_in(SPEC, here, text=None) is None
 
 
 async def test_vectors_over_http_beside_a_chat_column() -> None:
-    """Each cell is one call under a key of its own, retried like any; vectors are lists of 32-bit floats."""
+    """Each cell is one call under the embedding key, with the usual retries; vectors are lists of 32-bit floats."""
     models: dict[str, ModelSpec] = {}
     async with serve_openai(record=True) as server:
         models |= {"writer": served_by(server), "embedder": served_by(server, parameters={"dimensions": 8})}
@@ -55,8 +55,8 @@ async def test_vectors_over_http_beside_a_chat_column() -> None:
     assert grown.frame["vector"][3].to_list() == pytest.approx(expected, rel=1e-6)
 
 
-async def test_a_server_that_fails_now_and_then_loses_no_vector() -> None:
-    """Refusals and errors of the server are the engine's to deal with."""
+async def test_rate_limits_and_server_errors_lose_no_vector() -> None:
+    """The engine retries rate-limited and failed calls."""
     async with serve_openai(rate_limit_share=0.3, error_share=0.2, retry_after=0) as server:
         grown = await grow_specs([numbers("text"), SPEC], {"embedder": served_by(server)}, rows=20)
         assert server.statistics.statuses[429] > 0
@@ -65,8 +65,8 @@ async def test_a_server_that_fails_now_and_then_loses_no_vector() -> None:
     assert grown.frame.height == 20
 
 
-def test_the_column_of_a_spec() -> None:
-    """Key, requirement and type are known before anything runs; a type of one's own goes before."""
+def test_embedding_column_has_key_requirement_and_type() -> None:
+    """Key, requirement and type are known before a run; a type in the spec takes precedence."""
     column = make_column(SPEC, Environment(models={"embedder": Scripted()}))
     assert (column.key, column.requires, column.dtype) == (
         "scripted scripted embedding",

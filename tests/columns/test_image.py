@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SPEC = Image("cover", model="painter", prompt="A cover for {{ n }}")
 
 
-async def test_a_picture_is_written_beside_the_dataset(tmp_path: Path) -> None:
-    """The cell has its path, relative to the dataset, and nothing else is left in the folder."""
+async def test_a_picture_is_written_to_the_dataset_directory(tmp_path: Path) -> None:
+    """The cell has its path, relative to the dataset, and no other file is left in the folder."""
     async with environment({"painter": Scripted()}, artifacts=tmp_path) as here:
         path = await fill_in(SPEC, here, FakeContext(row=12), n=1)
         again = await fill_in(SPEC, here, FakeContext(row=12), n=1)
@@ -32,8 +32,8 @@ async def test_a_picture_is_written_beside_the_dataset(tmp_path: Path) -> None:
     assert [each.name for each in (tmp_path / ".seedbed" / "images" / "cover").iterdir()] == [path.rpartition("/")[2]]
 
 
-async def test_pictures_of_one_row_that_differ_do_not_meet(tmp_path: Path) -> None:
-    """A row that a processor copied keeps its number, and each copy its picture."""
+async def test_different_pictures_of_one_row_number_have_different_files(tmp_path: Path) -> None:
+    """Copies that a processor made of a row have its number; each has its own picture."""
     async with environment({"painter": Scripted()}, artifacts=tmp_path) as here:
         one = await fill_in(SPEC, here, FakeContext(row=1), n="a")
         other = await fill_in(SPEC, here, FakeContext(row=1), n="b")
@@ -42,8 +42,8 @@ async def test_pictures_of_one_row_that_differ_do_not_meet(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "ü ?"])
-async def test_a_column_of_any_name_has_a_folder(name: str, tmp_path: Path) -> None:
-    """No name of a column leads out of the folder of pictures."""
+async def test_column_names_are_quoted_in_paths(name: str, tmp_path: Path) -> None:
+    """The name of a column cannot lead out of the folder of pictures."""
     spec = Image(name, model="painter", prompt="Hello")
     async with environment({"painter": Scripted()}, artifacts=tmp_path) as here:
         path = await fill_in(spec, here)
@@ -54,7 +54,7 @@ async def test_a_column_of_any_name_has_a_folder(name: str, tmp_path: Path) -> N
 
 
 async def test_other_formats_have_their_suffix(tmp_path: Path) -> None:
-    """The name of the file says what it is."""
+    """The suffix of the file is that of its format."""
 
     class Client:
         async def image(self, prompt: str, parameters: Any) -> ImageAnswer:
@@ -64,8 +64,8 @@ async def test_other_formats_have_their_suffix(tmp_path: Path) -> None:
     assert (await fill_in(SPEC, here, n=1)).endswith(".jpg")
 
 
-async def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk fails the cell; no half of a picture stays."""
+async def test_a_picture_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk fails the cell and leaves no partial file."""
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -77,16 +77,16 @@ async def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path: Path, m
     assert list((tmp_path / ".seedbed" / "images" / "cover").iterdir()) == []
 
 
-async def test_a_preview_has_the_bytes() -> None:
-    """Where nothing is written the cell holds the picture."""
+async def test_in_a_preview_cells_hold_bytes() -> None:
+    """A preview writes no files, so the cell holds the picture."""
     async with serve_openai() as server:
         grown = await grow_specs([numbers(), SPEC], {"painter": served_by(server)}, rows=2)
     assert grown.frame.schema["cover"] == pl.Binary
     assert grown.frame["cover"].to_list() == [small_png(f"A cover for {n} 0") for n in range(2)]
 
 
-async def test_a_picture_is_the_context_of_another_column(tmp_path: Path) -> None:
-    """What one column painted, another looks at: the very bytes reach the model, through the files of the dataset."""
+async def test_a_generated_picture_can_be_sent_by_another_column(tmp_path: Path) -> None:
+    """The bytes of the picture reach the other model through the files of the dataset."""
     shown: list[str] = []
 
     def script(request: ServerRequest) -> str | None:
@@ -104,8 +104,8 @@ async def test_a_picture_is_the_context_of_another_column(tmp_path: Path) -> Non
     assert all(url.startswith("data:image/png;base64,") for url in shown)
 
 
-async def test_the_column_of_a_spec() -> None:
-    """Key and requirements are those of the prompt and the model."""
+async def test_image_column_has_key_and_requirements() -> None:
+    """Key and requirements are those of the model and the prompt."""
     models = {"painter": Scripted()}
     async with open_models(models):
         column = make_column(SPEC, Environment(models=models))

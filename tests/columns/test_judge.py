@@ -25,12 +25,12 @@ def judge(scores: Any = None, **options: Any) -> Judge:
 
 
 def said(**scores: Any) -> str:
-    """An answer as it is asked for."""
+    """An answer in the requested form."""
     return json.dumps({name: {"reasoning": f"so {score}", "score": score} for name, score in scores.items()})
 
 
-async def test_scores_and_their_reasons_stand_side_by_side() -> None:
-    """A score is a field of the cell, so that expressions reach it; its reasoning is beside it."""
+async def test_scores_and_reasons_are_fields_of_the_cell() -> None:
+    """Each score is a field, which expressions can read, with its reasoning in a second field."""
     script = Script(said(clarity=4, tone="formal"))
     scores = {"clarity": "1 to 5: how clear it is", "tone": {"options": {"formal": "as in a letter", "casual": ""}}}
     assert await fill(judge(scores), script, answer="Tea is wet.") == {
@@ -52,8 +52,8 @@ async def test_scores_and_their_reasons_stand_side_by_side() -> None:
     )
 
 
-async def test_the_schema_asks_for_reasons_first() -> None:
-    """The provider is asked for closed objects whose reasoning comes before the score."""
+async def test_the_schema_has_the_reasoning_before_the_score() -> None:
+    """The provider gets a schema of closed objects whose reasoning comes before the score."""
     script = Script(said(clarity=4, mood=0.5, size=30))
     await fill(judge({"clarity": "1 to 5", "mood": "0.0 to 1.0", "size": "1 to 100"}), script, answer="x")
     schema: Any = script.requests[0].schema
@@ -66,8 +66,8 @@ async def test_the_schema_asks_for_reasons_first() -> None:
     assert size["properties"]["score"] == {"type": "integer", "minimum": 1, "maximum": 100}
 
 
-async def test_without_reasons_scores_are_bare() -> None:
-    """With explain off neither the question nor the cell has reasons."""
+async def test_explain_false_omits_reasoning() -> None:
+    """Neither the prompt nor the cell has reasoning."""
     script = Script('{"clarity": 4}')
     spec = judge(explain=False)
     assert await fill(spec, script, answer="x") == {"clarity": 4}
@@ -78,8 +78,8 @@ async def test_without_reasons_scores_are_bare() -> None:
     assert column.dtypes() == {"quality": pl.Struct({"clarity": pl.Int64})}
 
 
-async def test_a_prompt_of_ones_own_comes_first() -> None:
-    """A prompt may show what it likes; the columns of `of` and the rubric follow."""
+async def test_a_custom_prompt_comes_first() -> None:
+    """The columns of `of` and the rubric follow the prompt."""
     script = Script(said(clarity=4))
     await fill(judge(prompt="Asked: {{ question }}"), script, answer={"a": "ä"}, question="Why?")
     prompt = script.said()[0][1]
@@ -89,15 +89,15 @@ async def test_a_prompt_of_ones_own_comes_first() -> None:
     assert script.said()[0][1].startswith("Asked: Why?\n\nJudge by these scores:\n- clarity")
 
 
-async def test_braces_in_what_is_judged_are_no_template() -> None:
-    """What is judged is shown as it is."""
+async def test_judged_values_are_not_templates() -> None:
+    """Braces in a judged value are sent unchanged."""
     script = Script(said(clarity=4))
     await fill(judge(), script, answer="{{ 1 + 1 }} {% raw %}")
     assert "<answer>\n{{ 1 + 1 }} {% raw %}\n</answer>" in script.said()[0][1]
 
 
-async def test_nothing_to_judge_is_null() -> None:
-    """Where everything that is judged is null nobody is asked."""
+async def test_a_null_is_not_judged() -> None:
+    """If all judged values are null, the result is null and no call is made."""
     script = Script(said(clarity=4))
     assert await fill(judge(), script, answer=None) is None
     assert await fill(judge(trace=True), script, answer=None) == {"quality": None}
@@ -117,8 +117,8 @@ async def test_nothing_to_judge_is_null() -> None:
         ('Well:\n```json\n{"clarity": 4}\n```', 4),
     ],
 )
-async def test_scores_are_read_as_models_write_them(answer: str, score: int) -> None:
-    """What plainly means a score is one, without asking again."""
+async def test_common_spellings_of_scores_are_accepted(answer: str, score: int) -> None:
+    """Numbers as text, fractions and wrapped objects need no repair."""
     script = Script(answer)
     cell = await fill(judge(), script, answer="x")
     assert cell["clarity"] == score
@@ -141,7 +141,7 @@ async def test_scores_are_read_as_models_write_them(answer: str, score: int) -> 
     ],
 )
 async def test_scores_outside_of_their_range_are_repaired(answer: str, problem: str) -> None:
-    """What is no score, or not one of those allowed, is told to the model with what is."""
+    """The correction names the score, the found value and the allowed values."""
     script = Script(answer, said(clarity=5))
     assert (await fill(judge(), script, answer="x"))["clarity"] == 5
     correction = script.said()[-1]
@@ -150,8 +150,8 @@ async def test_scores_outside_of_their_range_are_repaired(answer: str, problem: 
     assert "one JSON object that has clarity" in correction[1]
 
 
-async def test_all_scores_that_are_wrong_are_told_at_once() -> None:
-    """One repair is enough for several wrong scores; the last error is in the failure."""
+async def test_all_invalid_scores_are_in_one_correction() -> None:
+    """One repair covers several invalid scores; the last error is in the failure."""
     script = Script('{"a": 9}')
     with pytest.raises(BadOutput, match=r"after 1 repair: a is 9 and must be .*; b is missing and must be one of 1, 3"):
         await fill(judge({"a": "1 to 5", "b": {"options": [1, 3]}}, max_repairs=1), script, answer="x")
@@ -168,8 +168,8 @@ async def test_all_scores_that_are_wrong_are_told_at_once() -> None:
         (["yes", "no"], "maybe", None),
     ],
 )
-async def test_options_are_the_only_scores(options: list[Any], given_: Any, score: Any) -> None:
-    """An option is known by its value, a text also in other letters."""
+async def test_only_options_are_accepted_as_scores(options: list[Any], given_: Any, score: Any) -> None:
+    """Numbers are compared by value, texts without regard to case."""
     spec = judge({"x": {"options": options}}, max_repairs=0)
     script = Script(json.dumps({"x": given_}))
     if score is None:
@@ -182,8 +182,8 @@ async def test_options_are_the_only_scores(options: list[Any], given_: Any, scor
 
 
 @given(st.integers(-3, 9) | st.floats(-3, 9) | st.text(alphabet="0123456789./- ", max_size=5))
-def test_a_score_is_in_its_range_or_refused(answer: Any) -> None:
-    """Whatever a model gives, a score that is kept is a whole number of the range."""
+def test_a_score_is_in_its_range_or_rejected(answer: Any) -> None:
+    """For any answer, an accepted score is a whole number of the range."""
 
     async def main() -> Any:
         return await fill(judge(max_repairs=0), Script(json.dumps({"clarity": answer})), answer="x")
@@ -197,7 +197,7 @@ def test_a_score_is_in_its_range_or_refused(answer: Any) -> None:
 
 
 async def test_a_judge_and_an_expression_over_its_scores() -> None:
-    """The recipe of the design: scores over HTTP, out of range at first, and a column computed from them."""
+    """Scores over HTTP, at first out of range, and a column that is computed from them."""
 
     def script(request: ServerRequest) -> str | None:
         messages = request.body["messages"]
@@ -219,6 +219,6 @@ async def test_a_judge_and_an_expression_over_its_scores() -> None:
 
 
 async def test_scores_may_be_given_as_objects() -> None:
-    """A Score in Python says the same as its text."""
+    """A `Score` is equal to its text."""
     objects = judge({"clarity": Score(range=(1, 5), description="how clear")})
     assert objects == judge({"clarity": "1 to 5: how clear"})

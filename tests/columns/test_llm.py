@@ -50,14 +50,14 @@ def structured(schema: Any = PERSON, **options: Any) -> LLMStructured:
 
 
 async def test_prompt_and_system_are_rendered() -> None:
-    """A cell's conversation begins with the system prompt and the prompt, filled in from the row."""
+    """A conversation starts with the system prompt and the prompt, rendered for the row."""
     script = Script("  fine\n")
     assert await fill(text(system="You are {{ who }}."), script, n=3, who="brief") == "fine"
     assert script.said() == [("system", "You are brief."), ("user", "Say 3")]
 
 
-async def test_parameters_of_the_column_go_before_those_of_the_model() -> None:
-    """Both reach the request, the column's own last; what is to be drawn is drawn."""
+async def test_parameters_of_the_column_override_those_of_the_model() -> None:
+    """Both reach the request; sampled parameters are drawn."""
     script = Script("fine")
     spec = text(prompt="Hello", parameters={"temperature": 0, "top_p": {"uniform": [0.5, 0.6]}})
     async with environment(
@@ -71,8 +71,8 @@ async def test_parameters_of_the_column_go_before_those_of_the_model() -> None:
     assert column.tokens == 9
 
 
-async def test_what_is_drawn_depends_on_the_seed_and_the_row() -> None:
-    """The same seed and row draw the same parameters, others draw others."""
+async def test_sampled_parameters_depend_on_seed_and_row() -> None:
+    """Equal seeds and rows draw equal parameters, others draw different ones."""
     drawn = []
     for seed, row in ((1, 0), (1, 0), (2, 0), (1, 1)):
         script = Script("fine")
@@ -85,7 +85,7 @@ async def test_what_is_drawn_depends_on_the_seed_and_the_row() -> None:
 
 
 def test_requirements_come_from_all_templates_and_pictures() -> None:
-    """What prompt, system and images name is required, each once."""
+    """The columns of prompt, system and images are required, each once."""
     here = Environment(models={"writer": Scripted()})
     spec = text(prompt="{{ a }} {% for x in b %}{{ x }}{% endfor %}", system="{{ c.field }} {{ a }}", images="photo")
     column = make_column(spec, here)
@@ -94,19 +94,19 @@ def test_requirements_come_from_all_templates_and_pictures() -> None:
     assert column.dtypes() == {"answer": pl.String}
 
 
-async def test_an_empty_answer_is_worth_another_attempt() -> None:
-    """White space alone is no text; the engine may try again."""
+async def test_an_empty_answer_is_retryable() -> None:
+    """An answer of white space is not text."""
     with pytest.raises(Retryable, match="column 'answer': model 'writer' returned an empty answer"):
         await fill(text(prompt="Hello"), Script(ChatAnswer(text=" \n", finish_reason="length")))
 
 
-async def test_a_text_that_was_cut_off_is_kept() -> None:
-    """A limit of tokens is the user's wish; what was said up to it is the text."""
+async def test_a_text_at_its_token_limit_is_accepted() -> None:
+    """The user set the limit, so the text up to it is the value."""
     assert await fill(text(prompt="Hello"), Script(ChatAnswer(text="It was", finish_reason="length"))) == "It was"
 
 
 async def test_a_template_that_fails_is_permanent() -> None:
-    """A field that is not there fails the cell before anything is asked."""
+    """A missing field fails the cell before any call."""
     script = Script("fine")
     with pytest.raises(Permanent, match=r"column 'answer', prompt, line 1: .*no attribute 'b'"):
         await fill(text(prompt="{{ n.b }}"), script, n={"a": 1})
@@ -114,16 +114,16 @@ async def test_a_template_that_fails_is_permanent() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["{% if n %}Go on.{% endif %}", " {{ n or '' }}\n"])
-async def test_a_prompt_that_comes_out_empty_asks_nothing(prompt: str) -> None:
-    """Whoever wrote the template meant to ask something; an empty question is not paid for."""
+async def test_an_empty_prompt_is_not_sent(prompt: str) -> None:
+    """It fails the cell before any call."""
     script = Script("fine")
     with pytest.raises(Permanent, match="column 'answer': its prompt is empty"):
         await fill(text(prompt=prompt), script, n=None)
     assert not script.requests
 
 
-async def test_a_column_may_be_called_context() -> None:
-    """The name of a column never collides with what the engine hands in."""
+async def test_a_column_may_be_named_context() -> None:
+    """Column names never collide with the parameters of the generator."""
     script = Script("fine")
     async with environment({"writer": Scripted(answers=script)}) as here:
         column = make_column(text(prompt="{{ context }}, {{ values }}"), here)
@@ -133,8 +133,8 @@ async def test_a_column_may_be_called_context() -> None:
     assert script.said() == [("user", "c, v")]
 
 
-async def test_side_effects_tell_the_conversation_and_the_thoughts() -> None:
-    """On request the cell has the whole conversation, repairs too, and what the model thought last."""
+async def test_trace_and_reasoning_are_side_effects() -> None:
+    """The trace has the whole conversation with its repairs, the reasoning is that of the last answer."""
     script = Script(ChatAnswer(text="no idea", reasoning="first"), ChatAnswer(text="[1, 2]", reasoning="second"))
     spec = LLMStructured(
         "list", model="writer", prompt="Two numbers", schema={"type": "array"}, trace=True, reasoning=True
@@ -148,7 +148,7 @@ async def test_side_effects_tell_the_conversation_and_the_thoughts() -> None:
 
 
 def test_side_effects_have_types() -> None:
-    """The types of the conversation and the thoughts are known before anything runs."""
+    """The types of trace and reasoning are known before a run."""
     column = make_column(text(prompt="Hello", trace=True, reasoning=True), Environment(models={"writer": Scripted()}))
     assert column.side_effects == ("answer__trace", "answer__reasoning_content")
     assert column.dtypes() == {
@@ -158,8 +158,8 @@ def test_side_effects_have_types() -> None:
     }
 
 
-async def test_thoughts_that_a_server_left_in_are_taken_out() -> None:
-    """The text is what comes after them, and they are the reasoning; thoughts alone are an empty answer."""
+async def test_thoughts_in_an_answer_are_its_reasoning() -> None:
+    """The text is what follows them; thoughts alone are an empty answer."""
     cell = await fill(text(prompt="Hello", reasoning=True, trace=True), Script("<think>hm</think>\n\nfine"))
     assert (cell["answer"], cell["answer__reasoning_content"]) == ("fine", "hm")
     assert "hm" not in str(cell["answer__trace"])
@@ -171,7 +171,7 @@ async def test_thoughts_that_a_server_left_in_are_taken_out() -> None:
 
 
 async def test_an_answer_that_does_not_fit_is_repaired() -> None:
-    """The model is shown its answer and every error with its place, and asked again."""
+    """The model gets its answer and every error with its place, and answers again."""
     script = Script('{"name": 1, "age": -1}', '{"name": "Ada", "age": 36, "job": "x"}')
     assert await fill(structured(), script) == {"name": "Ada", "age": 36, "tags": None}
     first, second = script.requests
@@ -184,8 +184,8 @@ async def test_an_answer_that_does_not_fit_is_repaired() -> None:
 
 
 @pytest.mark.parametrize("max_repairs", [0, 1, 3])
-async def test_repairs_end(max_repairs: int) -> None:
-    """After so many repairs the cell fails for good with the last error, and shows the answer."""
+async def test_a_cell_fails_after_max_repairs(max_repairs: int) -> None:
+    """The failure has the last error and the answer."""
     script = Script("{}")
     with pytest.raises(
         BadOutput, match=r"column 'person': the answer does not fit.*'name' is a required.*it was '\{\}'"
@@ -195,16 +195,16 @@ async def test_repairs_end(max_repairs: int) -> None:
     assert isinstance(BadOutput(), Permanent)
 
 
-async def test_an_answer_that_was_cut_off_is_told_so() -> None:
-    """The model learns that its answer was too long, and a part of it is never taken for the whole."""
+async def test_a_correction_mentions_the_token_limit() -> None:
+    """An answer that was cut off is repaired; a part of it is never taken for the whole."""
     cut = ChatAnswer(text='{"friend": {"name": "Bo", "age": 3}, "na', finish_reason="length")
     script = Script(cut, '{"name": "Ada", "age": 36}')
     assert (await fill(structured(), script))["name"] == "Ada"
     assert "it was cut off at its token limit (it is not JSON: " in script.requests[1].messages[-1].text
 
 
-async def test_a_long_answer_is_read_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading an answer of many values does not hold up the loop."""
+async def test_a_long_answer_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing an answer of many values does not block the event loop."""
     threads: list[Any] = []
     run_sync = trio.to_thread.run_sync
 
@@ -243,8 +243,8 @@ class Pet(pydantic.BaseModel):
         return f"{self.name} the {self.kind}"
 
 
-async def test_a_pydantic_model_validates_and_fills_in() -> None:
-    """Rules of the model are repaired like a schema's; defaults and computed fields are in the cell, by alias."""
+async def test_a_pydantic_model_validates_and_completes() -> None:
+    """Its rules are repaired like those of a schema; defaults and computed fields are in the cell, by alias."""
     script = Script('{"name": "rex", "type": "fox"}', '{"name": "Rex", "type": "dog"}')
     assert await fill(structured(Pet), script) == {
         "name": "Rex",
@@ -265,7 +265,7 @@ async def test_a_pydantic_model_validates_and_fills_in() -> None:
 
 
 def test_a_schema_may_be_a_file_beside_the_recipe(tmp_path: Path) -> None:
-    """JSON and YAML files are read from where relative paths begin."""
+    """JSON and YAML files are read relative to the base folder."""
     (tmp_path / "person.json").write_text(json.dumps(PERSON))
     (tmp_path / "person.yaml").write_text("type: object\nproperties: {name: {type: string}}\n")
     here = Environment(models={"writer": Scripted()}, base=tmp_path)
@@ -278,8 +278,8 @@ def test_a_schema_may_be_a_file_beside_the_recipe(tmp_path: Path) -> None:
             make_column(structured(f"{name}.json"), here)
 
 
-def test_a_model_that_is_named_needs_leave(tmp_path: Path) -> None:
-    """A class named as module:name is imported only where code is allowed."""
+def test_importing_a_pydantic_model_needs_permission(tmp_path: Path) -> None:
+    """A class named as module:name is imported only if code is allowed."""
     (tmp_path / "my_shapes_of_people.py").write_text("NAME = {'type': 'string'}\nNUMBER = 1\n")
     here = Environment(models={"writer": Scripted()}, base=tmp_path, access=Access(folder=tmp_path))
     with pytest.raises(ConfigError, match="'my_shapes_of_people:NAME' is user-defined code, which needs --allow-code"):
@@ -290,8 +290,8 @@ def test_a_model_that_is_named_needs_leave(tmp_path: Path) -> None:
         make_column(structured("my_shapes_of_people:NUMBER"), here)
 
 
-def test_a_schema_that_is_none_is_refused() -> None:
-    """What is wrong with the schema itself is known before anything runs."""
+def test_an_invalid_schema_is_rejected() -> None:
+    """It is rejected when the column is created."""
     with pytest.raises(ConfigError, match=r"column 'person': schema is no JSON Schema: .*type"):
         make_column(structured({"type": "strin"}), Environment(models={"writer": Scripted()}))
 
@@ -304,8 +304,8 @@ def code(language: str = "python", **options: Any) -> LLMCode:
     return LLMCode("code", model="writer", prompt="Write it.", language=language, **options)
 
 
-async def test_code_is_taken_out_of_its_fence() -> None:
-    """The cell holds the code alone, and the model was told how to answer."""
+async def test_code_is_the_content_of_its_fence() -> None:
+    """The cell holds the code alone, and the prompt asks for a fence."""
     script = Script("Sure:\n```python\nx = 1\n```\nHave fun!")
     assert await fill(code(), script) == "x = 1"
     assert script.said() == [("user", "Write it.\n\nAnswer with one fenced code block of python.")]
@@ -315,7 +315,7 @@ async def test_code_is_taken_out_of_its_fence() -> None:
     ("language", "answer"), [("python", "x = 1\n"), ("json", '{"a": 1}'), ("py", "<think>hm</think>\nx = 1")]
 )
 async def test_code_without_a_fence_may_be_the_whole_answer(language: str, answer: str) -> None:
-    """Where a parser says that all of it is code, no fence is needed."""
+    """If a parser accepts the whole answer, no fence is needed."""
     assert await fill(code(language), Script(answer)) == answer.removeprefix("<think>hm</think>").strip()
 
 
@@ -329,23 +329,23 @@ async def test_code_without_a_fence_may_be_the_whole_answer(language: str, answe
         ("sql", "```python\nx = 1\n```", "only of python"),
     ],
 )
-async def test_code_that_is_none_is_repaired(language: str, answer: str, reason: str) -> None:
-    """Syntax errors and answers without code are told to the model."""
+async def test_invalid_or_missing_code_is_repaired(language: str, answer: str, reason: str) -> None:
+    """Syntax errors and answers without code are in the correction."""
     script = Script(answer, f"```{language}\n1\n```")
     assert await fill(code(language), script) == "1"
     assert reason in script.requests[1].messages[-1].text
 
 
-async def test_code_need_not_parse_where_nobody_asks() -> None:
-    """Without `check` the fence is enough."""
+async def test_check_false_accepts_invalid_code() -> None:
+    """Without `check` the content of the fence is not parsed."""
     assert await fill(code(check=False), Script("```python\nx = = 1\n```")) == "x = = 1"
 
 
 # Pictures as context
 
 
-async def test_pictures_go_with_the_prompt(tmp_path: Path) -> None:
-    """Bytes, data URLs, paths and lists of them are sent; a null is left out."""
+async def test_pictures_are_sent_with_the_prompt(tmp_path: Path) -> None:
+    """Bytes, data URLs, paths and lists of them are sent; a null is omitted."""
     png, jpeg = small_png("x"), b"\xff\xd8\xff" + b"0" * 20
     (tmp_path / "a.png").write_bytes(png)
     (tmp_path / "artifacts" / ".seedbed" / "images").mkdir(parents=True)
@@ -378,8 +378,8 @@ async def test_pictures_go_with_the_prompt(tmp_path: Path) -> None:
         (b"text", "4 bytes that are no"),
     ],
 )
-async def test_what_is_no_picture_is_not_sent(value: Any, reason: str, tmp_path: Path) -> None:
-    """Only pictures leave the machine, and none is fetched; the cell fails for good."""
+async def test_values_that_are_not_pictures_are_not_sent(value: Any, reason: str, tmp_path: Path) -> None:
+    """Only pictures are sent, none is fetched, and the cell fails permanently."""
     (tmp_path / "secret.txt").write_text("secret")
     script = Script("fine")
     async with environment({"writer": Scripted(answers=script)}, base=tmp_path) as here:
@@ -414,7 +414,7 @@ async def test_equal_requests_are_answered_once(
 
 
 async def test_cells_that_share_an_answer_repair_it_without_waiting_for_each_other(autojump_clock: Any) -> None:
-    """With as few permits as can be, equal requests whose answer does not fit all come to an end."""
+    """With one permit, equal requests whose shared answer does not fit all complete."""
 
     def answer(request: Any) -> str:
         return "[1]" if len(request.messages) > 1 else "nothing"
@@ -428,17 +428,17 @@ async def test_cells_that_share_an_answer_repair_it_without_waiting_for_each_oth
 # By the engine, over HTTP
 
 
-async def test_a_refusal_in_the_middle_of_a_repair_repeats_no_answered_call() -> None:
-    """A 429 on the second turn is waited out: every first question reached the server once."""
-    refused: set[str] = set()
+async def test_a_rate_limit_during_a_repair_repeats_no_answered_call() -> None:
+    """A 429 on the second turn is waited out: every first prompt reached the server once."""
+    limited: set[str] = set()
 
     def script(request: ServerRequest) -> str | SimulatedOutcome:
         messages = request.body["messages"]
         first = messages[0]["content"]
         if len(messages) == 1:
             return "not JSON"
-        if first not in refused:
-            refused.add(first)
+        if first not in limited:
+            limited.add(first)
             return SimulatedOutcome(outcome="status", status=429, retry_after=0)
         return '{"name": "Ada", "age": 36}'
 
@@ -451,7 +451,7 @@ async def test_a_refusal_in_the_middle_of_a_repair_repeats_no_answered_call() ->
     assert grown.frame["person__trace"].list.len().to_list() == [4] * 4
 
 
-async def test_a_refusal_of_the_first_turn_loses_no_row() -> None:
+async def test_a_rate_limit_on_the_first_turn_loses_no_row() -> None:
     """A 429 before any answer sends the cell back to its lane."""
     async with serve_openai(answer="fine") as server:
         spec = text(prompt="[[429 x1 retry-after=0]] {{ n }}")
@@ -460,7 +460,7 @@ async def test_a_refusal_of_the_first_turn_loses_no_row() -> None:
 
 
 async def test_columns_of_every_kind_over_http() -> None:
-    """A recipe of text, structured, code and scores comes out of the server with the types that were planned."""
+    """Text, structured values, code and scores arrive with the types that were declared."""
     specs = [
         numbers(),
         text("question", prompt="Ask a question about tea, {{ n }}"),
@@ -491,8 +491,8 @@ async def test_columns_of_every_kind_over_http() -> None:
 @pytest.mark.parametrize(
     ("marker", "attempts"), [("[[refusal]]", 1), ("[[filter]]", 1), ("[[empty]]", 3), ("[[truncated]]", 3)]
 )
-async def test_refusals_are_final_and_lost_answers_are_not(marker: str, attempts: int) -> None:
-    """A model that refuses is asked once, one whose answer is empty or lost as often as there are salvage rounds."""
+async def test_refusals_are_permanent_and_lost_answers_retryable(marker: str, attempts: int) -> None:
+    """A refusal is one call; an empty or lost answer is retried in each salvage round."""
     async with serve_openai() as server:
         specs = [numbers(), text(prompt="{% if n == 1 %}" + marker + "{% endif %} {{ n }}")]
         grown = await grow_specs(specs, {"writer": served_by(server)}, rows=3)
@@ -500,8 +500,8 @@ async def test_refusals_are_final_and_lost_answers_are_not(marker: str, attempts
     assert grown.frame["n"].to_list() == [0, 2]
 
 
-async def test_aliases_that_share_a_key_keep_their_own_caps() -> None:
-    """Two aliases of one model share its throttle, and the smaller cap holds for its alias."""
+async def test_aliases_that_share_a_key_have_their_own_limits() -> None:
+    """Two aliases of one model share its throttle, and each has its own limit of concurrent calls."""
     most: dict[str, int] = {"small": 0, "large": 0}
     running: dict[str, int] = {"small": 0, "large": 0}
 
@@ -531,7 +531,7 @@ async def test_aliases_that_share_a_key_keep_their_own_caps() -> None:
 
 
 def test_an_alias_alone_on_its_key_needs_no_lane() -> None:
-    """Where nobody shares the key, its throttle is the alias' cap."""
+    """If no other alias shares the key, the limit of its throttle is that of the alias."""
     here = Environment(models={"writer": Scripted(), "other": Scripted(model="other")})
     column = make_column(text(), here)
     assert (column.lane, column.lane_limit) == (None, None)
@@ -559,7 +559,7 @@ def test_an_invalid_distribution_is_reported_with_its_column_and_parameter() -> 
     ids=["one huge range", "nested loops"],
 )
 def test_a_prompt_that_loops_drops_its_row_and_no_other(loop: str) -> None:
-    """A rendering without an end is stopped by its bound: the row is dropped, and the reason names the column."""
+    """A rendering without an end is stopped by its bound; only its row is dropped, and the reason names the column."""
     recipe = seedbed.Recipe(
         seed=1,
         models={"writer": Scripted()},

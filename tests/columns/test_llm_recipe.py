@@ -36,8 +36,8 @@ def recipe(url: str, **options: Any) -> sb.Recipe:
     )
 
 
-def test_the_recipe_of_the_design_on_disk(tmp_path: Path) -> None:
-    """Every column is there with its type, pictures lie beside the dataset, and equal questions were asked once."""
+def test_a_recipe_of_every_model_column_on_disk(tmp_path: Path) -> None:
+    """Every column has its type, pictures are in the dataset directory, and equal requests were sent once."""
     with serve_openai_sync() as server:
         dataset = sb.build(recipe(server.url), rows=40, out=tmp_path / "data")
         assert server.statistics.prompts["Ask one curious question about tea."] == 1
@@ -50,8 +50,8 @@ def test_the_recipe_of_the_design_on_disk(tmp_path: Path) -> None:
     assert frame["quality__trace"].list.len().to_list() == [2] * 40
 
 
-def test_a_run_that_is_resumed_finds_its_pictures(tmp_path: Path) -> None:
-    """What an earlier run painted stays beside the dataset; the rest is painted when it goes on."""
+def test_resume_reuses_the_pictures_on_disk(tmp_path: Path) -> None:
+    """Pictures of the interrupted run stay, and the resumed run generates the rest."""
     out = tmp_path / "data"
 
     async def first_group(url: str) -> None:

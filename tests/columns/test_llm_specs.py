@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pydantic
 import pytest
 
 from seedbed import load_recipe
 from seedbed.columns.chat import ChatSpec
 from seedbed.columns.judge import Judge, Score
+from seedbed.columns.spec import Environment, make_column
 from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import Embedding, Image, LLMCode, LLMText
 from seedbed.errors import ConfigError, DatasetGenerationError
@@ -42,7 +44,7 @@ def spec(kind: type, **fields: Any) -> Any:
 
 
 def test_every_kind_names_its_model() -> None:
-    """The alias of each spec is what a recipe checks."""
+    """Each spec reports the alias of its model, which the recipe checks."""
     assert [spec(kind).aliases() for kind in KINDS] == [("writer",)] * 6
     assert [kind.type for kind in KINDS] == [
         "llm-text",
@@ -64,8 +66,8 @@ def test_every_kind_names_its_model() -> None:
         ("parameters", {"messages": []}, "parameters cannot have 'messages', which is a field of the column"),
     ],
 )
-def test_what_all_refuse(kind: type, field: str, value: Any, problem: str) -> None:
-    """Fields that all kinds have are checked in all, and messages name the column."""
+def test_shared_fields_are_checked_in_every_kind(kind: type, field: str, value: Any, problem: str) -> None:
+    """Messages name the column."""
     with pytest.raises(ConfigError, match=f"column 'x': {problem}"):
         spec(kind, **{field: value})
 
@@ -83,8 +85,8 @@ def test_what_all_refuse(kind: type, field: str, value: Any, problem: str) -> No
         ("dedupe", 1, "column 'x': dedupe must be True or False, not 1"),
     ],
 )
-def test_what_chats_refuse(kind: type, field: str, value: Any, problem: str) -> None:
-    """Fields of a conversation are checked in all kinds of it."""
+def test_conversation_fields_are_checked_in_every_chat_kind(kind: type, field: str, value: Any, problem: str) -> None:
+    """Messages name the column and the field."""
     with pytest.raises(ConfigError, match=problem):
         spec(kind, **{field: value})
 
@@ -121,8 +123,8 @@ def test_what_chats_refuse(kind: type, field: str, value: Any, problem: str) -> 
         (Image, {"prompt": None}, "prompt must be text"),
     ],
 )
-def test_what_one_kind_refuses(kind: type, fields: dict[str, Any], problem: str) -> None:
-    """What a field may be is said with the name of the column."""
+def test_fields_of_one_kind_are_checked(kind: type, fields: dict[str, Any], problem: str) -> None:
+    """Messages name the column and what is expected."""
     with pytest.raises(ConfigError, match=f"column 'x'.*{problem}"):
         spec(kind, **fields)
 
@@ -137,8 +139,8 @@ def test_what_one_kind_refuses(kind: type, fields: dict[str, Any], problem: str)
         ("1 – 10: two\nlines", Score(range=(1, 10), description="two\nlines")),
     ],
 )
-def test_scores_as_text(text: str, score: Score) -> None:
-    """A range and what it means, in a line."""
+def test_scores_can_be_written_as_text(text: str, score: Score) -> None:
+    """A range and its description, in one line."""
     assert spec(Judge, scores={"a": text}).scores == {"a": score}
 
 
@@ -152,18 +154,28 @@ def test_scores_as_text(text: str, score: Score) -> None:
         (Score(options={"no": "", "yes": ""}), str, "one of no, yes"),
     ],
 )
-def test_what_a_score_may_be(score: Score, kind: type, allowed: str) -> None:
-    """The bounds or options decide the type, and say what is allowed."""
+def test_type_and_allowed_values_of_a_score(score: Score, kind: type, allowed: str) -> None:
+    """The bounds or options determine the type and the description of allowed values."""
     assert score.kind is kind
     assert score.allowed() == allowed
 
 
-def test_classes_that_are_named_are_code() -> None:
-    """A pydantic model by name is code, a file and a schema are not."""
+def test_a_pydantic_model_by_name_is_code() -> None:
+    """A file and a schema are not."""
     assert spec(LLMStructured, schema="shapes:Person").code() == ("shapes:Person",)
     assert spec(LLMStructured, schema="shapes.json").code() == ()
     assert spec(LLMStructured).code() == ()
     assert spec(LLMStructured, schema=Shape).code() == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_survive_cloudpickle(kind: type) -> None:
+    """A cluster sends columns to its workers with their templates and skip rules."""
+    made = make_column(spec(kind, skip_when="n > 1"), Environment(models={"writer": Scripted()}))
+    again = cloudpickle.loads(cloudpickle.dumps(made))
+    assert (again.name, again.requires, again.key) == (made.name, made.requires, made.key)
+    assert again.skip.decide({"n": 2})
+    assert not again.skip.decide({"n": 1})
 
 
 RECIPE = """
@@ -192,8 +204,8 @@ columns:
 """
 
 
-def test_a_recipe_file_with_every_kind(tmp_path: Path) -> None:
-    """What is read from a file is written to one that says the same, and its columns can be made."""
+def test_a_recipe_file_with_every_kind_round_trips(tmp_path: Path) -> None:
+    """A recipe that is read, written and read again is equal, and its columns can be created."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     recipe = load_recipe(tmp_path / "recipe.yaml")
     environment = recipe.environment()
@@ -206,7 +218,7 @@ def test_a_recipe_file_with_every_kind(tmp_path: Path) -> None:
 
 
 def test_a_pydantic_model_is_stored_by_its_name(tmp_path: Path) -> None:
-    """A recipe with a class in it is written with what names it."""
+    """A recipe with a class in it is written with the `module:name` of the class."""
     recipe = Recipe(columns=[spec(LLMStructured, schema=Shape)], models={"writer": Scripted()})
     (tmp_path / "recipe.yaml").write_text(recipe_text(recipe))
     again = load_recipe(tmp_path / "recipe.yaml", allow_code=True)
@@ -215,8 +227,8 @@ def test_a_pydantic_model_is_stored_by_its_name(tmp_path: Path) -> None:
         load_recipe(tmp_path / "recipe.yaml")
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
-    """Wrong fields of several columns, and a model that cannot be read, are all in one error."""
+def test_all_problems_of_a_file_are_in_one_error(tmp_path: Path) -> None:
+    """Invalid fields of several columns and an unreadable model are reported together."""
     text = RECIPE.replace("type: scripted", "type: scripted, error_share: 2").replace(
         "max_repairs: 0", "max_repairs: -1"
     )
@@ -224,9 +236,9 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(DatasetGenerationError) as caught:
         load_recipe(tmp_path / "recipe.yaml")
-    told = "\n".join(caught.value.problems)
-    assert "error_share must be a number from 0 to 1" in told
-    assert "column 'code': max_repairs must be" in told
-    assert "column 'quality': scores.clarity: must be a range" in told
-    assert "'qestion'" in told
+    listed = "\n".join(caught.value.problems)
+    assert "error_share must be a number from 0 to 1" in listed
+    assert "column 'code': max_repairs must be" in listed
+    assert "column 'quality': scores.clarity: must be a range" in listed
+    assert "'qestion'" in listed
     assert len(caught.value.problems) == 4

@@ -29,8 +29,8 @@ VALUES = st.recursive(
         '~~~json\n{"a": 1}\n~~~',
     ],
 )
-def test_json_is_found_wherever_it_stands(text: str) -> None:
-    """The value is the whole answer, a fence, or in the middle of prose."""
+def test_json_is_found_in_fences_and_prose(text: str) -> None:
+    """The value is the whole answer, in a fence, or within prose."""
     assert extract_json(text) == {"a": 1}
 
 
@@ -47,21 +47,21 @@ def test_json_is_found_wherever_it_stands(text: str) -> None:
     ],
 )
 def test_broken_json_is_never_taken_in_part(text: str, reason: str) -> None:
-    """A value inside of a value that is cut off or broken is not what the model meant."""
+    """A complete value inside of a value that is cut off or invalid is not used."""
     with pytest.raises(BadOutput, match="it is not JSON") as caught:
         extract_json(text)
     assert reason in str(caught.value)
 
 
 @given(VALUES)
-def test_any_value_survives_its_fence(value: object) -> None:
-    """Whatever is in the value, what comes out of the fence is what went in."""
+def test_any_value_round_trips_in_a_fence(value: object) -> None:
+    """Whatever the value contains, it is read back unchanged."""
     assert extract_json(f"```json\n{json.dumps(value, indent=1)}\n```") == value
 
 
 @given(st.text(alphabet='{}[]",:a1`~\n <think>/'))
-def test_no_text_breaks_the_reader(text: str) -> None:
-    """Any text gives a value or says what is wrong."""
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
+    """Any text gives a value or a `BadOutput`."""
     with suppress(BadOutput):
         json.dumps(extract_json(text), allow_nan=False)
     assert "".join(block.code for block in blocks(text)).count("a") <= text.count("a")
@@ -77,8 +77,8 @@ def test_no_text_breaks_the_reader(text: str) -> None:
         ("Say <think>x</think>", None, "Say <think>x</think>"),
     ],
 )
-def test_thoughts_are_no_part_of_the_answer(text: str, thoughts: str | None, answer: str) -> None:
-    """Only what stands at the beginning is a thought; without an end there is nothing else."""
+def test_thoughts_are_not_part_of_the_answer(text: str, thoughts: str | None, answer: str) -> None:
+    """Only thoughts at the start are split off; if they do not end, the answer is empty."""
     assert split_thoughts(text) == (thoughts, answer)
 
 
@@ -97,12 +97,12 @@ def test_thoughts_are_no_part_of_the_answer(text: str, thoughts: str | None, ans
     ],
 )
 def test_code_is_the_fence_of_its_language(text: str, language: str, code: str) -> None:
-    """The longest fence of the language, by any of its names, else one that names none."""
+    """The longest fence of the language, by any of its names, else a fence without a language."""
     assert extract_code(text, language) == code
 
 
-def test_code_without_a_fence_is_for_the_caller_to_judge() -> None:
-    """Where there is no fence nothing is taken for code."""
+def test_without_a_fence_extract_code_returns_none() -> None:
+    """The caller decides whether the whole text is code."""
     assert extract_code("x = 1", "python") is None
 
 
@@ -114,7 +114,7 @@ def test_code_without_a_fence_is_for_the_caller_to_judge() -> None:
         ("```python\n\n```", "empty"),
     ],
 )
-def test_what_is_wrong_with_a_fence_is_said(text: str, reason: str) -> None:
-    """Other languages, a fence that was cut off and an empty one are no code."""
+def test_unusable_fences_are_rejected_with_the_reason(text: str, reason: str) -> None:
+    """Fences of other languages, unclosed and empty ones are not used."""
     with pytest.raises(BadOutput, match=reason):
         extract_code(text, "python")

@@ -91,7 +91,7 @@ def install(folder: Path, module: str, text: str, group: str = "seedbed.columns"
 
 
 def test_a_broken_plugin_is_named(installed: Path) -> None:
-    """A plug-in that cannot be imported gives one error that names it, each time that a plug-in might be needed."""
+    """Plug-ins that cannot be loaded are all named in one error, at every lookup of a type."""
     install(installed, "broken_plugin_a", "raise RuntimeError('oh no')")
     install(installed, "broken_plugin_b", "x = 3", group="seedbed.processors", value="broken_plugin_b:x")
     for _ in range(2):
@@ -157,8 +157,8 @@ def test_a_spec_without_its_method(installed: Path) -> None:
         make_processor(OrphanProcessor(), Environment())
 
 
-def test_clients_are_for_builds() -> None:
-    """A client before a build runs, and a missing model, raise an error that names the cause."""
+def test_clients_are_open_only_while_a_build_runs() -> None:
+    """A client before a build, and an unknown model, raise an error that names the cause."""
     with pytest.raises(ConfigError, match="the client of model 'a' is open only while a build runs"):
         Environment().client("a")
     with pytest.raises(ConfigError, match="model 'wrter' is not in models; did you mean 'writer'"):

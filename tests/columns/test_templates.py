@@ -30,13 +30,13 @@ class Plain(ColumnSpec):
         ("{# {{ hidden }} #}{{ quality.clarity }}", ("quality",)),
     ],
 )
-def test_requirements(text: str, columns: tuple[str, ...]) -> None:
-    """A template requires the names that it does not make itself, in the order in which they appear."""
+def test_a_template_requires_the_names_that_it_does_not_define(text: str, columns: tuple[str, ...]) -> None:
+    """Requirements are in order of appearance."""
     assert compile_template(text, where="template").requires == columns
 
 
 def test_values_of_other_columns_are_not_needed() -> None:
-    """A template takes the values of the columns that it names and leaves the others alone."""
+    """A template reads only the values of the columns that it names."""
     asked: list[str] = []
 
     class Row(dict[str, int]):
@@ -49,14 +49,14 @@ def test_values_of_other_columns_are_not_needed() -> None:
     assert asked == ["a", "b"]
 
 
-def test_fields_come_before_methods() -> None:
-    """A field of a struct is found though dicts have a method of that name."""
+def test_fields_take_precedence_over_methods() -> None:
+    """A field of a struct is found although dicts have a method of that name."""
     template = compile_template("{{ box.items }} {{ box.values }} {{ box.keys() | list }}", where=WHERE)
     assert template.render({"box": {"items": 3, "values": "v"}}) == "3 v ['items', 'values']"
 
 
-def test_json_is_for_prompts() -> None:
-    """The filter tojson keeps what HTML would escape."""
+def test_tojson_does_not_escape_html() -> None:
+    """The filter tojson leaves `<` unescaped, as prompts need."""
     assert compile_template("{{ a | tojson }}", where=WHERE).render({"a": ["<é>"]}) == '["<é>"]'
 
 
@@ -71,8 +71,8 @@ def test_json_is_for_prompts() -> None:
         (3, r"column 'answer', prompt: a template is text, not 3"),
     ],
 )
-def test_a_broken_template_is_refused(text: str, message: str) -> None:
-    """What is wrong with a template is said with its column and its line, before anything runs."""
+def test_an_invalid_template_is_rejected(text: str, message: str) -> None:
+    """The message names the column and the line."""
     with pytest.raises(ConfigError, match=message):
         compile_template(text, where=WHERE)
 
@@ -91,8 +91,8 @@ def test_a_broken_template_is_refused(text: str, message: str) -> None:
         ("{{ 9 ** (9 ** 9) }}", {}, r"OverflowError: a power of more than 1000000 bits"),
     ],
 )
-def test_a_failing_template(text: str, values: dict[str, object], message: str) -> None:
-    """A row for which a template fails, or leaves its sandbox, fails for good and says where."""
+def test_a_failing_template_fails_its_row(text: str, values: dict[str, object], message: str) -> None:
+    """The message names the column and the line; leaving the sandbox fails too."""
     with pytest.raises(Permanent, match=message):
         compile_template(text, where=WHERE).render(values)
 
@@ -118,13 +118,13 @@ def test_a_failing_template(text: str, values: dict[str, object], message: str) 
         ("items | length", {"items": [None]}, 1),
     ],
 )
-def test_conditions(text: str, values: dict[str, object], result: object) -> None:
-    """An expression gives a value, and null where a null leaves nothing to compute."""
+def test_values_of_conditions(text: str, values: dict[str, object], result: object) -> None:
+    """An operation that has no result for a null gives null."""
     assert compile_condition(text, where=WHERE).evaluate(values) == result
 
 
-def test_a_condition_that_fails() -> None:
-    """Without a null among its values, a failing expression is an error that shows it."""
+def test_a_failing_condition_without_nulls_is_an_error() -> None:
+    """The message shows the expression."""
     condition = compile_condition("quality.clarty >= 4", where="column 'good', expr")
     with pytest.raises(
         Permanent, match=r"^column 'good', expr: 'quality.clarty >= 4': 'dict object' has no attribute 'clarty'"
@@ -135,27 +135,44 @@ def test_a_condition_that_fails() -> None:
 
 
 @pytest.mark.parametrize("text", ["a >", "a b", "", "{% if a %}", "a }} {{ b"])
-def test_what_is_no_expression(text: str) -> None:
-    """Text that is no expression is refused, and quoted."""
+def test_an_invalid_expression_is_rejected(text: str) -> None:
+    """The message quotes the text."""
     with pytest.raises(ConfigError, match=r"^x: .* is not an expression: "):
         compile_condition(text, where="x")
 
 
-def test_lone_expressions() -> None:
-    """A template of one expression is told from a longer one."""
+def test_lone_expression_recognises_one_expression() -> None:
+    """A template of one expression is distinguished from a longer one."""
     assert lone_expression(" {{ a + 1 }}\n") == "a + 1"
     assert lone_expression("{{ a }} {{ b }}") is None
     assert lone_expression("a {{ b }}") is None
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="{}\r"), max_size=40))
-def test_text_without_braces_is_kept(text: str) -> None:
+def test_text_without_braces_is_unchanged(text: str) -> None:
     """Text with nothing to fill in comes out as it went in."""
     assert compile_template(text, where=WHERE).render({}) == text
 
 
-def test_skip_rules() -> None:
-    """A spec's skip_when becomes a rule with its columns and a decision; a null decides for not skipping."""
+@given(
+    st.lists(st.sampled_from(["{{ a }}", "{{- b -}}", "{# % #}", " %", "%s", "%(a)s\n", "{{ a }}%"])),
+    st.one_of(st.text(), st.integers(), st.none()),
+    st.text(),
+)
+def test_inserted_columns(parts: list[str], a: object, b: str) -> None:
+    """A template that only inserts columns gives what one with an instruction that does nothing gives."""
+    text = "".join(parts)
+    expected = compile_template(text + "{% if false %}{% endif %}", where=WHERE).render({"a": a, "b": b})
+    assert compile_template(text, where=WHERE).render({"a": a, "b": b}) == expected
+
+
+def test_a_column_named_self() -> None:
+    """`self` is not a column but Jinja2's own, also in a template that only inserts columns."""
+    assert compile_template("{{ self }}", where=WHERE).render({"self": "x"}) == "<TemplateReference None>"
+
+
+def test_skip_when_becomes_a_skip_rule() -> None:
+    """The rule has the columns and the decision; null does not skip."""
     rule = Plain("a", skip_when="b.score < 3 or c").skip_rule()
     assert rule is not None
     assert rule.requires == ("b", "c")
@@ -177,8 +194,8 @@ def test_skip_rules() -> None:
         ({"name": ""}, r"a column's name must be text, not ''"),
     ],
 )
-def test_what_all_specs_refuse(fields: dict[str, object], message: str) -> None:
-    """The fields that all columns have are checked when a spec is made."""
+def test_shared_fields_of_specs_are_checked(fields: dict[str, object], message: str) -> None:
+    """The fields of all columns are checked when a spec is created."""
     with pytest.raises(ConfigError, match=message):
         Plain(**{"name": "a", **fields})  # type: ignore[arg-type]
 
@@ -223,16 +240,16 @@ def test_what_all_specs_refuse(fields: dict[str, object], message: str) -> None:
         "{{ {'a': [1]} | tojson(indent=99999999999) }}",
     ],
 )
-def test_a_rendering_that_does_not_end(text: str) -> None:
-    """A template that would loop or grow without end fails its row, and the error names the column."""
+def test_an_endless_rendering_fails_its_row(text: str) -> None:
+    """A template that loops or grows without end is stopped, and the error names the column."""
     with pytest.raises(
         Permanent, match=r"^column 'answer', prompt(, line \d+)?: (OverflowError|RecursionError|TypeError)"
     ):
         compile_template(text, where=WHERE).render({})
 
 
-def test_an_expression_that_does_not_end() -> None:
-    """An expression is bounded too, and a null among its values does not hide that."""
+def test_an_endless_expression_fails() -> None:
+    """Expressions are bounded too, also if one of their values is null."""
     with pytest.raises(Permanent, match="more than 1000000 steps"):
         compile_condition("range(99999) | map('center', a or 99999) | list", where="x").evaluate({"a": None})
 

@@ -43,8 +43,8 @@ def python(**fields: Any) -> Validation:
 
 
 @pytest.mark.parametrize("lint", [True, False])
-def test_python_that_does_not_parse(lint: bool) -> None:
-    """The message says where; null has no verdict, and what is not text is not valid."""
+def test_python_that_cannot_be_parsed_is_invalid(lint: bool) -> None:
+    """The message has the line; null has no verdict, and a value that is not text is invalid."""
     good, bad, none, nul, deep = verdicts(
         python(lint=lint), ["x = 1\n", "x = 1\ndef f(:\n", None, "x = '\0'", "(" * 5_000]
     )
@@ -61,7 +61,7 @@ def test_python_that_does_not_parse(lint: bool) -> None:
     assert number["error"] == "a value of type int, not text"
 
 
-def test_ruff_finds_what_would_fail() -> None:
+def test_ruff_finds_errors_at_run_time() -> None:
     """Undefined names make code invalid; an unused import is a warning; each row has its own messages."""
     unused, undefined, fine = verdicts(python(lint=True), ["import os\n", "x = 1\nprint(y)\n", "print(1)\n"])
     assert unused["is_valid"]
@@ -74,23 +74,23 @@ def test_ruff_finds_what_would_fail() -> None:
 
 
 def test_rules_can_be_chosen() -> None:
-    """Only what the rules say is looked for."""
+    """Only the rules of the spec are checked."""
     (found,) = verdicts(python(rules=["D100"]), ["import os\nprint(y)\n"])
     assert [each["code"] for each in found["messages"]] == ["D100"]
     with pytest.raises(ConfigError, match="column 'ok': ruff rejects rules NOPE1"):
         make_column(python(rules="NOPE1"), Environment())
 
 
-def test_without_ruff(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser alone decides, unless ruff is insisted on."""
+def test_python_is_checked_without_ruff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser decides alone, unless `lint` is true."""
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert verdicts(python(), ["print(y)\n"])[0]["messages"] == []
     with pytest.raises(ConfigError, match=r"lint is true, but ruff is not installed: install seedbed\[lint\]"):
         make_column(python(lint=True), Environment())
 
 
-def test_ruff_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken for a verdict."""
+def test_a_failure_of_ruff_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not mistaken for a verdict."""
     column = make_column(python(lint=True), Environment())
     monkeypatch.setattr(validation, "_RUFF_OPTIONS", ("check", "--no-such-option"))
     assert column.call is not None
@@ -99,8 +99,8 @@ def test_ruff_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_warnings_of_the_parser_stay_inside() -> None:
-    """Code with an invalid escape is valid, and warns nobody here."""
+def test_warnings_of_the_parser_are_suppressed() -> None:
+    """Code with an invalid escape is valid and emits no warning."""
     assert verdicts(python(lint=False), ["x = '\\d'\n"])[0]["is_valid"]
 
 
@@ -118,15 +118,15 @@ def test_warnings_of_the_parser_stay_inside() -> None:
         (3, "a value of type int, not text"),
     ],
 )
-def test_sql(text: Any, error: str | None) -> None:
-    """What does not parse as a statement is invalid, with the reason."""
+def test_sql_that_cannot_be_parsed_is_invalid(text: Any, error: str | None) -> None:
+    """The verdict has the reason."""
     (verdict,) = verdicts(Validation("ok", of="v", kind="sql"), [text])
     assert verdict["is_valid"] is (error is None)
     assert (verdict["error"] or "").startswith(error or "")
 
 
-def test_sql_by_dialect(caplog: pytest.LogCaptureFixture) -> None:
-    """What is valid depends on the dialect; what the parser does not look into is a warning, in the verdict only."""
+def test_sql_is_parsed_in_its_dialect(caplog: pytest.LogCaptureFixture) -> None:
+    """A statement that the parser does not support is a warning, in the verdict and not in the log."""
     text = "SELECT `a` FROM `t` LIMIT 3"
     assert verdicts(Validation("ok", of="v", kind="sql", dialect="mysql"), [text])[0]["is_valid"]
     assert not verdicts(Validation("ok", of="v", kind="sql", dialect="postgres"), [text])[0]["is_valid"]
@@ -151,8 +151,8 @@ def schema(wanted: Any = SCHEMA) -> Validation:
     return Validation("ok", of="v", kind="json_schema", schema=wanted)
 
 
-def test_json_text() -> None:
-    """Text is parsed first; every misfit is a message with its path."""
+def test_json_text_is_parsed_and_validated() -> None:
+    """Every error is a message with its path."""
     good, bad, broken, none = verdicts(schema(), ['{"name": "a"}', '{"age": -1}', '{"name": ', None])
     assert good == {"is_valid": True, "error": None, "messages": []}
     assert bad["error"] == "$: 'name' is a required property"
@@ -161,14 +161,14 @@ def test_json_text() -> None:
     assert none is None
 
 
-def test_structured_values() -> None:
-    """A key that only other rows have is not held against a row."""
+def test_nulls_of_structured_values_may_be_missing_keys() -> None:
+    """A null that stands for a missing key does not make a value invalid."""
     good, bad, both = verdicts(schema(), [{"name": "a"}, {"age": -1}, {"name": "b", "age": 3}])
     assert (good["is_valid"], bad["is_valid"], both["is_valid"]) == (True, False, True)
 
 
-def test_structured_values_of_several_types() -> None:
-    """A value that differs in type from the others is the one that is refused."""
+def test_values_of_a_wrong_type_are_invalid() -> None:
+    """Only the value with the wrong type is invalid."""
     assert [each["is_valid"] for each in verdicts(schema(), [{"name": "a"}, {"name": 3}])] == [True, False]
 
 
@@ -176,8 +176,8 @@ class Somebody(BaseModel):
     name: str
 
 
-def test_schemas() -> None:
-    """A pydantic model is a schema; what is none is refused."""
+def test_a_schema_may_be_a_pydantic_model() -> None:
+    """An invalid schema is rejected."""
     assert [each["is_valid"] for each in verdicts(schema(Somebody), ['{"name": "a"}', "{}"])] == [True, False]
     with pytest.raises(ConfigError, match=r"column 'ok': schema is no JSON Schema: \$.type: 'objekt' is not valid"):
         make_column(schema({"type": "objekt"}), Environment())
@@ -201,14 +201,14 @@ def call(function: Any, of: Any = "v") -> Validation:
         ({"is_valid": False, "error": "no", "score": 3}, (False, "no", '{"score": 3}')),
     ],
 )
-def test_a_function(said: Any, expected: tuple[Any, ...]) -> None:
-    """Whatever way a function has of saying it, the verdict has one shape."""
+def test_every_result_of_a_function_becomes_a_verdict(said: Any, expected: tuple[Any, ...]) -> None:
+    """True, null, text and mappings are converted to one shape."""
     (verdict,) = verdicts(call(lambda _: said), ["x"])
     assert (verdict["is_valid"], verdict["error"], verdict["details"]) == expected
 
 
-def test_a_function_that_raises() -> None:
-    """ValueError and AssertionError are verdicts, other exceptions are errors, and so is a verdict of no shape."""
+def test_exceptions_of_a_function() -> None:
+    """ValueError and AssertionError are verdicts; other exceptions and invalid verdicts are errors."""
     good, bad, none = verdicts(call(check_number), ["3", "x", None])
     assert good["is_valid"]
     assert bad["error"] == "invalid literal for int() with base 10: 'x'"
@@ -228,7 +228,7 @@ def check_number(value: str) -> None:
     int(value)
 
 
-def test_a_function_of_several_columns() -> None:
+def test_a_function_gets_several_columns_in_order() -> None:
     """It gets their values in order."""
     column = make_column(call(lambda a, b: a < b, of=["a", "b"]), Environment())
     assert column.requires == ("a", "b")
@@ -237,8 +237,8 @@ def test_a_function_of_several_columns() -> None:
     assert [each["is_valid"] for each in found] == [True, False]
 
 
-def test_a_function_by_name(tmp_path: Path) -> None:
-    """Code is imported from beside the recipe, and only where the user allows it."""
+def test_a_function_by_name_is_imported_if_allowed(tmp_path: Path) -> None:
+    """Its module may be beside the recipe."""
     (tmp_path / "checks_beside_recipe.py").write_text(
         "def short(text):\n    return len(text) < 3\nasync def late(x): ...\n"
     )
@@ -280,8 +280,8 @@ def test_a_function_by_name(tmp_path: Path) -> None:
         ({"kind": "remote", "url": "http://x", "headers": {"a": 1}}, "headers must be a mapping of texts to texts"),
     ],
 )
-def test_wrong_validations_are_refused(fields: dict[str, Any], message: str) -> None:
-    """A spec that cannot mean anything says why, and shows no secret."""
+def test_invalid_validations_are_rejected(fields: dict[str, Any], message: str) -> None:
+    """The message names the field and shows no secret."""
     with pytest.raises(ConfigError, match=f"column 'ok': {message}") as caught:
         Validation("ok", **{"of": "v", **fields})
     assert "secret" not in str(caught.value)
@@ -297,7 +297,7 @@ def test_wrong_validations_are_refused(fields: dict[str, Any], message: str) -> 
 def test_missing_libraries_are_named(
     module: str, spec: Validation, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kind that needs a library says which extra brings it."""
+    """The message names the extra that installs the library."""
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"install seedbed\[{extra}\]"):
         make_column(spec, Environment())
@@ -309,7 +309,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @contextmanager
 def serving(answer: Callable[[Any, Any], Answer]) -> Iterator[str]:
-    """Serve on loopback; gives the URL."""
+    """Serve on loopback; yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -352,8 +352,8 @@ def remote(url: str, **fields: Any) -> Validation:
     return Validation("ok", of="v", kind="remote", url=url, **fields)
 
 
-def test_a_server() -> None:
-    """Each row is one call; null asks nobody; details are kept."""
+def test_a_server_validates_each_row() -> None:
+    """Each row is one call, null none; other fields of the answer are in `details`."""
     asked: list[Any] = []
 
     def answer(body: Any, headers: Any) -> Answer:
@@ -371,8 +371,8 @@ def test_a_server() -> None:
     assert sorted(asked, key=str) == [{"v": "ab"}, {"v": "abc"}]
 
 
-def test_a_server_that_refuses_at_first() -> None:
-    """A 429 and a 503 lose no row: the calls are made again."""
+def test_rate_limits_and_server_errors_lose_no_row() -> None:
+    """After a 429 and a 503 the calls are sent again."""
     seen: dict[str, int] = {}
 
     def answer(body: Any, headers: Any) -> Answer:
@@ -415,7 +415,7 @@ class Alone:
 async def test_failures_of_a_server(
     status: int, body: bytes, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is the engine's failure class for it; the key is sent, and never said."""
+    """Each is the engine's failure class for it; the key is sent and never shown."""
     monkeypatch.setenv("VALIDATOR_KEY", "TOPSECRET")
     keys: list[str] = []
 
@@ -436,7 +436,7 @@ async def test_failures_of_a_server(
 
 
 async def test_a_server_needs_a_key_and_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that is not there is found before anything runs; a column that is only planned cannot call."""
+    """A missing key is found when the column is created; without a build the column cannot call."""
     monkeypatch.delenv("VALIDATOR_KEY", raising=False)
     with pytest.raises(ConfigError, match="column 'ok': the environment variable VALIDATOR_KEY is not set"):
         make_column(remote("http://x", api_key_env="VALIDATOR_KEY"), Environment())

@@ -270,14 +270,13 @@ class World:
         self.log: list[tuple[int, tuple[Any, ...]]] = []
         self.written: dict[int, Rows] = {}  # checkpointed row groups
         self.used: list[tuple[str, int, int, float]] = []  # usage by column of all runs: calls, tokens, cost
-        self.runs = 0
+        self.is_damaged = False  # entries in the middle of the log were lost
         self.start_run(plan.config)
 
     # A run.
 
     def start_run(self, config: RunConfig) -> None:
         """Begin a run; row groups take in what the log has of them when they are admitted."""
-        self.runs += 1
         self.config = config
         self.recorded = list(self.log)
         self.budget = Budget(config.max_tokens, config.max_cost, metered=frozenset(KEYS), priced=frozenset(KEYS))
@@ -325,8 +324,9 @@ class World:
         self.wakes: list[float] = []
         self.succeeded: set[tuple[int, int, int, int]] = set()  # (row group, generation, node, row)
         self.order: dict[int, list[tuple[int, int, int]]] = {identity: [] for identity in nodes}
+        self.not_before: dict[Task, float] = {}  # of rate-limited tasks: the instant of their next attempt
         self.ended = False
-        self.failed = False  # a check failed: there is nothing left to be learned
+        self.failed = False  # a check failed: the rest of the run proves nothing
 
     @property
     def done(self) -> bool:
@@ -359,6 +359,7 @@ class World:
             case Start(task):
                 self._started(task)
             case Cancel(task, _):
+                assert not self.groups[task.group].is_wanted(task), f"{task} is cancelled although its row is live"
                 if task in self.attempts:
                     self.attempts[task].cancelled = True
             case Grant(request):
@@ -389,6 +390,8 @@ class World:
         assert task.group not in self.closing
         cell = (task.group, step.name, row)
         assert all((each.group, each.step.name, each.row) != cell for each in self.attempts), f"{cell} runs twice"
+        assert task.attempt <= self.config.salvage_max_rounds + 1, f"{cell} has too many attempts"
+        assert self.now >= self.not_before.pop(task, self.now), f"{cell} was started before its delay had ended"
         before = list(self.attempts.values())
         attempt = self.attempts[task] = Attempt(task, TaskUsage())
         if step.node < 0:
@@ -446,11 +449,21 @@ class World:
             assert turn > order[-1] or (turn == order[-1] and (task.attempt > 1 or task.rate_limits)), "out of order"
         order.append(turn)
 
-    # What a running task does.
+    # Calls and ends of running tasks.
 
     def sendable(self) -> list[Attempt]:
         """Running tasks that can make a further call."""
         return [each for each in self.attempts.values() if each.request is None and each.task.step.node >= 0]
+
+    def beside_others(self) -> list[Attempt]:
+        """Running cells whose row has another running cell."""
+        rows = Counter((task.group, task.row) for task in self.attempts if task.row != GROUP)
+        return [each for each in self.attempts.values() if rows[each.task.group, each.task.row] > 1]
+
+    def rebuilt(self) -> int | None:
+        """Where in the log pre-batch processors of an unfinished row group had run; None if they have not."""
+        found = (at for at, (of, entry) in enumerate(self.log, 1) if entry[0] == "rebuilt" and of not in self.written)
+        return next(found, None)
 
     def waiting(self) -> list[Attempt]:
         """Running tasks that wait for a permit."""
@@ -538,6 +551,8 @@ class World:
         outcome = Outcome(task, status, value, error, task.started_at, self.now, usage=used, retry_delay=delay)
         if status is Status.SUCCESS and step.node >= 0:
             self.succeeded.add((task.group, group.rows.generation, step.node, task.row))
+        if status is Status.RATE_LIMITED:
+            self.not_before[task] = self.now + delay
         self._count(task, used, sent=status is not Status.RATE_LIMITED)
         try:
             self.scheduler.finished(outcome)
@@ -592,15 +607,17 @@ class World:
         match entry:
             case ("finished", name, row, value, work):
                 was_live = group.frontier.live
-                restored = group.restore_finished(steps[name], row, value, work)
-                assert restored or (row == GROUP and not was_live), f"{name!r} of row {row} is lost"
-                self.succeeded.add((group.index, rows.generation, steps[name].node, row))
+                if group.restore_finished(steps[name], row, value, work):
+                    self.succeeded.add((group.index, rows.generation, steps[name].node, row))
+                else:
+                    assert self.is_damaged or (row == GROUP and not was_live), f"{name!r} of row {row} is lost"
             case ("failed", name, row, attempt, salvage_round, error, fate):
                 group.restore_failed(
                     steps[name], row, attempt=attempt, salvage_round=salvage_round, error=error, consequence=fate
                 )
+            case ("rebuilt", count, resized, dropped) if not group.can_restore_rebuilt():
+                assert self.is_damaged
             case ("rebuilt", count, resized, dropped):
-                assert group.can_restore_rebuilt()
                 before = rows.count
                 rows.replace(count)
                 rows.resized, rows.dropped_before = resized, dropped
@@ -628,8 +645,14 @@ class World:
             if not is_dropped and (rows.generation or not self.pre_batch):
                 for step in self.steps:
                     assert rows.has(step, row), f"row {row} has no {step.name!r}"
+            for step in self.steps if is_dropped else ():
+                # A retry of the row takes over the cells that are there.
+                is_there = all((name, row) in rows.written for name in step.outputs)
+                assert group.frontier.is_done(step.node, row) or not is_there
         if self.pre_batch and not rows.generation:
             assert not group.frontier.live
+        else:
+            assert group.resized == rows.resized[: len(self.pre_batch)], "the counts of pre-batch processors are lost"
 
     def stop(self) -> None:
         self.scheduler.stop(sb.BuildStopped("stopped by the test"))
@@ -683,13 +706,20 @@ class World:
         visited = len(self.groups) + (self.admitting is not None)
         assert visited <= (1 if sequential else config.max_concurrent_row_groups)
         assert statistics.waiting_calls == len(self.waiting())
-        queued = self.queued()
-        assert sum(group.queued for group in self.groups.values()) == len(queued)
+        assert sum(group.queued for group in self.groups.values()) == len(self.queued())
         assert all(sum(task.group == index for task in tasks) == each.in_flight for index, each in self.groups.items())
-        for task in queued:
+        # A task that does not run, be it queued, deferred or rate-limited, holds nothing.
+        idle = [
+            each for group in self.groups.values() for each in group.unfinished_tasks() if each not in self.attempts
+        ]
+        for task in idle:
             assert task.permit is None
             assert not task.has_slot
             assert task.reserved is None
+        for attempt in self.attempts.values():
+            task = attempt.task
+            if task.group in self.scheduler.groups and not self.groups[task.group].is_wanted(task):
+                assert attempt.cancelled, f"{task} runs on although its row was dropped"
         if config.max_tokens is not None:
             assert self.budget.tokens <= max(config.max_tokens, 0) + self.surprise[0]
         if config.max_cost is not None:

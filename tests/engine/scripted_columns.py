@@ -511,7 +511,7 @@ class Watch:
         with self._lock:
             self._running["key", key] += 1
             count, ceiling = self._running["key", key], self.scenario.ceiling(key)
-            throttle = context._services.throttles.get(key)  # type: ignore[attr-defined]
+            throttle = context._services.scheduler._throttle(key)  # type: ignore[attr-defined]
             if count > ceiling or count > throttle.in_flight:
                 self._problem(f"{count} calls of key {key} with {throttle.statistics()}")
         try:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from seedbed.engine.failures import SALVAGE_MINIMUM, SALVAGE_SHARE, ErrorWindow, SalvageWindow
+from seedbed.engine.config import RunConfig
+from seedbed.engine.failures import SALVAGE_MINIMUM, SALVAGE_SHARE, ErrorWindow, Salvage
+from seedbed.engine.tasks import Task
 
 sizes = st.integers(1, 12)
 thresholds = st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0])
+
+
+def new_salvage(size: int, threshold: float) -> Salvage:
+    """The salvage rounds of one row group."""
+    return Salvage(RunConfig(shutdown_error_window=size, salvage_error_threshold=threshold), random.Random(0))
+
+
+def start_round(salvage: Salvage, cells: int, rows: int) -> None:
+    """Start a round of that many new tasks."""
+    step: Any = None
+    for row in range(cells):
+        salvage.defer(Task(step, 0, row), 0.0, None)
+    salvage.start_round(rows)
 
 
 class ErrorWindowMachine(RuleBasedStateMachine):
@@ -38,12 +56,12 @@ class ErrorWindowMachine(RuleBasedStateMachine):
 TestErrorWindow = ErrorWindowMachine.TestCase
 
 
-class SalvageWindowMachine(RuleBasedStateMachine):
-    """Rounds of any size begin while cells of earlier ones are still on their way."""
+class SalvageMachine(RuleBasedStateMachine):
+    """Rounds of any size start while cells of earlier rounds still run."""
 
     @initialize(size=st.integers(1, 30), threshold=thresholds)
     def start(self, size: int, threshold: float) -> None:
-        self.window = SalvageWindow(size, threshold)
+        self.salvage = new_salvage(size, threshold)
         self.largest = size
         self.threshold = threshold
         self.number = 0
@@ -53,7 +71,7 @@ class SalvageWindowMachine(RuleBasedStateMachine):
     @rule(cells=st.integers(1, 40), rows=st.integers(1, 300))
     def round_started(self, cells: int, rows: int) -> None:
         self.number += 1
-        self.window.round_started(self.number, cells, rows)
+        start_round(self.salvage, cells, rows)
         if cells >= SALVAGE_MINIMUM and cells / rows >= SALVAGE_SHARE:
             self.judged = (self.number, min(self.largest, cells))
             self.kept = []
@@ -61,17 +79,17 @@ class SalvageWindowMachine(RuleBasedStateMachine):
     @rule(error=st.booleans(), back=st.integers(0, 3))
     def record(self, error: bool, back: int) -> None:
         number = self.number - back
-        full = self.window.record(number, error=error)
+        full = self.salvage.record(number, error=error)
         if self.judged is None or number != self.judged[0]:
             assert full is None
             return
         size = self.judged[1]
         self.kept = [*self.kept, error][-size:]
-        passed = error and len(self.kept) == size and sum(self.kept) / size > self.threshold
-        assert (full is not None) == passed
+        exceeds = error and len(self.kept) == size and sum(self.kept) / size > self.threshold
+        assert (full is not None) == exceeds
 
 
-TestSalvageWindow = SalvageWindowMachine.TestCase
+TestSalvage = SalvageMachine.TestCase
 
 
 def test_there_is_no_verdict_before_the_window_is_full() -> None:
@@ -105,15 +123,15 @@ def test_a_threshold_of_one_never_stops_a_run(in_flight: int) -> None:
 
 
 def test_a_salvage_round_is_judged_by_its_own_cells() -> None:
-    """A round of fewer cells than the window gets its verdict when all of them are over."""
-    window = SalvageWindow(50, 0.8)
-    window.round_started(1, cells=20, rows=100)
-    assert [window.record(1, error=True) is not None for _ in range(20)] == [False] * 19 + [True]
+    """A round of fewer cells than the window gets its verdict when all of them have ended."""
+    salvage = new_salvage(50, 0.8)
+    start_round(salvage, cells=20, rows=100)
+    assert [salvage.record(1, error=True) is not None for _ in range(20)] == [False] * 19 + [True]
 
 
 @pytest.mark.parametrize(("cells", "rows"), [(SALVAGE_MINIMUM - 1, 20), (30, 1000)])
 def test_a_few_rows_that_keep_failing_stop_nothing(cells: int, rows: int) -> None:
     """A round of few cells, or of few among many rows, gives no verdict however it ends."""
-    window = SalvageWindow(50, 0.8)
-    window.round_started(1, cells=cells, rows=rows)
-    assert not any(window.record(1, error=True) for _ in range(cells))
+    salvage = new_salvage(50, 0.8)
+    start_round(salvage, cells=cells, rows=rows)
+    assert not any(salvage.record(1, error=True) for _ in range(cells))

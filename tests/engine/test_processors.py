@@ -240,7 +240,7 @@ class TestPreBatch:
         async def free() -> int:
             return 1
 
-        with pytest.raises(DatasetGenerationError, match="sees the columns made from scratch, and there is none"):
+        with pytest.raises(DatasetGenerationError, match="a pre-batch processor needs a column from scratch"):
             trio.run(lambda: grow([Column("v", free)], rows=1, processors=[pre(lambda frame: frame)]))
 
     async def test_it_runs_off_the_loop(self, autojump_clock: MockClock) -> None:

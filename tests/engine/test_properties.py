@@ -100,7 +100,7 @@ async def run_scenario(
                 readers=[watch.read] if scenario.listening else [],
                 throttles=throttles,
             ) as build:
-                while build._run is None and not build._over.is_set():
+                while build._run is None and not build._ended.is_set():
                     await trio.lowlevel.checkpoint()
                 result.run = build._run
                 assert result.run is not None
@@ -152,7 +152,7 @@ def check_all_is_back(result: Result) -> None:
     assert limits.submitted_peak <= config.max_submitted_tasks
     assert limits.active_peak <= config.max_active_tasks
     assert run.scheduler.groups == {}
-    assert not any(instance.busy for instance in run.instances.values())
+    assert not any(instance.busy for instance in run.services.shared.instances.values())
     for throttle in run.throttles.statistics().values():
         assert (throttle.in_flight, throttle.waiting) == (0, 0)
         assert max(limit for _, limit in throttle.history) <= throttle.ceiling

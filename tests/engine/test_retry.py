@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import seedbed as sb
 from seedbed import Column, RunConfig
-from seedbed.engine.resume import merge_order, plan_retry
+from seedbed.engine.resume import RetriedRows, plan_retry
 from seedbed.errors import Permanent
 from seedbed.observe.report import Drop
+from seedbed.store.entries import KeptRows
 from seedbed.store.journal import has_journal
 from seedbed.store.records import GroupRecord
 
@@ -30,18 +31,9 @@ def test_rows_go_where_they_would_have_been(rows: list[tuple[int, int]], data: s
     """Rows that are added to a sorted part leave it sorted, and every row is in it once."""
     added = data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else []
     before = sorted(set(rows) - set(added))
-    order = merge_order(before, added)
-    assert [[*before, *added][at] for at in order] == sorted(rows)
-
-
-@given(before=IDENTITIES, added=IDENTITIES)
-def test_rows_that_a_processor_put_in_another_order_keep_it(
-    before: list[tuple[int, int]], added: list[tuple[int, int]]
-) -> None:
-    """What was in the part stays in its order, whatever that is."""
-    order = merge_order(before, added)
-    assert sorted(order) == list(range(len(before) + len(added)))
-    assert [at for at in order if at < len(before)] == list(range(len(before)))
+    there = KeptRows(order=before, identities=added, resized=(), count=0)
+    order, identities = RetriedRows(revision=0, rows=there, drops=()).merged(added)
+    assert [[*before, *added][at] for at in order] == identities == sorted(rows)
 
 
 def drop(row: int, column: str = "v") -> Drop:
@@ -56,13 +48,13 @@ def test_without_what_was_kept_only_untouched_rows_can_be_tried_again() -> None:
     record = GroupRecord(index=0, start=0, stop=2, drops=(drop(0), drop(1)))
     found = plan_retry(record, (), seeds=(), processed=False)
     assert found is not None
-    assert found[0].identities == ((0, 0), (1, 0))
+    assert found[0].rows.identities == [(0, 0), (1, 0)]
     assert found[0].drops == ()
     assert plan_retry(record, (), seeds=["n"], processed=True) is None
     record = GroupRecord(index=0, start=0, stop=2, drops=(drop(0, "n"), drop(1, "n")))
     found = plan_retry(record, (), seeds=["n"], processed=True)
     assert found is not None
-    assert found[0].resized is None  # the processors have yet to see them
+    assert found[0].rows.resized is None  # the processors have yet to see them
 
 
 def numbers(rows: range) -> list[int]:

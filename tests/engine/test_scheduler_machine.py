@@ -1,4 +1,4 @@
-"""The whole scheduler without trio: whatever happens in whatever order, its promises hold after every decision."""
+"""The scheduler without trio: its promises hold after every decision, for all events in all orders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_world import KEYS, ColumnPlan, Plan, World
+from scheduler_world import KEYS, LARGE, ColumnPlan, Plan, World
 
 from seedbed.engine.config import RunConfig
 from seedbed.engine.tasks import Status
@@ -153,6 +153,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.finish(running[pick % len(running)], status, tokens=tokens, abandon=abandon)
         self.decide(batch)
 
+    @precondition(lambda self: self.world.beside_others())
+    @rule(pick=picks, batch=st.booleans())
+    def fail_beside_others(self, pick: int, batch: bool) -> None:
+        """A row is dropped while other cells of it run, which are cancelled."""
+        running = self.world.beside_others()
+        self.world.finish(running[pick % len(running)], Status.PERMANENT)
+        self.decide(batch)
+
     @precondition(lambda self: any(attempt.cancelled for attempt in self.world.attempts.values()))
     @rule(pick=picks, abandon=st.booleans(), batch=st.booleans())
     def cancel(self, pick: int, abandon: bool, batch: bool) -> None:
@@ -167,7 +175,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.world.sendable())
-    @rule(count=st.integers(1, 4), key=st.sampled_from(KEYS), tokens=st.integers(0, 12), batch=st.booleans())
+    @rule(
+        count=st.integers(1, 4),
+        key=st.sampled_from(KEYS),
+        tokens=st.sampled_from([0, 5, LARGE + 1, LARGE + 1]),
+        batch=st.booleans(),
+    )
     def call_again(self, count: int, key: str, tokens: int, batch: bool) -> None:
         for attempt in self.world.sendable()[:count]:
             if attempt.task in self.world.attempts:
@@ -207,11 +220,36 @@ class SchedulerMachine(RuleBasedStateMachine):
     def crash_and_resume(self, really: bool, keep: float) -> None:
         """The process ends, or has ended, and a prefix of the journal is left."""
         world = self.world
-        if (not really and not world.done) or len(world.written) == len(world.plan.rows):
-            return
+        if (really or world.done) and len(world.written) < len(world.plan.rows):
+            self._resume(round(len(world.log) * keep))
+
+    @precondition(lambda self: self.world.rebuilt() is not None)
+    @rule(really=st.sampled_from([False, False, True]), more=st.integers(0, 20))
+    def crash_after_rebuild(self, really: bool, more: int) -> None:
+        """The process ends after pre-batch processors ran: the next run takes over the rows that they returned."""
+        entries = self.world.rebuilt()
+        if really and entries is not None:
+            self._resume(entries + more)
+
+    @precondition(lambda self: len(self.world.log) > 1)
+    @rule(really=seldom, data=st.data())
+    def crash_with_damage(self, really: bool, data: st.DataObject) -> None:
+        """The process ends, and entries in the middle of the journal are damaged: their cells run again."""
+        world = self.world
+        if really and len(world.written) < len(world.plan.rows):
+            first = data.draw(st.integers(0, len(world.log) - 1))
+            if not world.ended:
+                world.end_run()
+            del world.log[first : first + data.draw(st.integers(1, 4))]
+            world.is_damaged = True
+            self._resume(len(world.log))
+
+    def _resume(self, entries: int) -> None:
+        """Begin another run with the first entries of the journal."""
+        world = self.world
         if not world.ended:
             world.end_run()
-        del world.log[round(len(world.log) * keep) :]
+        del world.log[entries:]
         world.start_run(world.config)
         self.decide()
 

@@ -158,5 +158,5 @@ async def test_a_value_that_is_an_error_fails_its_row_alone(engine: str, autojum
 
 async def test_a_column_from_scratch_cannot_be_skipped(autojump_clock: MockClock) -> None:
     """There is nothing yet that a rule could read."""
-    with pytest.raises(DatasetGenerationError, match="before there is anything to skip it for"):
+    with pytest.raises(DatasetGenerationError, match="a column from scratch has no inputs to decide by"):
         await grow([Column("n", list, kind="from_scratch", skip=Rule((), lambda _: True))], rows=1)

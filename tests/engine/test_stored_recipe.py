@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import seedbed as sb
-from seedbed.engine.source import keep_recipe
+from seedbed.engine.source import store_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_lost_recipe_file_is_written_again(tmp_path: Path) -> None:
     assert kept.read_text(encoding="utf-8") == text
 
 
-def test_a_recipe_that_cannot_be_kept(tmp_path: Path) -> None:
+def test_a_recipe_that_cannot_be_stored(tmp_path: Path) -> None:
     """Is told with the directory."""
-    with pytest.raises(sb.StoreError, match=r"the recipe cannot be kept in .*gone"):
-        keep_recipe(tmp_path / "gone", "columns: []")
+    with pytest.raises(sb.StoreError, match=r"the recipe cannot be stored in .*gone"):
+        store_recipe(tmp_path / "gone", "columns: []")

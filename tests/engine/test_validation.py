@@ -247,7 +247,7 @@ class TestColumns:
 
     def test_no_columns(self, untouched: Untouched) -> None:
         """There is nothing to build."""
-        assert untouched.problems() == ("there are no columns",)
+        assert untouched.problems() == ("a build needs at least one column",)
 
     def test_things_that_are_no_columns(self, untouched: Untouched) -> None:
         """A function is not a column yet, nor is a frame function a processor."""
@@ -269,7 +269,7 @@ class TestColumns:
             ({"outputs": []}, "column 'v' has no outputs"),
             ({"retry_on": [3]}, "column 'v' has something in retry_on that is no exception class"),
             ({"retry_on": [BaseException]}, "column 'v' has something in retry_on that is no exception class"),
-            ({"dtype": {"w": int}}, "column 'v' declares a type for 'w', which it does not make"),
+            ({"dtype": {"w": int}}, "column 'v' declares a type for 'w', which is not an output of it"),
         ],
     )
     def test_options_are_checked(self, untouched: Untouched, options: dict[str, Any], text: str) -> None:
@@ -319,7 +319,7 @@ class TestColumns:
             "tokens=-1",
             "timeout=-1",
             "limits are given for key 'k', which no column uses",
-            "a pre-batch processor sees the columns made from scratch",
+            "a pre-batch processor needs a column from scratch",
         ):
             assert part in text, part
 

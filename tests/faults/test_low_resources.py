@@ -117,9 +117,7 @@ def test_memory_that_runs_out_in_a_column_drops_no_row(tmp_path: Path) -> None:
         return n
 
     columns = [sb.Column("n", number, kind="from_scratch"), sb.Column("answer", answer)]
-    with pytest.raises(
-        sb.BuildStopped, match=r"^column 'answer': memory ran out; what is finished is stored"
-    ) as caught:
+    with pytest.raises(sb.BuildStopped, match=r"^column 'answer': memory ran out; finished cells are stored") as caught:
         sb.build(columns, rows=8, out=tmp_path / "out")
     assert caught.value.report is not None
     assert caught.value.report.dropped == ()

@@ -110,9 +110,10 @@ def read_recipe(path: Path, changes: RecipeChanges) -> Recipe:
     """Load a recipe file and apply the changes of the options."""
     import attrs
 
-    from ..engine.source import load_granted
+    from ..engine.config import RunConfig
+    from ..recipe.file import load_recipe
 
-    recipe = load_granted(path, changes.grants())
+    recipe = load_recipe(path, grants=changes.grants(), run_options=RunConfig)
     seed = recipe.seed if changes.seed is None else changes.seed
     return attrs.evolve(recipe, seed=seed, models=_overridden(recipe.models, changes.model_override))
 

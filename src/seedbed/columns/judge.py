@@ -157,7 +157,7 @@ _check_scores = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Judge(ChatSpec):
     """Scores that a model gives by a rubric.
 
@@ -169,14 +169,13 @@ class Judge(ChatSpec):
     type: ClassVar[str] = "llm-judge"
 
     scores: Mapping[str, Score] = attrs.field(
-        kw_only=True,
         # mypy does not know converters that get their instance.
         converter=attrs.Converter(_scores, takes_self=True),  # type: ignore[misc]
         validator=_check_scores,
     )
-    of: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=checks.as_names, validator=checks.names)
-    prompt: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(check_prompt))
-    explain: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
+    of: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    prompt: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
+    explain: bool = attrs.field(default=True, validator=checks.flag)
 
     def __attrs_post_init__(self) -> None:
         if not self.of and self.prompt is None:

@@ -50,7 +50,7 @@ _check_schema = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class LLMStructured(ChatSpec):
     """A value that fits `schema`: a JSON Schema, a pydantic model, or the path of a schema file.
 
@@ -60,8 +60,8 @@ class LLMStructured(ChatSpec):
 
     type: ClassVar[str] = "llm-structured"
 
-    prompt: str = attrs.field(kw_only=True, validator=check_prompt)
-    schema: Any = attrs.field(kw_only=True, validator=_check_schema)
+    prompt: str = attrs.field(validator=check_prompt)
+    schema: Any = attrs.field(validator=_check_schema)
 
     def code(self) -> tuple[str, ...]:
         """The name of the pydantic model, if it is one."""

@@ -51,7 +51,7 @@ class _NullEnvironment(_Environment):
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    """As Jinja2's own filter, but for prompts: `<` stays `<`."""
+    """Jinja2's filter for prompts, which does not escape HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
@@ -67,6 +67,7 @@ def _environment(cls: type[_Environment]) -> _Environment:
 _TEMPLATES = _environment(_Environment)
 _EXPRESSIONS = _environment(_NullEnvironment)
 _GLOBALS = dict(_TEMPLATES.globals)
+_TEXTS = frozenset({str})
 
 
 @attrs.frozen(kw_only=True)
@@ -77,7 +78,7 @@ class SkipRule:
     decide: Callable[[Mapping[str, Any]], bool]
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(eq=False)
 class _Compiled:
     text: str
     # Messages start with this: "column 'answer', prompt".
@@ -85,6 +86,13 @@ class _Compiled:
     # The columns that it names.
     requires: tuple[str, ...]
     _compiled: jinja2.Template = attrs.field(repr=False)
+    # The same as a format of Python, if it inserts columns and does nothing else.
+    _format: str | None = attrs.field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Jinja2's compiled code cannot be pickled: it is compiled again."""
+        compile_text = compile_condition if isinstance(self, Condition) else compile_template
+        return functools.partial(compile_text, self.text, where=self.where), ()
 
     def _context(self, given: Mapping[str, Any]) -> BoundedContext:
         """The context of one rendering: `Template.new_context` would copy a ChainMap in Python each time."""
@@ -97,7 +105,11 @@ class Template(_Compiled):
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for a row, given the values of at least the columns that it requires. Raises `Permanent`."""
         try:
-            context = self._context({name: values[name] for name in self.requires})
+            given = {name: values[name] for name in self.requires}
+            if self._format is not None and _TEXTS.issuperset(map(type, given.values())):
+                # Most prompts: no context, and no steps to count (overhead benchmark).
+                return self._format % given
+            context = self._context(given)
             try:
                 return "".join(self._compiled.root_render_func(context))
             except Exception:  # noqa: BLE001  raised again
@@ -143,17 +155,15 @@ def _reason(error: Exception) -> str:
 
 def compile_template(text: str, *, where: str) -> Template:
     """Compile a template; messages start with `where`, as in "column 'answer', prompt". Raises `ConfigError`."""
-    requires, compiled = _compile(text, where, is_expression=False)
-    return Template(text=text, where=where, requires=requires, compiled=compiled)
+    return Template(text, where, *_compile(text, where, is_expression=False))
 
 
 def compile_condition(text: str, *, where: str) -> Condition:
     """Compile an expression, which may stand in `{{ }}`; messages start with `where`. Raises `ConfigError`."""
-    requires, compiled = _compile(text, where, is_expression=True)
-    return Condition(text=text, where=where, requires=requires, compiled=compiled)
+    return Condition(text, where, *_compile(text, where, is_expression=True))
 
 
-def _compile(text: str, where: str, *, is_expression: bool) -> tuple[tuple[str, ...], jinja2.Template]:
+def _compile(text: str, where: str, *, is_expression: bool) -> tuple[tuple[str, ...], jinja2.Template, str | None]:
     if not isinstance(text, str):
         raise ConfigError(f"{where}: {'an expression' if is_expression else 'a template'} is text, not {text!r}")
     shown = text if len(text) <= 200 else f"{text[:200]}…"
@@ -186,16 +196,30 @@ def lone_expression(text: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
+def _template(text: str) -> tuple[tuple[str, ...], jinja2.Template, str | None]:
     tree = _TEMPLATES.parse(text)
     check_depth(tree)
     for node in tree.find_all(tuple(_ELSEWHERE)):
         raise jinja2.TemplateSyntaxError(f"{_ELSEWHERE[type(node)]!r} has no other template to read", node.lineno)
-    return _names(tree), _TEMPLATES.build(tree)
+    names = _names(tree)
+    form = _format(tree, names)
+    return names, _TEMPLATES.build(tree), form
+
+
+def _format(tree: nodes.Template, requires: tuple[str, ...]) -> str | None:
+    found = ""
+    for part in (part for node in tree.body for part in (node.nodes if isinstance(node, nodes.Output) else (node,))):
+        if isinstance(part, nodes.TemplateData):
+            found += part.data.replace("%", "%%")
+        elif isinstance(part, nodes.Name) and part.name in requires:
+            found += f"%({part.name})s"
+        else:
+            return None
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
-def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
+def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template, None]:
     parser = Parser(_EXPRESSIONS, text, state="variable")
     expression = parser.parse_expression()
     if not parser.stream.eos:
@@ -205,7 +229,7 @@ def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template]:
     check_depth(tree)
     names = _names(tree)
     tree.body = [nodes.Assign(nodes.Name("result", "store"), expression, lineno=1)]
-    return names, _EXPRESSIONS.build(tree)
+    return names, _EXPRESSIONS.build(tree), None
 
 
 def _names(tree: nodes.Template) -> tuple[str, ...]:

@@ -85,9 +85,9 @@ def _check_key(spec: Validation, _: object, value: Any) -> None:
         raise ConfigError(f"{spec.error_prefix}api_key_env must be the name of an environment variable")
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Validation(ColumnSpec):
-    """Whether the values of the column `of` are valid, and why not.
+    """Verdicts on the values of the column `of`.
 
     The result is structured: `is_valid`, `error` (null if valid) and more by kind. The result for null is null.
 
@@ -107,31 +107,27 @@ class Validation(ColumnSpec):
 
     type: ClassVar[str] = "validation"
 
-    of: tuple[str, ...] = attrs.field(kw_only=True, converter=checks.as_names, validator=checks.names)
-    kind: str = attrs.field(kw_only=True, validator=checks.one_of(*_FIELDS_OF))
-    lint: bool | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.flag))
+    of: tuple[str, ...] = attrs.field(converter=checks.as_names, validator=checks.names)
+    kind: str = attrs.field(validator=checks.one_of(*_FIELDS_OF))
+    lint: bool | None = attrs.field(default=None, validator=checks.optional(checks.flag))
     rules: tuple[str, ...] = attrs.field(
         default=("E9", "F"),
-        kw_only=True,
         converter=checks.as_names,
         validator=checks.expect("codes of ruff's rules, such as E9 or F", _are_rules),
     )
-    dialect: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.text))
+    dialect: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
     schema: Any = attrs.field(
         default=None,
-        kw_only=True,
         converter=_schema,
         validator=checks.optional(checks.expect("a JSON Schema (a mapping)", lambda value: isinstance(value, Mapping))),
     )
     function: Callable[..., Any] | str | None = attrs.field(
-        default=None,
-        kw_only=True,
-        validator=checks.optional(checks.expect("a function or 'module:name'", _is_function)),
+        default=None, validator=checks.optional(checks.expect("a function or 'module:name'", _is_function))
     )
-    url: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(_check_url))
-    api_key_env: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(_check_key))
+    url: str | None = attrs.field(default=None, validator=checks.optional(_check_url))
+    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(_check_key))
     headers: Mapping[str, str] = attrs.field(
-        factory=dict, kw_only=True, validator=checks.expect("a mapping of texts to texts", _are_texts)
+        factory=dict, validator=checks.expect("a mapping of texts to texts", _are_texts)
     )
 
     def __attrs_post_init__(self) -> None:

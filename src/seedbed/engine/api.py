@@ -1,4 +1,4 @@
-"""What users call: `build`, `build_async`, `open_build` and `preview`."""
+"""The public functions: `build`, `build_async`, `open_build`, `resume` and `preview`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import deque
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
@@ -61,10 +61,10 @@ class Build:
         self._plan = plan
         self._events = emitter
         self._throttles = throttles
-        self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.group_count or 1)
+        self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.layout.count or 1)
         # Received and not handed out: a row group that arrives while a cancelled caller waited goes to the next caller.
         self._arrived: deque[FinishedGroup] = deque()
-        self._over = trio.Event()
+        self._ended = trio.Event()
         self._run: Run | None = None
         self._stop_early = False  # `stop` was called before there was anything to stop
         self._failure: BaseException | None = None
@@ -91,7 +91,7 @@ class Build:
     @anywhere
     async def wait(self) -> BuildReport:
         """Wait until the run is finished; raises what stopped it early."""
-        await self._over.wait()
+        await self._ended.wait()
         self._raise_failure()
         assert self._report is not None
         return self._report
@@ -113,8 +113,8 @@ class Build:
         return dataset
 
     def stop(self) -> None:
-        """End early: the first call gives what is in flight its grace, the second cancels it."""
-        if self._over.is_set():
+        """End early: the first call lets calls in flight end within `grace`, the second cancels them."""
+        if self._ended.is_set():
             return
         if self._run is None:
             self._stop_early = True
@@ -133,18 +133,14 @@ class Build:
             self._failure_seen = True
             raise self._failure
 
-    def _watch(self) -> AbstractContextManager[object]:
-        """Warn about user-defined async functions that block the event loop."""
-        watched = self._plan.source.watched
-        return BlockingWatch(watched) if watched else nullcontext()
-
     async def _main(self) -> None:
         """Run the build to its end; raises nothing but a cancellation."""
         try:
             if self._plan.out is not None:
                 self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
+            watched = self._plan.source.watched  # warn about async functions that block the event loop
             async with self._plan.source.resources():
-                with self._watch():
+                with BlockingWatch(watched) if watched else nullcontext():
                     self._report = await run_build(
                         self._plan,
                         store=self._store,
@@ -161,7 +157,7 @@ class Build:
             if self._store is not None:
                 await _close(self._store)
             self._send.close()
-            self._over.set()
+            self._ended.set()
 
 
 async def _close(store: Store) -> None:
@@ -182,9 +178,9 @@ class PreviewOptions(TypedDict, total=False):
 class BuildOptions(PreviewOptions, total=False):
     """Options of a build that may write a directory.
 
-    With `resume` an existing directory is continued: finished rows are not generated again, and the dataset grows if
-    `rows` is larger than before. Then `retry_dropped` retries rows that were dropped because of a failure, and
-    `accept_changes` resumes although the code of functions or the rows of seed files have changed.
+    `resume` continues an existing directory: finished rows are not generated again, and the dataset grows if `rows` is
+    larger than before. `retry_dropped` then retries rows that were dropped because of a failure, and `accept_changes`
+    resumes although the code of functions or the rows of seed files changed.
     """
 
     resume: bool
@@ -286,7 +282,7 @@ def resume(
     recipe came from grants nothing.
     """
     path = Path(directory)
-    header = read_manifest(path).manifest.header
+    header = read_manifest(path).header
     assert header is not None  # a manifest without one cannot be read
     if recipe is None:
         recipe = stored_recipe(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
@@ -359,8 +355,8 @@ def _explain_thread() -> None:
 class Interrupts:
     """The first and the second signal stop the build; the third is left to the system, which ends the process.
 
-    Signals are counted in the main thread, in their handler: so the third one works even if trio's thread hangs, and
-    one that comes before there is a build is not lost.
+    The handler counts signals in the main thread: so the third one works even if trio's thread hangs, and one that
+    arrives before the build has started is not lost.
     """
 
     def __init__(self) -> None:
@@ -370,7 +366,7 @@ class Interrupts:
         self._stop: Callable[[], None] | None = None
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Call `stop` for every signal from now on, and for those that have come already; on trio's thread."""
+        """Call `stop`, on trio's thread, for each signal that has arrived or will arrive."""
         self._stop = stop
         self._token = trio.lowlevel.current_trio_token()
         self._deliver()
@@ -392,7 +388,7 @@ class Interrupts:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals meanwhile, where that is ours to do: in the main thread."""
+        """Handle signals during the block, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

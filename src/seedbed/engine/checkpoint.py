@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -13,18 +14,17 @@ from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import FinishedRows, KeptRows, Key, Purpose
+from ..store.records import GroupRecord
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
-from .resume import call_entries, kept_entries, read_state, state_name
+from .resume import call_entries, kept_entries, read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ..observe.report import Drop
-    from ..store.entries import Entry
     from ..store.journal import Journal
-    from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
     from .rows import Identity
@@ -56,28 +56,26 @@ class FinishedGroup:
 
 async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     """Write a finished row group and free it."""
-    rows = group.rows.finished(group.live_rows())
+    rows, ledger, store = group.rows.finished(group.live_rows()), services.ledger, services.store
     path: Path | None = None
     frame: pl.DataFrame | None = None
-    # What the manifest says of the row group so far, where rows of it are retried.
-    earlier = services.history.retrying.get(group.index) if group.retry is not None else None
-    before = 0 if earlier is None else earlier.rows
-    if services.store is None:
+    # What the manifest has of the row group so far, if dropped rows of it are retried.
+    earlier = services.history.retrying[group.index] if group.retry is not None else None
+    if store is None:
         table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.declared))
         frame = pl.DataFrame(table)
-        count = added = frame.height
+        count = frame.height
     else:
-        record = await _write(services, services.store.writer, group, rows)
+        record = await _write(services, store.writer, group, rows, 0 if earlier is None else earlier.rows)
         conflicts, count = record.conflicts, record.rows
         if record.part is not None:
-            path = services.store.writer.path / record.part.name
-        added = count - before
-        if services.recorder is None:
-            services.committed(added * len(services.plan.steps))
-    ledger = services.ledger
+            path = store.writer.path / record.part.name
+    added = count - (0 if earlier is None else earlier.rows)
+    if store is not None and services.recorder is None:
+        services.committed(added * len(services.plan.steps))
     ledger.written += added
-    ledger.removed += group.rows.removed - (0 if earlier is None else earlier.removed)
-    ledger.added += group.rows.added - (0 if earlier is None else earlier.added)
+    ledger.removed += sum(removed for _, removed, _ in group.rows.resized) - (earlier.removed if earlier else 0)
+    ledger.added += sum(added for _, _, added in group.rows.resized) - (earlier.added if earlier else 0)
     ledger.dropped.extend(group.rows.drops)
     if group.retry is not None:
         ledger.dropped.extend(group.retry.drops)
@@ -89,8 +87,8 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
         services.notify.emit(events.SchemaConflictFound, row_group=group.index, message=str(conflict))
     services.notify.emit(events.RowGroupFinished, row_group=group.index, rows=added, dropped=len(group.rows.drops))
     services.history.group_done(group.index)
-    if services.store is not None and ledger.usage:
-        await write_usage(services, services.store.writer)
+    if store is not None and ledger.usage:
+        await write_usage(services, store.writer)
     group.rows.buffer.free()
     return FinishedGroup(
         row_group=group.index,
@@ -102,30 +100,36 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     )
 
 
-async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any) -> GroupRecord:
-    """Write a part: first what is kept of its dropped rows, then the part and its line, then the journal is freed."""
-    recorder, retry, index = services.recorder, group.retry, group.index
-    held = group.rows.identities(group.live_rows())
+async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any, before: int) -> GroupRecord:
+    """Store what is finished of dropped rows, then write the part and its record, then free the journal's entries.
+
+    `before` is how many rows the part had.
+    """
+    plan, recorder, retry, index, state = services.plan, services.recorder, group.retry, group.index, group.state
+    assert state is not None
+    frontier, identities = state.frontier, group.rows.identities(group.live_rows())
     order: list[int] | None = None
-    revision = 0
-    if retry is not None:
-        if retry.order is None:
-            # Post-batch processors made the part, and have made another of all rows of the group.
-            before = services.history.retrying[index].rows
-            order = list(range(before, before + _height(rows)))
-        else:
-            order, held = retry.merged(held)
-        revision = retry.revision + 1
+    if retry is not None and retry.rows.order is not None:
+        order, identities = retry.merged(identities)
+    elif retry is not None:
+        # Post-batch processors made the part, and have made another of all rows of the group.
+        order = list(range(before, before + _height(rows)))
     if recorder is not None:
         await recorder.flush_states()
-        kept = _kept_entries(services.plan, group, held)
-        if kept:
-            await recorder.keep(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
-        calls = _call_entries(services.plan, group) if retry is None else []
-        if calls:
-            key = Key(group=index, purpose=Purpose.CALLS)
-            await recorder.keep(key, calls)
-            services.history.calls_kept.add(key)
+        dropped = [row for row in range(frontier.rows) if frontier.dropped[row]]
+        if dropped:
+            # For a run that retries them; post-batch processors need the other rows of the group too.
+            of, named = (range(frontier.rows), None) if plan.post_batch else (dropped, identities)
+            kept = kept_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
+            revision = 0 if retry is None else retry.revision + 1
+            await recorder.store(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
+        if retry is None and (plan.post_batch or dropped):
+            # The part will not show what stateful generators were called with.
+            calls = call_entries(group.rows, [(step, called) for step, _, called in state.calls])
+            if calls:
+                key = Key(group=index, purpose=Purpose.CALLS)
+                await recorder.store(key, calls)
+                services.history.calls_kept.add(key)
     record = await _write_part(services, writer, group, rows, order)
     services.history.group_written(index)
     if recorder is not None:
@@ -135,32 +139,9 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     return record
 
 
-def _kept_entries(plan: BuildPlan, group: OpenGroup, order: Sequence[Identity]) -> list[Entry]:
-    """What is finished of the dropped rows, for a run that retries them; `order` names the rows of the part.
-
-    Where post-batch processors return the part, that is of all rows.
-    """
-    assert group.state is not None
-    frontier = group.state.frontier
-    dropped = [row for row in range(frontier.rows) if frontier.dropped[row]]
-    if not dropped:
-        return []
-    rows, of = (range(frontier.rows), None) if plan.post_batch else (dropped, order)
-    return kept_entries(plan, group.rows, rows, frontier.is_done, order=of, resized=group.state.resized)
-
-
-def _call_entries(plan: BuildPlan, group: OpenGroup) -> Sequence[Entry]:
-    """What stateful generators were called with, where the part will not show it."""
-    assert group.state is not None
-    if not plan.post_batch and group.state.frontier.live == group.state.frontier.rows:
-        return []
-    return call_entries(group.rows, [(step, rows) for step, _, rows in group.state.calls])
-
-
 def _states(plan: BuildPlan) -> dict[str, bytes]:
     """The states of all stateful generators that have `get_state`."""
-    steps = plan.steps
-    found = {state_name(steps, nodes): read_state(steps[nodes[0]]) for nodes in plan.instances.values()}
+    found = {name: read_state(plan.steps[plan.instances[at][0]]) for at, name in plan.state_names.items()}
     return {name: state for name, state in found.items() if state is not None}
 
 
@@ -173,42 +154,30 @@ async def _write_part(
 ) -> GroupRecord:
     """Write a part off the loop. Cancellation waits for it until a deadline; an abandoned writer does not commit."""
     is_abandoned = False
-    retry = group.retry
-    commits = services.recorder.commits if services.recorder is not None else 0
-    generated = group.rows.before_post_batch(group.live_rows())
-
-    def work() -> GroupRecord | None:
-        if retry is not None and order is not None:
-            return writer.add_rows(
-                group.index,
-                rows,
-                order=order,
-                drops=(*retry.drops, *group.rows.drops),
-                generated=generated,
-                resized=group.rows.resized,
-                skipped=group.rows.skipped,
-                commits=commits,
-                abandoned=lambda: is_abandoned,
-            )
-        return writer.write_group(
-            group.index,
-            rows,
-            start=group.rows.source.start,
-            stop=group.rows.source.stop,
-            drops=group.rows.drops,
-            generated=generated,
-            resized=group.rows.resized,
-            skipped=group.rows.skipped,
-            commits=commits,
-            abandoned=lambda: is_abandoned,
-        )
-
+    retry, of = group.retry, group.rows
+    record = GroupRecord(
+        index=group.index,
+        start=of.source.start,
+        stop=of.source.stop,
+        drops=(*(retry.drops if retry is not None else ()), *of.drops),
+        resized=of.resized,
+        skipped=of.skipped,
+        commits=services.recorder.commits if services.recorder is not None else 0,
+    )
+    work = partial(
+        writer.write_group,
+        record,
+        rows,
+        order=order,
+        generated=of.before_post_batch(group.live_rows()),
+        abandoned=lambda: is_abandoned,
+    )
     try:
         with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
             scope.shield = True
-            record = await services.store_thread(work)
-            assert record is not None  # it was not abandoned
-            return record
+            written = await services.store_thread(work)
+            assert written is not None  # it was not abandoned
+            return written
     except trio.TooSlowError as slow:
         raise StoreError(
             f"writing row group {group.index} to {writer.path} took more than {CHECKPOINT_DEADLINE:g} s"
@@ -220,10 +189,10 @@ async def _write_part(
 
 
 async def write_usage(services: Services, writer: DatasetWriter) -> None:
-    """Have the manifest say what all runs of this dataset have used so far."""
+    """Record the usage of all runs of this dataset so far in the manifest."""
     entries = services.usage_entries()
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-        await services.store_thread(lambda: writer.write_spending(entries))
+        await services.store_thread(lambda: writer.write_usage(entries))
 
 
 async def finish(services: Services) -> None:
@@ -241,8 +210,7 @@ async def finish(services: Services) -> None:
         dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
         # Last: a dataset that says that it is complete has the rows that the processors returned.
         conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))
-        states = _states(plan)
-        if states:
+        if states := _states(plan):
             await _wind_up(services, lambda _: writer.write_states(states))
         if journal is not None:
             await _wind_up(services, lambda _: _finish_journal(journal, services.history.calls_kept))
@@ -254,7 +222,7 @@ async def finish(services: Services) -> None:
 
 
 def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journal | None) -> dict[str, list[Any]]:
-    """All dropped rows, with what the journal stores of them: no other place has it."""
+    """All dropped rows, with their finished cells, which only the journal stores."""
     outputs = plan.graph.outputs
     steps = {step.name: step for step in plan.steps}
     drops: list[Drop] = []
@@ -319,24 +287,19 @@ def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
     # Polars pickles the predicates that it passes down to a scan; a Python function in a filter may not survive that.
     scan = Dataset.open(writer.path).raw().scan()
     frame: Any = scan.map_batches(lambda rows: rows, predicate_pushdown=False, streamable=True)
-    for processor in plan.after_generation:
-        try:
+    failing = ""
+    try:
+        for processor in plan.after_generation:
+            failing = f"processor {processor.label!r}"
             frame = processor.apply(frame)
             if isinstance(frame, pl.DataFrame):
                 frame = frame.lazy()
             if not isinstance(frame, pl.LazyFrame):
                 raise TypeError(f"it must return a polars frame, not {type(frame).__name__}")
-        except StoreError:  # a part that cannot be read, for a processor that collects its frame
-            raise
-        except Exception as error:
-            raise ProcessorFailed(
-                f"after-generation processor {processor.label!r} failed: {error_text(error)}"
-            ) from error
-    try:
+        failing = f"processors {', '.join(each.label for each in plan.after_generation)}"
         whole: pl.DataFrame = frame.collect()
-    except StoreError:
+    except StoreError:  # a part that cannot be read
         raise
     except Exception as error:
-        names = ", ".join(processor.label for processor in plan.after_generation)
-        raise ProcessorFailed(f"after-generation processors {names} failed: {error_text(error)}") from error
+        raise ProcessorFailed(f"after-generation {failing} failed: {error_text(error)}") from error
     return whole

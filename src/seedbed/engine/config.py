@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class RunConfig:
-    """How a build runs; what it makes does not depend on it. Times are seconds."""
+    """How a build runs; the rows that it generates do not depend on it. Times are seconds."""
 
     # Rows in a row group, the unit of checkpoints.
     buffer_size: int = attrs.field(default=1000, validator=checks.whole(1))
@@ -30,7 +30,7 @@ class RunConfig:
     max_parallel_requests: int = attrs.field(default=32, validator=checks.whole(1))
     # Worker processes for columns with `process=True`; as many as there are processors if not given.
     max_processes: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
-    # A cell that fails in a way that may pass is tried again at most this often.
+    # How often a cell is retried after a failure that may be temporary.
     salvage_max_rounds: int = attrs.field(default=2, validator=checks.whole(0))
     salvage_error_threshold: float = attrs.field(default=0.8, validator=checks.above(0, at_most=1))
     # The run stops when more than this share of the window's outcomes are errors.
@@ -44,25 +44,25 @@ class RunConfig:
     backoff_max: float = attrs.field(default=60.0, validator=checks.above(0))
     # How long a key may rate-limit every call.
     throttle_patience: float = attrs.field(default=300.0, validator=checks.at_least(0))
-    # How long calls in flight may go on after a stop.
+    # How long calls in flight may continue after a stop.
     grace: float = attrs.field(default=5.0, validator=checks.at_least(0))
-    # The run stops before the call that would pass one of these, in the unit that columns report and in tokens.
+    # The run stops before the call that could exceed one of these, in the unit that columns report and in tokens.
     max_cost: float | None = attrs.field(default=None, validator=checks.optional(checks.at_least(0)))
     max_tokens: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(0)))
-    # What a crash may cost: with `cell` the cells of the last commit, with `row_group` those of open row groups.
-    # Finished cells are committed to the journal so often, or when there are so many of them.
+    # What a crash may cost: with `cell` the cells since the last commit, with `row_group` those of open row groups.
+    # Finished cells are committed to the journal after this interval, or sooner when this many are waiting.
     durability: str = attrs.field(default="cell", validator=checks.one_of("cell", "row_group"))
     commit_interval: float = attrs.field(default=0.05, validator=checks.at_least(0))
     commit_count: int = attrs.field(default=500, validator=checks.whole(1))
     engine: str = attrs.field(default="concurrent", validator=checks.one_of("concurrent", "sequential"))
-    # Keep a `TaskTrace` of every task in the report.
+    # Record a `TaskTrace` of every attempt in the report.
     trace: bool = attrs.field(default=False, validator=checks.flag)
     # Seeds the jitter of waits; nothing that is generated depends on it.
     jitter_seed: int | None = attrs.field(default=None, validator=checks.optional(checks.whole()))
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> RunConfig:
-        """Make one from names and values, as they come from a file."""
+        """Create one from names and values, as a file has them."""
         known = [field.name for field in attrs.fields(cls)]
         unknown = [f"unknown option {name!r}{nearest(name, known)}" for name in options if name not in known]
         if unknown:

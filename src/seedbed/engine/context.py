@@ -1,4 +1,4 @@
-"""What a generator may ask of the engine while it fills a cell: models, calls under permits, reports of usage."""
+"""The engine's side of `CellContext` and `Model`: calls under permits, reports of usage, answers that are stored."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from ..columns.base import SyncModel
-from ..errors import (
-    BuildStopped,
-    CellTimeout,
-    ModelMisconfigured,
-    QuotaExhausted,
-    RateLimited,
-    Retryable,
-    SeedbedError,
-)
-from ..graph import GROUP
+from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
 from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
@@ -46,8 +37,10 @@ class Context:
         self._group = group
         self._task = task
         self.usage = TaskUsage()
-        # Of the attempt; its deadline is the cell's timeout, or that of a call that lets the scope carry it.
+        # The attempt runs under this scope. As long as that carries the deadline of the first call, `deadline` is the
+        # cell's own. Both are set by the attempt.
         self.scope: trio.CancelScope | None = None
+        self.deadline: float | None = None
         # How long the cell must wait because its first call was rate-limited.
         self.retry_delay: float | None = None
         self._answered = False
@@ -59,15 +52,7 @@ class Context:
         # Seconds in calls, and of waiting for permits.
         self.called = 0.0
         self.waited = 0.0
-        self._rows: Sequence[tuple[int, int]] = ()
-
-    def bind_scope(self, scope: trio.CancelScope) -> None:
-        """The attempt runs under this scope."""
-        self.scope = scope
-
-    def about(self, rows: list[tuple[int, int]]) -> None:
-        """The task is for these rows of the dataset."""
-        self._rows = rows
+        self.rows: Sequence[tuple[int, int]] = ()  # of the dataset, of a task for a whole row group
 
     @property
     def column(self) -> str:
@@ -79,15 +64,11 @@ class Context:
 
     @property
     def row(self) -> int | None:
-        return None if self._task.row == GROUP else self._group.rows.identity(self._task.row)[0]
+        return self._group.number(self._task)
 
     @property
     def attempt(self) -> int:
         return self._task.attempt
-
-    @property
-    def rows(self) -> Sequence[tuple[int, int]]:
-        return self._rows
 
     def report_usage(
         self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
@@ -109,28 +90,23 @@ class Context:
         *,
         seed: int = 0,
         dedupe: Dedupe | None = None,
-        ends_at_failure: bool = False,
     ) -> CellModel:
-        return CellModel(
-            alias, spec, client, self, seed=seed, dedupe=dedupe, scope=self.scope if ends_at_failure else None
-        )
+        scope = None if self.deadline is None else self.scope
+        return CellModel(alias, spec, client, self, seed=seed, dedupe=dedupe, scope=scope)
 
     def count_usage(self) -> None:
-        """Count what was used so far, although the attempt is not over: it is paid for."""
+        """Count the usage so far, although the attempt has not ended: it is paid for."""
         if self.usage.total.calls:
             self._services.ledger.spend(self.column, self.usage.take())
 
     def end(self, outcome: Outcome) -> bool:
-        """The attempt is over; whether the next one has its answers and need not ask again."""
+        """The attempt has ended; True if the next one has its answers and need not send the calls again."""
         if self._services.recorder is not None:
             self._services.recorder.over(self)
         return outcome.status is Status.RETRYABLE and self._keep_answers(outcome.error)
 
     def _keep_answers(self, error: BaseException | None) -> bool:
-        """Keep them unless the failure judges what was answered.
-
-        A call that failed, or a timeout, does not; an exception of the generator's own code does.
-        """
+        """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them."""
         if not isinstance(error, CellTimeout) and (error is None or error is not self._failure):
             self._task.answers = None
             return False
@@ -140,7 +116,7 @@ class Context:
         return bool(self._task.answers)
 
     def record_answers(self) -> None:
-        """The cell is not over with the answers that it has: they must outlive this run."""
+        """Store the answers of a cell that has not ended: they must outlive this run."""
         # An attempt that reuses the answers will not report their usage.
         self.count_usage()
         journal = self._group.journal
@@ -246,6 +222,8 @@ class Context:
     async def _permit(self, key: str, tokens: int) -> Permit:
         """The permit that the task was started with, or another one; and the expected usage of the call is reserved."""
         task = self._task
+        if self._answered and self.scope is not None and self.deadline is not None:
+            self.scope.deadline, self.deadline = self.deadline, None
         if task.permit is not None and key == task.step.key:
             permit, task.permit = task.permit, None
         else:
@@ -308,8 +286,8 @@ class Context:
 class CellModel:
     """The engine's side of `columns.Model`, created for each cell.
 
-    `scope` is the cell's where it carries the deadlines of chats. With `dedupe` a chat that was sent before is answered
-    from there, without a permit and without tokens.
+    `scope` is the cell's where it carries the deadline of the first chat. With `dedupe` a chat that was sent before is
+    answered from there, without a permit and without tokens.
     """
 
     __slots__ = ("_calls", "_client", "_context", "_dedupe", "_scope", "_seed", "_spec", "alias")
@@ -360,9 +338,8 @@ class CellModel:
         if system is not None:
             messages.insert(0, Message(role="system", text=system))
         parts, drawn = self._draw(parameters)
-        request = ChatRequest(
-            messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=self._scope
-        )
+        scope, self._scope = self._scope, None
+        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=scope)
         key, context = self._spec.key("chat"), self._context
         send = partial(self._client.chat, request)
         same = lambda: request_key(str(request.seed), request)  # noqa: E731

@@ -1,9 +1,10 @@
-"""What failed attempts lead to: their class, retries in salvage rounds, waits after rate limits, the end of the run."""
+"""Consequences of failed attempts: retries in salvage rounds, waits after rate limits, the end of the run."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from ..errors import (
@@ -15,6 +16,7 @@ from ..errors import (
     RateLimited,
     Retryable,
     SeedbedError,
+    ThreadsStuck,
 )
 from ..runtime.asyncio import looks_like_asyncio
 from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
@@ -26,16 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .config import RunConfig
+    from .stateful import Instance
     from .tasks import Outcome, Step, Task
 
-# A salvage round of fewer cells, or of a smaller share of its row group, says nothing about the run: rows that keep
-# failing among others that do not are only rows.
+# A salvage round of fewer cells, or of a smaller share of its row group, does not stop the run: a few rows that fail
+# again and again only fail themselves.
 SALVAGE_MINIMUM = 10
 SALVAGE_SHARE = 0.1
 
 
 def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
-    """What kind of failure this is, and the exception that says why."""
+    """The status of an attempt that raised, and the exception that explains it."""
     if isinstance(error, ExceptionGroup):
         # A generator's own nursery raised it: the leaf that weighs most stands for all, of equals the first.
         error = max((leaf for leaf in leaves(error) if isinstance(leaf, Exception)), key=_weight)
@@ -44,7 +47,7 @@ def classify(step: Step, error: Exception) -> tuple[Status, Exception]:
     if isinstance(error, Retryable) or (step.column is not None and isinstance(error, step.column.retry_on)):
         return Status.RETRYABLE, error
     if looks_like_asyncio(error):
-        explained = Permanent(f"its code is written for asyncio: say runtime='asyncio' of the column ({error})")
+        explained = Permanent(f"its code is written for asyncio: pass runtime='asyncio' to the column ({error})")
         explained.__cause__ = error
         return Status.PERMANENT, explained
     return Status.PERMANENT, error
@@ -58,14 +61,15 @@ def _weight(error: Exception) -> int:
 
 def error_text(error: BaseException) -> str:
     """One line for reports: the class, unless it is one of ours, and the message."""
-    message = " ".join(str(error).split())
+    # Without lone surrogates, which neither the journal nor a terminal can hold.
+    message = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
     if type(error) in (Permanent, Retryable, ModelMisconfigured) and message:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def locate(error: Exception, row_group: int, task: Task | None = None, row: int | None = None) -> None:
-    """Note on an unexpected exception what the engine was working on; our own errors contain it."""
+    """Add a note to an unexpected exception: the column and row it is about, which our own errors contain."""
     if isinstance(error, SeedbedError) or any(note.startswith("(column=") for note in getattr(error, "__notes__", ())):
         return
     column = None if task is None else task.step.name
@@ -73,21 +77,21 @@ def locate(error: Exception, row_group: int, task: Task | None = None, row: int 
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether Rust code panicked, polars for example; pyo3 raises that as a BaseException that cannot be imported."""
+    """True if Rust code panicked, polars for example; pyo3 raises a BaseException that cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def breakdown(error: BaseException, where: str = "") -> BuildStopped | None:
-    """What ends a run where memory ran out or a library panicked; None for any other error."""
+    """The error to stop with if memory ran out or a library panicked; None for any other error."""
     if isinstance(error, MemoryError):
-        said = f" ({error})" if str(error) else ""
+        details = f" ({error})" if str(error) else ""
         stopped = BuildStopped(
-            f"{where}memory ran out{said}; what is finished is stored; resume with a smaller buffer_size, "
+            f"{where}memory ran out{details}; finished cells are stored; resume with a smaller buffer_size, "
             "max_concurrent_row_groups or max_processes, or with more memory"
         )
     elif is_panic(error):
-        said = str(error).partition("\n")[0]
-        stopped = BuildStopped(f"{where}polars failed internally ({said}); what is finished is stored")
+        details = str(error).partition("\n")[0]
+        stopped = BuildStopped(f"{where}polars failed internally ({details}); finished cells are stored")
     else:
         return None
     stopped.__cause__ = error
@@ -115,7 +119,7 @@ class ErrorWindow:
         return self._errors
 
     def record(self, *, error: bool, in_flight: int = 0) -> bool:
-        """Enter an outcome; True when the share of errors has passed the threshold."""
+        """Enter an outcome; True if the share of errors now exceeds the threshold."""
         outcomes = self._outcomes
         outcomes.append(error)
         if error:
@@ -127,37 +131,14 @@ class ErrorWindow:
         return error and len(outcomes) >= size and self._errors > self.threshold * len(outcomes)
 
 
-class SalvageWindow:
-    """Whether the salvage rounds of one row group show that trying again is no use now.
-
-    Each round that can say something has a window of its own, at most as large as the round, and only its own cells
-    enter it. A round of a few cells is about those rows and not about the run: they are dropped, and that is all.
-    """
-
-    def __init__(self, size: int, threshold: float) -> None:
-        self._largest = size
-        self.threshold = threshold
-        self._round = 0
-        self._window: ErrorWindow | None = None
-
-    def round_started(self, number: int, cells: int, rows: int) -> None:
-        """Salvage round `number` begins, with so many cells of a row group that has so many rows."""
-        if cells >= SALVAGE_MINIMUM and cells >= SALVAGE_SHARE * rows:
-            self._round = number
-            self._window = ErrorWindow(min(self._largest, cells), self.threshold)
-
-    def record(self, number: int, *, error: bool) -> ErrorWindow | None:
-        """Enter the outcome of a cell of round `number`; gives the window when its errors have passed the threshold."""
-        if self._window is None or number != self._round:
-            return None
-        return self._window if self._window.record(error=error) else None
-
-
 class Salvage:
     """The deferred tasks of one row group, which is the only one to change it.
 
     A task has `salvage_max_rounds` + 1 attempts. Deferred tasks wait until their row group has nothing ready; then all
     of them are retried, each not before the end of its backoff: one salvage round.
+
+    A round has an error window of its own, at most as large as the round. One of a few cells is about those rows and
+    not about the run: they are dropped, and nothing stops.
     """
 
     def __init__(self, config: RunConfig, rng: random.Random) -> None:
@@ -167,13 +148,16 @@ class Salvage:
         self._rng = rng
         self._deferred: dict[Task, float] = {}  # when each is eligible, in the order in which they failed
         self.rounds = 0
-        self.window = SalvageWindow(config.shutdown_error_window, config.salvage_error_threshold)
+        self._window_size = config.shutdown_error_window
+        self._threshold = config.salvage_error_threshold
+        self._judged_round = 0
+        self._window: ErrorWindow | None = None
 
     def __len__(self) -> int:
         return len(self._deferred)
 
     def defer(self, task: Task, now: float, mean_latency: float | None) -> float | None:
-        """Keep a failed task for the next round and return when it is eligible; None if it has no attempts left."""
+        """Defer a failed task to the next round and return when it is eligible; None if it has no attempts left."""
         if task.attempt >= self._max_attempts:
             return None
         base = backoff_base(mean_latency, self._base)
@@ -182,22 +166,66 @@ class Salvage:
         return eligible_at
 
     def start_round(self, rows: int) -> list[tuple[Task, float]]:
-        """All deferred tasks, with when each is eligible; each begins its next attempt.
-
-        `rows` is how many rows the row group has.
-        """
+        """All deferred tasks of a row group of `rows` rows, each with its next attempt and when it is eligible."""
         self.rounds += 1
         deferred, self._deferred = list(self._deferred.items()), {}
-        self.window.round_started(self.rounds, len(deferred), rows)
+        cells = len(deferred)
+        if cells >= SALVAGE_MINIMUM and cells >= SALVAGE_SHARE * rows:
+            self._judged_round = self.rounds
+            self._window = ErrorWindow(min(self._window_size, cells), self._threshold)
         for task, _ in deferred:
             task.attempt += 1
             task.salvage_round = self.rounds
             task.rate_limits = 0
         return deferred
 
+    def record(self, number: int, *, error: bool) -> ErrorWindow | None:
+        """Enter the outcome of a cell of round `number`; returns the window when its errors exceed the threshold."""
+        window = self._window if number == self._judged_round else None
+        return window if window is not None and window.record(error=error) else None
+
     def discard(self, task: Task) -> None:
         """A task is no longer deferred: its row was dropped, or an earlier run retried it."""
         self._deferred.pop(task, None)
+
+
+class AbandonedThreads:
+    """Threads of tasks that were cancelled or timed out, as long as they run: they keep their slots."""
+
+    def __init__(self, slots: int, grace: float) -> None:
+        self._slots = slots
+        self._grace = grace
+        self.running: Counter[str] = Counter()  # by column
+        self._ended = 0
+        self._checks: list[tuple[float, int, str, Instance | None]] = []  # (when, how many had ended, column, …)
+
+    def add(self, column: str, instance: Instance | None, now: float) -> None:
+        """A thread was abandoned, in this stateful generator if its column has one."""
+        self.running[column] += 1
+        if instance is not None or self.running.total() >= self._slots:
+            self._checks.append((now + self._grace, self._ended, column, instance))
+
+    def ended(self, column: str) -> None:
+        """An abandoned thread really ended."""
+        self._ended += 1
+        self.running[column] -= 1
+
+    @property
+    def next_check(self) -> float:
+        """When `stuck` is to be asked next."""
+        return min((when for when, *_ in self._checks), default=math.inf)
+
+    def stuck(self, now: float) -> ThreadsStuck | None:
+        """The error to stop with if abandoned threads held everything for `grace` and none of them ended."""
+        due = [check for check in self._checks if check[0] <= now and check[1] == self._ended]
+        self._checks = [check for check in self._checks if check[0] > now]
+        for _, _, column, instance in due:
+            if self.running.total() >= self._slots:
+                columns = [name for name, count in self.running.items() if count]
+                return ThreadsStuck(columns, f"all {self._slots} execution slots", self._grace)
+            if instance is not None and instance.wanted:
+                return ThreadsStuck([column], "a stateful generator that others need", self._grace)
+        return None
 
 
 class UnkeyedSteps:
@@ -222,7 +250,7 @@ class UnkeyedSteps:
         self._limited_since: dict[str, float] = {}
 
     def mean_latency(self, step: Step) -> float | None:
-        """How long a call of the step's key takes, or an attempt of a step without one; None until one succeeded."""
+        """Seconds of a call of the step's key, or of an attempt of a step without one; None until one succeeded."""
         return self._latency.get(step.name) if step.key is None else self._mean_latency_of_key(step.key)
 
     def succeeded(self, outcome: Outcome) -> None:
@@ -234,7 +262,7 @@ class UnkeyedSteps:
             self._limited_since.pop(name, None)
 
     def rate_limited(self, task: Task, error: RateLimited) -> float:
-        """How long a task waits that was rate-limited without a permit; stops the run when patience ends."""
+        """Seconds that a task waits that was rate-limited without a permit; stops the run when patience ends."""
         step, config, now = task.step, self._config, self._now()
         delay = parse_retry_after(error.retry_after, time.time())
         if delay is None:

@@ -1,17 +1,18 @@
 """The fingerprint of a build: what determines its data, as JSON values that are stored with it.
 
-Besides what a recipe says there are two sections of what is somewhere else and may change there: `code`, the functions
-by name and digest, and `data`, the content of the files that rows come from. `check_resumable` compares it with the
-fingerprint of a directory; docs/reference/resume.md has the table of what may change.
+Besides the recipe it has two sections about things outside of it that may change: `code`, the functions by name and
+digest, and `data`, the content of the files that rows come from. `check_resumable` compares it with the fingerprint of
+a directory; docs/reference/resume.md has the table of what may change.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 
 from ..columns.code import describe_code, same_code
 from ..columns.custom import Custom
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 CODE, DATA = "code", "data"
 
-# Characters that are shown of a long value, and how many of them stand before the first that differs.
+# How many characters of a long value a message shows, and how many of them before the first difference.
 _SHOWN = 80
 _BEFORE = 30
 _NOTHING = object()
@@ -45,121 +46,109 @@ def recipe_fingerprint(
     models: Mapping[str, Any],
     processors: Sequence[Processor],
 ) -> dict[str, Any]:
-    """That of a recipe. `columns` are what it was compiled to, `models` those in use, `processors` come on top."""
-    told = fingerprint(recipe, models=models, schemas=_schemas(recipe, environment))
+    """The fingerprint of a recipe with the columns and models it was compiled to, and with further `processors`."""
+    schemas = {spec.name: find_schema(spec, environment) for spec in recipe.columns if isinstance(spec, LLMStructured)}
+    found = fingerprint(
+        recipe,
+        models=models,
+        schemas={name: each.model_json_schema() if is_model_class(each) else each for name, each in schemas.items()},
+    )
     specs = [
         *((f"models.{alias}", spec) for alias, spec in models.items()),
         *((f"columns.{spec.name}", spec) for spec in recipe.columns),
         *((f"processors[{index}]", spec) for index, spec in enumerate(recipe.processors)),
     ]
     code = {
-        f"{place}.{field}": _told(value, environment, f"{place}.{field}")
+        f"{place}.{field}": _describe(value, environment, f"{place}.{field}")
         for place, spec in specs
         for field, value in code_fields(spec).items()
     }
     if processors:
-        told["more_processors"] = _stages(processors)
-        code |= _processor_code("more_processors", processors)
-    return {**told, CODE: code, DATA: _data(columns)}
+        found["more_processors"], more = _describe_processors("more_processors", processors)
+        code |= more
+    return {**found, CODE: code, DATA: _data(columns)}
 
 
 def columns_fingerprint(columns: Sequence[Column], processors: Sequence[Processor]) -> dict[str, Any]:
-    """That of columns as the engine takes them."""
+    """The fingerprint of columns that were written in Python."""
     code = {f"columns.{column.name}.generator": describe_code(column.generator) for column in columns}
-    code |= {
-        f"columns.{column.name}.skip": describe_code(column.skip.decide)
+    code |= {f"columns.{each.name}.skip": describe_code(each.skip.decide) for each in columns if each.skip is not None}
+    stages, processor_code = _describe_processors("processors", processors)
+    described = [
+        {
+            "name": column.name,
+            "kind": column.kind.value,
+            "requires": list(column.requires),
+            "outputs": list(column.outputs),
+            "side_effects": list(column.side_effects),
+            "dtype": {name: str(declared_type(dtype)) for name, dtype in column.dtypes().items()},
+            "is_stateful": column.is_stateful,
+            "allow_resize": column.allow_resize,
+            "skip_policy": column.skip_policy,
+        }
         for column in columns
-        if column.skip is not None
-    }
-    return {
-        "columns": [
-            {
-                "name": column.name,
-                "kind": column.kind.value,
-                "requires": list(column.requires),
-                "outputs": list(column.outputs),
-                "side_effects": list(column.side_effects),
-                "dtype": {name: str(declared_type(dtype)) for name, dtype in column.dtypes().items()},
-                "is_stateful": column.is_stateful,
-                "allow_resize": column.allow_resize,
-                "skip_policy": column.skip_policy,
-            }
-            for column in columns
-        ],
-        "processors": _stages(processors),
-        CODE: {**code, **_processor_code("processors", processors)},
-        DATA: _data(columns),
-    }
+    ]
+    return {"columns": described, "processors": stages, CODE: {**code, **processor_code}, DATA: _data(columns)}
 
 
-def _schemas(recipe: Recipe, environment: Environment) -> dict[str, Any]:
-    """The JSON Schemas of structured columns, in the recipe, in a file or of a class."""
-    found = {spec.name: find_schema(spec, environment) for spec in recipe.columns if isinstance(spec, LLMStructured)}
-    return {name: each.model_json_schema() if is_model_class(each) else each for name, each in found.items()}
+def _describe(value: Any, environment: Environment, where: str) -> dict[str, str]:
+    if not isinstance(value, str):
+        return describe_code(value)
+    if not environment.allow_code:
+        return {"name": value}
+    found = environment.import_object(value, where)
+    return {**describe_code(found.function if isinstance(found, Custom) else found), "name": value}
 
 
-def _told(value: Any, environment: Environment, where: str) -> dict[str, str]:
-    if isinstance(value, str):
-        if not environment.allow_code:
-            return {"name": value}
-        found = environment.import_object(value, where)
-        return {**describe_code(found.function if isinstance(found, Custom) else found), "name": value}
-    return describe_code(value)
+def _describe_processors(
+    place: str, processors: Sequence[Processor]
+) -> tuple[list[dict[str, str]], dict[str, dict[str, str]]]:
+    """The stages and names of processors, and their code by place."""
+    stages = [{"stage": each.stage.value, "name": each.label} for each in processors]
+    return stages, {f"{place}[{at}].apply": describe_code(each.apply) for at, each in enumerate(processors)}
 
 
 def _data(columns: Iterable[Column]) -> dict[str, str]:
     """The content of columns that come from files: their generators have a method `content_digest`."""
     found = {column.name: getattr(column.generator, "content_digest", None) for column in columns}
-    told = {name: tell() for name, tell in found.items() if callable(tell)}
-    return {f"columns.{name}.path": content for name, content in told.items() if content is not None}
-
-
-def _stages(processors: Iterable[Processor]) -> list[dict[str, str]]:
-    return [{"stage": each.stage.value, "name": each.label} for each in processors]
-
-
-def _processor_code(place: str, processors: Iterable[Processor]) -> dict[str, dict[str, str]]:
-    return {f"{place}[{index}].apply": describe_code(each.apply) for index, each in enumerate(processors)}
+    digests = {name: digest() for name, digest in found.items() if callable(digest)}
+    return {f"columns.{name}.path": content for name, content in digests.items() if content is not None}
 
 
 def check_resumable(
     header: Header, fingerprint: Mapping[str, Any], *, outputs: Sequence[str], rows: int, accept_changes: bool = False
 ) -> Header:
-    """Return the header for a directory that this build may resume; `ManifestError` if not.
+    """Return the header of a directory that this build may resume; `ManifestError` if not.
 
-    It is another one if there are more rows, or if changes of code or data were accepted.
+    The header is a new one if the dataset grows, or if changes of code or data were accepted.
     """
-    there, here = dict(header.fingerprint), json.loads(json.dumps(fingerprint))
-    elsewhere = [*_code_differences(there.pop(CODE, {}), here.pop(CODE, {}))]
-    elsewhere += _differences("", there.pop(DATA, {}), here.pop(DATA, {}))
-    found = [*_differences("", there, here)]
-    if not found:  # then it is code or data that makes other columns
+    before, now = dict(header.fingerprint), json.loads(json.dumps(fingerprint))
+    code_before, code_now = before.pop(CODE, {}), now.pop(CODE, {})
+    outside = [
+        f"{place}: its code was edited: {_code(code_before[place])} there, {_code(code)} here"
+        for place, code in code_now.items()  # fields of the column itself differ where only one side has code
+        if place in code_before and not same_code(code_before[place], code)
+    ]
+    outside += _differences("", before.pop(DATA, {}), now.pop(DATA, {}))
+    found = [*_differences("", before, now)]
+    if not found:  # then code or data changed which columns exist
         found += _differences("outputs", list(header.columns), list(outputs))
     if rows < header.rows:
         found.append(f"the dataset has {header.rows} rows, {rows} were requested; a dataset can grow but not shrink")
-    if found or (elsewhere and not accept_changes):
-        lines = "\n".join(f"  - {each}" for each in (*found, *elsewhere))
-        hint = (
-            ""
-            if found
-            else "\nto resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)"
+    if found or (outside and not accept_changes):
+        lines = "\n".join(f"  - {each}" for each in (*found, *outside))
+        hint = "\nto resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)"
+        raise ManifestError(
+            f"the directory belongs to another build and cannot be resumed by this one:\n{lines}{'' if found else hint}"
         )
-        raise ManifestError(f"the directory belongs to another build and cannot be resumed by this one:\n{lines}{hint}")
     if rows > header.rows:
         layout = header.layout.grown(rows)
-        header = attrs.evolve(header, rows=layout.rows, segments=layout.segments)
-    return attrs.evolve(header, fingerprint=dict(fingerprint)) if elsewhere else header
+        header = msgspec.structs.replace(header, rows=layout.rows, segments=layout.segments)
+    return msgspec.structs.replace(header, fingerprint=dict(fingerprint)) if outside else header
 
 
-def _code_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    # What is code on one side only is said by the fields of the column itself.
-    for place in here:
-        if place in there and not same_code(there[place], here[place]):
-            yield f"{place}: its code was edited: {_code(there[place])} there, {_code(here[place])} here"
-
-
-def _code(told: Mapping[str, str]) -> str:
-    return f"{told['name']} ({told.get('digest', 'not in Python')})"
+def _code(described: Mapping[str, str]) -> str:
+    return f"{described['name']} ({described.get('digest', 'not in Python')})"
 
 
 def _differences(path: str, there: Any, here: Any) -> Iterator[str]:
@@ -179,7 +168,7 @@ def _differences(path: str, there: Any, here: Any) -> Iterator[str]:
 
 
 def _by_name(value: Any) -> Any:
-    """A list of things that have names, each its own, as a mapping; anything else as it is."""
+    """A list of mappings with unique names as one mapping by name; any other value unchanged."""
     if not isinstance(value, list) or not all(isinstance(each, Mapping) and "name" in each for each in value):
         return value
     named = {each["name"]: each for each in value}
@@ -187,12 +176,11 @@ def _by_name(value: Any) -> Any:
 
 
 def _shown(there: Any, here: Any) -> tuple[str, str]:
-    """Both sides; long ones only around the first character that differs."""
+    """Both values as text; long ones only around the first difference."""
     old, new = (each if isinstance(each, str) else repr(each) for each in (there, here))
-    pairs = enumerate(zip(old, new, strict=False))
-    differs = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
     is_long = max(len(old), len(new)) > _SHOWN and _NOTHING not in (there, here)
-    start = max(0, differs - _BEFORE) if is_long else 0
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+    start = max(0, same - _BEFORE) if is_long else 0
     return _excerpt(there, old, start), _excerpt(here, new, start)
 
 

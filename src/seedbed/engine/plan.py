@@ -1,7 +1,8 @@
-"""From what a user gives to what the engine runs: everything is checked here, before anything runs."""
+"""The checked plan of a build: all problems of its columns, processors and limits are found before anything runs."""
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -53,40 +54,25 @@ class BuildPlan:
     fingerprint: Mapping[str, Any]
     source: Source
     layout: Layout
-    done: Manifest | None = None  # what earlier runs left, if this one goes on with it
-    header: Header | None = None  # of the directory from now on, if it is not the one that is there
-    retry_dropped: bool = False  # rows that earlier runs dropped are tried again
-
-    @property
-    def default_limits(self) -> KeyLimits:
-        """Of keys that have no limits of their own."""
-        return KeyLimits(max_parallel_requests=self.config.max_parallel_requests)
-
-    @property
-    def group_count(self) -> int:
-        return self.layout.count
-
-    def group_rows(self, index: int) -> range:
-        """The rows of a row group; the last one may be undersized."""
-        return self.layout.group_rows(index)
+    done: Manifest | None = None  # of earlier runs, if this one resumes them
+    header: Header | None = None  # the new header of the directory, if it changes
+    retry_dropped: bool = False  # rows that earlier runs dropped are retried
 
     @property
     def seed_outputs(self) -> tuple[str, ...]:
-        """What columns made from scratch give: what a pre-batch processor sees."""
+        """The outputs of columns from scratch, which pre-batch processors see."""
         return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)
 
-    @property
+    @functools.cached_property
     def runs_always(self) -> frozenset[int]:
-        """The nodes that run for every row whose inputs to them succeeded, also where another cell of it failed.
+        """The nodes that run for every row whose inputs to them succeeded, even if another cell of the row failed.
 
-        Stateful generators and all that they need: what such a generator sees must not depend on which of two cells
-        ends first.
+        These are stateful columns and all that they require: the calls of a stateful generator must not depend on which
+        of two cells ends first.
         """
         found: set[int] = set()
         for node in reversed(self.graph.order):
-            if self.steps[node].instance is not None or any(
-                down in found for down in self.graph.nodes[node].downstream
-            ):
+            if self.steps[node].instance is not None or found.intersection(self.graph.nodes[node].downstream):
                 found.add(node)
         return frozenset(found)
 
@@ -110,10 +96,16 @@ class BuildPlan:
         may_run_code = recipe.access is None or recipe.access.grants.code
         return any(code_fields(spec) for spec in specs) or (has_plugins and may_run_code)
 
-    @property
+    @functools.cached_property
     def instances(self) -> dict[int, tuple[int, ...]]:
         """For each stateful generator (by identity) the nodes that use it, in the order of their turns."""
         return stateful_nodes(self.graph, self.steps)
+
+    @functools.cached_property
+    def state_names(self) -> dict[int, str]:
+        """For each stateful generator (by identity) the name that its state is stored under: its columns."""
+        steps = self.steps
+        return {identity: "+".join(steps[node].name for node in nodes) for identity, nodes in self.instances.items()}
 
 
 def _is_ours(function: object) -> bool:
@@ -132,20 +124,19 @@ def plan_build(
 ) -> BuildPlan:
     """Check everything and lay out the run, or raise one error that lists all problems.
 
-    `resume` goes on with a directory that a build like this one left, if there is one; then there may be more rows
-    than before. `retry_dropped` tries dropped rows again, `accept_changes` goes on although code or data changed.
+    `resume` continues an existing directory, which may grow; `retry_dropped` retries its dropped rows, and
+    `accept_changes` continues although code or data changed.
     """
     config = source.config
     if not is_whole(rows) or rows < 0:
         raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
-    for name, asked in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
-        if asked and not (resume and out is not None):
-            raise ConfigError(f"{name} is about a dataset that is there: it needs out and resume=True")
+    for name, value in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
+        if value and not (resume and out is not None):
+            raise ConfigError(f"{name} applies to an existing dataset: pass out and resume=True with it")
     columns, processors, limits = source.columns, source.processors, source.limits
-    problems = _check(columns, processors, limits)
-    problems += [problem for column in columns if (problem := _too_few_rows(column, rows))] if not problems else []
+    problems = _check(columns, processors, limits) or [*filter(None, (_too_few_rows(each, rows) for each in columns))]
     if problems:
         raise DatasetGenerationError(problems)
     check_main_guard(starts_processes=any(column.process for column in columns))
@@ -155,7 +146,7 @@ def plan_build(
     header: Header | None = None
     layout = Layout(rows=rows, size=config.buffer_size)
     if out is not None:
-        done = read_manifest(out).manifest if resume and is_dataset(out) else None
+        done = read_manifest(out) if resume and is_dataset(out) else None
         if done is None:
             check_output(out)
         fingerprint = source.fingerprint() if source.fingerprint else columns_fingerprint(columns, processors)
@@ -168,11 +159,10 @@ def plan_build(
         config = attrs.evolve(config, buffer_size=layout.size)
     positions = {node: position for position, node in enumerate(graph.order)}
     pairs = zip(columns, graph.nodes, strict=True)
-    steps = [_step(column, node, positions[node.index], config) for column, node in pairs]
     declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
     return BuildPlan(
         graph=graph,
-        steps=tuple(steps),
+        steps=tuple(_step(column, node, positions[node.index], config) for column, node in pairs),
         rows=rows,
         config=config,
         limits={**source.inner_limits, **limits},
@@ -191,17 +181,17 @@ def plan_build(
 
 
 def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: Mapping[str, KeyLimits]) -> list[str]:
-    strangers = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
-    strangers += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
-    strangers += [
+    unknown = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
+    unknown += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
+    unknown += [
         f"the limits of key {key!r} are not KeyLimits"
         for key, each in limits.items()
         if not isinstance(each, KeyLimits)
     ]
-    if strangers:
-        return strangers
+    if unknown:
+        return unknown
     if not columns:
-        return ["there are no columns"]
+        return ["a build needs at least one column"]
     problems = [column.problem for column in columns if column.problem]
     problems += check_columns(columns)
     for column in columns:
@@ -215,7 +205,7 @@ def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: M
     if any(each.stage is Stage.PRE_BATCH for each in processors) and not any(
         column.kind is Kind.FROM_SCRATCH for column in columns
     ):
-        problems.append("a pre-batch processor sees the columns made from scratch, and there is none")
+        problems.append("a pre-batch processor needs a column from scratch, whose rows it sees")
     return problems
 
 
@@ -237,15 +227,15 @@ def _check_column(column: Column) -> list[str]:
     if column.skip_policy not in ("run", "skip"):
         problems.append(f"column {name!r} has skip_policy={column.skip_policy!r}; it must be 'run' or 'skip'")
     if column.skip is not None and column.kind is Kind.FROM_SCRATCH:
-        problems.append(f"column {name!r} is made from scratch, before there is anything to skip it for")
+        problems.append(f"column {name!r} has a skip rule, but a column from scratch has no inputs to decide by")
     if column.lane_limit is not None and column.lane_limit < 1:
         problems.append(f"column {name!r} has lane_limit={column.lane_limit!r}; it must be 1 or more")
     if column.process and column.call is not None:
         problems += _check_process(column, column.call)
-    made = (*column.outputs, *column.side_effects)
+    outputs = (*column.outputs, *column.side_effects)
     for output, dtype in column.dtypes().items():
-        if output not in made:
-            problems.append(f"column {name!r} declares a type for {output!r}, which it does not make")
+        if output not in outputs:
+            problems.append(f"column {name!r} declares a type for {output!r}, which is not an output of it")
         try:
             declared_type(dtype)
         except ConfigError as error:
@@ -254,26 +244,26 @@ def _check_column(column: Column) -> list[str]:
 
 
 def _too_few_rows(column: Column, rows: int) -> str | None:
-    """A generator from scratch may say in `available` that it has only so many rows to give."""
+    """The problem if a generator from scratch has fewer rows than requested; its attribute `available` counts them."""
     available = getattr(column.generator, "available", None)
     if column.kind is not Kind.FROM_SCRATCH or not isinstance(available, int) or available >= rows:
         return None
-    return f"column {column.name!r} has {available} rows and does not begin again, but {rows} are asked for"
+    return f"column {column.name!r} has {available} rows and does not repeat them, but {rows} were requested"
 
 
 def _check_process(column: Column, call: Call) -> list[str]:
     name = column.name
     problems: list[str] = []
     if call.is_async:
-        problems.append(f"column {name!r} asks for a process with an async function; a process runs sync ones only")
+        problems.append(f"column {name!r} has process=True with an async function; processes run sync functions only")
     if call.wants_context:
-        problems.append(f"column {name!r} asks for a process, where its function cannot have a context")
+        problems.append(f"column {name!r} has process=True, but its function takes a context; processes have none")
     if column.is_stateful:
-        problems.append(f"column {name!r} is stateful and asks for a process, which would lose its state")
+        problems.append(f"column {name!r} is stateful and has process=True; a process would lose its state")
     try:
         pickle.dumps(call.function)
-    except Exception as error:  # noqa: BLE001  pickling runs anybody's code
-        problems.append(f"column {name!r} asks for a process, but its function cannot be sent to one: {error}")
+    except Exception as error:  # noqa: BLE001  pickling runs user code
+        problems.append(f"column {name!r} has process=True, but its function cannot be pickled: {error}")
     return problems
 
 
@@ -300,6 +290,7 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         needs_slot=not call.is_async,
         process=column.process,
         timeout=config.cell_timeout if column.timeout is None and column.kind is Kind.CELL else column.timeout,
+        first_call_timeout=column.first_call_timeout,
         outputs=(*column.outputs, *column.side_effects),
         column=column,
         instance=column.generator if column.is_stateful else None,

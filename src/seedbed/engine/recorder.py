@@ -1,45 +1,43 @@
-"""Make finished cells durable during a run: entries are collected on the loop and committed in a thread."""
+"""The journal of a run: entries are collected on the loop and committed in a thread."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from ..errors import StoreError
 from ..store.entries import Answer, Failed, Finished, cells_in
-from ..store.journal import Batch
-from .resume import read_state, state_name
+from .resume import read_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from ..store.entries import Entry, Key
+    from ..store.entries import Entry, Key, Usage
     from ..store.journal import Journal
     from .config import RunConfig
     from .plan import BuildPlan
     from .row_group import Consequence
     from .rows import Rows
-    from .tasks import Step, Task
+    from .tasks import Task
 
 # A disk that hangs must not hang the run.
 COMMIT_DEADLINE = 60.0
 
 
 class OpenCell(Protocol):
-    """A running cell that makes calls."""
+    """A running cell that makes calls; `record_answers` adds an entry for each answer that has none yet."""
 
-    def record_answers(self) -> None:
-        """Add an entry for each answer that has none yet."""
-        ...
+    def record_answers(self) -> None: ...
 
 
 class Recorder:
     """Collects entries and commits them every `commit_interval`, or sooner when there are `commit_count` of them.
 
-    Everything but the work that is handed to threads happens on trio's thread. Entries keep their order: what is
-    durable is always a beginning of what happened.
+    Everything happens on trio's thread but the work in the store's threads. Entries stay in order: the durable ones are
+    always a prefix of all.
     """
 
     def __init__(
@@ -48,14 +46,14 @@ class Recorder:
         config: RunConfig,
         *,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        spending: Callable[[], tuple[tuple[str, str, int, int, int, float], ...]],
+        usage: Callable[[], Usage],
         finished: Callable[[], int],
         on_commit: Callable[[int], None],
         on_unpicklable: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._in_thread = in_thread
-        self._spending = spending
+        self._usage = usage
         self._finished = finished
         self._on_commit = on_commit
         self._on_unpicklable = on_unpicklable
@@ -96,10 +94,21 @@ class Recorder:
         """A cell finished: its outcome replaces its answers."""
         self._open.discard(cell)
 
-    def keep_state(self, name: str, state: bytes) -> None:
+    def save_state(self, name: str, state: bytes) -> None:
         """The state of a stateful generator after the entry that is added next."""
         self._states[name] = state
         self._has_states = True
+
+    @asynccontextmanager
+    async def committing(self) -> AsyncIterator[None]:
+        """Commit entries during the block and, however it ends, all of them at its end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.run)
+                yield
+                nursery.cancel_scope.cancel(reason="the run has ended")
+        finally:
+            await self.flush()
 
     async def run(self) -> None:
         """Commit in a loop until cancelled; raises `StoreError` when the journal cannot be written."""
@@ -120,17 +129,18 @@ class Recorder:
                 return
             if self._broken:
                 return
-            batch = Batch(
-                groups=self._pending, spending=self._spending(), states=self._states, finished=self._finished()
+            groups = self._pending
+            commit = partial(
+                self._journal.commit, groups, states=self._states, usage=self._usage(), finished=self._finished()
             )
             self._pending, self._states, self._count = {}, {}, 0
             self._wanted, self._full = trio.Event(), trio.Event()
             try:
-                await self._in_thread(lambda: self._journal.commit(batch))
+                await self._in_thread(commit)
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(sum(map(cells_in, batch.groups.values())) - self._count_unpicklable())
+            self._on_commit(sum(map(cells_in, groups.values())) - self._count_unpicklable())
 
     def _count_unpicklable(self) -> int:
         """How many entries of the last commit could not be stored; each column is reported once."""
@@ -160,13 +170,13 @@ class Recorder:
         """The number of the last commit."""
         return self._journal.commits
 
-    async def keep(self, key: Key, entries: Sequence[Entry]) -> None:
-        """Store entries beyond the checkpoint that is to come."""
+    async def store(self, key: Key, entries: Sequence[Entry]) -> None:
+        """Store entries that outlive the next checkpoint."""
         async with self._alone():
-            await self._in_thread(lambda: self._journal.keep(key, entries))
+            await self._in_thread(lambda: self._journal.commit({key: entries}))
 
     async def free(self, key: Key) -> None:
-        """Forget the entries of a key, committed or not: its row group is in the dataset, or they are of no use."""
+        """Forget the entries of a key, committed or not: its row group is in the dataset."""
         gone = self._pending.pop(key, [])
         self._count -= len(gone)
         finished = self._finished()
@@ -176,7 +186,7 @@ class Recorder:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Have the journal alone, shielded from cancellation; one that hangs is a `StoreError`."""
+        """Exclusive use of the journal, shielded from cancellation; `StoreError` if it hangs."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + COMMIT_DEADLINE) as scope:
             async with self._lock:
                 yield
@@ -196,47 +206,34 @@ class GroupEntries:
 
     def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
         """A task succeeded."""
-        self._keep_state(task.step)
-        self._add(
-            Finished(
-                column=task.step.name,
-                row=task.row,
-                attempt=task.attempt,
-                salvage_round=task.salvage_round,
-                value=value,
-                cost=work,
-            )
+        name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round
+        self._ended(
+            task,
+            Finished(column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, cost=work),
         )
 
     def failed(self, task: Task, error: str, consequence: Consequence) -> None:
         """An attempt failed."""
-        self._keep_state(task.step)
-        self._add(
-            Failed(
-                column=task.step.name,
-                row=task.row,
-                attempt=task.attempt,
-                salvage_round=task.salvage_round,
-                error=error,
-                consequence=consequence.value,
-            )
+        name, attempt, fate = task.step.name, task.attempt, consequence.value
+        entry = Failed(
+            column=name, row=task.row, attempt=attempt, salvage_round=task.salvage_round, error=error, consequence=fate
         )
+        self._ended(task, entry)
 
     def answered(self, task: Task, key: bytes, answer: Any) -> None:
         """A call of a running task was answered."""
-        self._add(Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer))
+        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer)
+        self._recorder.add(self._key, entry)
 
     def rebuilt(self) -> None:
         """Pre-batch processors have run."""
-        self._add(self._rows.rebuilt_as())
+        self._recorder.add(self._key, self._rows.rebuilt_as())
 
-    def _add(self, entry: Entry) -> None:
+    def _ended(self, task: Task, entry: Entry) -> None:
+        """Add the entry of an attempt; the state of a stateful generator, if it can be read, is saved with it."""
+        step = task.step
+        if step.instance is not None:
+            state = read_state(step)
+            if state is not None:
+                self._recorder.save_state(self._plan.state_names[id(step.instance)], state)
         self._recorder.add(self._key, entry)
-
-    def _keep_state(self, step: Step) -> None:
-        """A stateful generator was called: its state is saved with the outcome, if it can be read."""
-        if step.instance is None:
-            return
-        state = read_state(step)
-        if state is not None:
-            self._recorder.keep_state(state_name(self._plan.steps, self._plan.instances[id(step.instance)]), state)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,13 +16,13 @@ import attrs
 from ..errors import StoreError
 from ..graph import Kind
 from ..observe.report import Drop, Usage
-from ..store.codec import decode, encode
+from ..store import codec
 from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
 from .row_group import Consequence
 from .rows import identities_by_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ..observe.report import Ledger, Resized
     from ..store.entries import Entry
@@ -84,7 +83,7 @@ class History:
             else:
                 ledger.dropped.extend(group.drops)
         # The journal is usually ahead of the manifest, which was written at the last checkpoint.
-        entries = (*(manifest.spending.entries if manifest.spending is not None else ()), *recovered.spending)
+        entries = (*manifest.usage, *recovered.usage)
         for column, model, calls, input_tokens, output_tokens, cost in entries:
             if calls >= ledger.usage[column, model].calls:
                 ledger.usage[column, model] = Usage(
@@ -94,8 +93,9 @@ class History:
             budget.take_over(column, usage)
         if manifest.groups or recovered.groups:
             states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
-            for identity, nodes in self._plan.instances.items():
-                if not restore_state(self._plan.steps, nodes, states, trusted=self._plan.runs_own_code):
+            for identity, name in self._plan.state_names.items():
+                steps = [self._plan.steps[node] for node in self._plan.instances[identity]]
+                if not restore_state(steps, states.get(name), trusted=self._plan.runs_own_code):
                     self.replaying.add(identity)
 
     def is_open(self, index: int) -> bool:
@@ -115,10 +115,6 @@ class History:
         if not self.is_done(index):
             self._written.add(index)
 
-    def must_replay(self, step: Step) -> bool:
-        """True if a stateful generator must be called again for rows that earlier runs finished."""
-        return step.instance is not None and id(step.instance) in self.replaying
-
     def group_done(self, index: int) -> None:
         """A row group is checkpointed or skipped."""
         self._written.discard(index)
@@ -132,16 +128,11 @@ class History:
         plan = self._plan
         ranges: list[range] = []
         start = self._done_below
-        for index in [*sorted(self._done_above), plan.group_count]:
+        for index in [*sorted(self._done_above), plan.layout.count]:
             if start < index:
-                ranges.append(range(plan.group_rows(start).start, plan.group_rows(index - 1).stop))
+                ranges.append(range(plan.layout.group_rows(start).start, plan.layout.group_rows(index - 1).stop))
             start = index + 1
         return ranges
-
-
-def state_name(steps: Sequence[Step], nodes: Sequence[int]) -> str:
-    """The name that the state of a stateful generator is stored under: the columns that it fills."""
-    return "+".join(steps[node].name for node in nodes)
 
 
 def read_state(step: Step) -> bytes | None:
@@ -149,40 +140,44 @@ def read_state(step: Step) -> bytes | None:
     get_state = getattr(step.instance, "get_state", None)
     if get_state is None:
         return None
-    state, lost = encode([(get_state(),)])
-    if lost:
-        raise StoreError(f"the state of column {step.name!r} cannot be kept: what get_state returns cannot be pickled")
-    return state
+    state = get_state()
+    try:
+        return codec.encode(state)
+    except codec.FAILED as error:
+        raise StoreError(
+            f"the state of column {step.name!r} cannot be saved: the value that get_state returned cannot be pickled"
+        ) from error
 
 
-def is_called_again(step: Step) -> bool:
-    """True if a stateful generator is replayed where its state is missing: damage may lose a saved one."""
-    generator = step.instance
-    return generator is not None and getattr(generator, "replays", True) and step.key is None
-
-
-def restore_state(steps: Sequence[Step], nodes: Sequence[int], states: Mapping[str, bytes], *, trusted: bool) -> bool:
-    """Restore the state of a stateful generator from an earlier run; False if it has to be replayed instead.
+def restore_state(steps: Sequence[Step], state: bytes | None, *, trusted: bool) -> bool:
+    """Restore the state of the generator of `steps` from an earlier run; False if it has to be replayed instead.
 
     One that finds its rows by their numbers (`replays = False`) needs nothing, and one that calls models is not called
     again: that would be paid for twice. A state of user-defined types is read only if the directory is `trusted`.
     """
-    generator = steps[nodes[0]].instance
-    state, set_state = states.get(state_name(steps, nodes)), getattr(generator, "set_state", None)
+    set_state = getattr(steps[0].instance, "set_state", None)
     if state is not None and set_state is not None:
-        found = decode(state, trusted=trusted)
-        if found:
-            set_state(found[0][0])
+        try:
+            found = codec.decode(state, trusted=trusted)
+        except codec.FAILED:
+            pass  # it is replayed
+        else:
+            set_state(found)
             return True
-    return not getattr(generator, "replays", True) or any(steps[node].key is not None for node in nodes)
+    return not all(map(_is_replayed, steps))
+
+
+def _is_replayed(step: Step) -> bool:
+    """True if a stateful generator is called again where its state is missing: damage may lose a saved one."""
+    return step.instance is not None and getattr(step.instance, "replays", True) and step.key is None
 
 
 def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> list[GeneratorCall]:
-    """What stateful generators were called with, for those that may have to be replayed."""
+    """The arguments of calls of stateful generators that may have to be replayed."""
     return [
         GeneratorCall(column=step.name, identities=identities, inputs=rows.buffer.take(step.inputs, of))
         for step, of in calls
-        if is_called_again(step)
+        if _is_replayed(step)
         # Columns from scratch are generated for the source rows, before pre-batch processors change them.
         for identities in [
             identities_by_position(rows.source, len(of)) if step.kind is Kind.FROM_SCRATCH else rows.identities(of)
@@ -190,33 +185,24 @@ def call_entries(rows: Rows, calls: Iterable[tuple[Step, Sequence[int]]]) -> lis
     ]
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing that is replayed is garbage, and scanning a million cells for it takes longer than the replay.
-
-    Never held across an await: the collector belongs to the whole process.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def restore_entries(group: RowGroup, rows: Rows, steps: Sequence[Step], entries: Iterable[Entry]) -> Counter[str]:
     """Restore every entry that still fits; returns the finished cells by column.
 
-    `StoreError` if an entry is none that a run of this recipe writes: a directory may come from someone else.
+    `StoreError` if no run of this recipe writes such an entry: a directory may come from someone else.
     """
-    with _collector_paused():
-        try:
-            return _restore_entries(group, rows, {step.name: step for step in steps}, entries)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise StoreError(
-                f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
-            ) from error
+    # Nothing that is restored is garbage, and scanning a million cells for it takes longer than the restore. Never held
+    # across an await: the collector belongs to the whole process.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _restore_entries(group, rows, {step.name: step for step in steps}, entries)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise StoreError(
+            f"the journal of row group {group.index} holds an entry that no run of this recipe wrote: {error}"
+        ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
@@ -241,7 +227,7 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                 group.restore_answer(column, row, entry.key, entry.answer)
             case Rebuilt(columns=columns) if group.can_restore_rebuilt():
                 before = group.frontier.rows
-                after = rows.take_over(columns, entry.resized, [Drop(**drop) for drop in entry.drops])
+                after = rows.take_over(columns, entry.resized, entry.drops)
                 group.restore_rebuilt(before, after)
             case FinishedRows(column=column) if column in steps:
                 group.restore_rows(steps[column], entry.rows, entry.columns)
@@ -251,68 +237,55 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
 
 @attrs.frozen(kw_only=True)
 class RetriedRows:
-    """The rows of a finished row group that are retried.
+    """The rows of a finished row group that are retried, and `drops`, those that stay dropped.
 
-    `order` names the rows that its part holds now, in its `revision`; None if a new part is written from all rows.
-    `drops` are those that stay dropped. `resized` is how many rows pre-batch processors removed and added, None if
-    they have yet to see the rows.
+    `rows.order` names the rows that its part holds now, in its `revision`; None if a new part is written from all rows.
+    `rows.resized` is None if the pre-batch processors have yet to see the rows.
     """
 
     revision: int
-    identities: tuple[Identity, ...]
-    order: tuple[Identity, ...] | None
+    rows: KeptRows
     drops: tuple[Drop, ...]
-    resized: Resized | None
 
     def merged(self, added: Sequence[Identity]) -> tuple[list[int], list[Identity]]:
         """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are."""
-        assert self.order is not None
-        order = merge_order(self.order, added)
-        return order, [[*self.order, *added][at] for at in order]
+        assert self.rows.order is not None
+        both = [*self.rows.order, *added]
+        order = sorted(range(len(both)), key=both.__getitem__)
+        return order, [both[at] for at in order]
 
 
 def plan_retry(
     record: GroupRecord, kept: Sequence[Entry], *, seeds: Collection[str], processed: bool
 ) -> tuple[RetriedRows, Sequence[Entry]] | None:
-    """Which rows of a finished row group can be retried, and what is finished of them; None if nothing can.
+    """The rows of a finished row group that can be retried, and their finished cells; None if no row can be retried.
 
-    Rows that processors have seen (`processed`) can be retried only with what was stored of them. `seeds` are the
-    columns that pre-batch processors see, if there are such processors: a row that failed in one of them never reached
-    to the processors and has no identity behind them.
+    Rows that processors have seen (`processed`) can be retried only if their values were stored. `seeds` are the
+    columns that pre-batch processors see, if any: a row that failed in one of them never reached the processors and has
+    no identity after them.
     """
     failed = [drop for drop in record.drops if drop.kind == "failed"]
-    known: Sequence[Entry] = ()
-    order: list[Identity] | None
-    resized: Resized | None = ()
     if kept and isinstance(kept[0], KeptRows):
-        header, known = kept[0], kept[1:]
-        resized, identities = header.resized, list(header.identities)
-        order = None if header.order is None else list(header.order)
-        if processed and len(known) != header.count:
+        rows, known = kept[0], kept[1:]
+        if processed and len(known) != rows.count:
             return None  # some values are not stored and cannot be generated from rows before the processors
     else:
-        gone = {drop.row for drop in failed}
+        gone, known = {drop.row for drop in failed}, ()
         order = [(row, 0) for row in range(record.start, record.stop) if row not in gone]
-        identities = sorted((row, 0) for row in gone)
-        if processed:
-            if order or any(drop.column not in seeds for drop in failed):
-                return None
-            resized = None  # every row failed before the processors
-    if not identities or (order is not None and len(order) != record.rows):
+        if processed and (order or any(drop.column not in seeds for drop in failed)):
+            return None
+        identities = [(row, 0) for row in sorted(gone)]
+        rows = KeptRows(order=order, identities=identities, resized=None if processed else (), count=0)
+    if not rows.identities or (rows.order is not None and len(rows.order) != record.rows):
         return None
+    identified = set(rows.identities)
     tried = {
         drop
         for drop in failed
-        if (drop.row, drop.copy) in set(identities) and (resized is None or drop.column not in seeds)
+        if (drop.row, drop.copy) in identified and (rows.resized is None or drop.column not in seeds)
     }
-    retry = RetriedRows(
-        revision=record.revision,
-        identities=tuple(identities),
-        order=None if order is None else tuple(order),
-        drops=tuple(drop for drop in record.drops if drop not in tried),
-        resized=resized,
-    )
-    return retry, known
+    drops = tuple(drop for drop in record.drops if drop not in tried)
+    return RetriedRows(revision=record.revision, rows=rows, drops=drops), known
 
 
 def kept_entries(
@@ -324,7 +297,7 @@ def kept_entries(
     order: Sequence[Identity] | None,
     resized: Resized | None,
 ) -> list[Entry]:
-    """What is finished of the rows `kept` of a row group, for `plan_retry`; `order` names the rows of its part."""
+    """The finished cells of some rows of a row group, for `plan_retry`; `order` identifies the rows of its part."""
     entries: list[Entry] = []
     for node in plan.graph.order:
         step = plan.steps[node]
@@ -335,20 +308,3 @@ def kept_entries(
     of = None if order is None else list(order)
     header = KeptRows(order=of, identities=rows.identities(kept), resized=resized, count=len(entries))
     return [header, *entries]
-
-
-def merge_order(before: Sequence[Identity], added: Sequence[Identity]) -> list[int]:
-    """Where the rows of a part come from when rows are added to it: positions in `before` followed by `added`.
-
-    Each added row goes in front of the first row that comes after it in the dataset; the others keep their order.
-    """
-    places: dict[int, list[int]] = {}
-    for position in sorted(range(len(added)), key=added.__getitem__):
-        place = next((at for at, identity in enumerate(before) if identity > added[position]), len(before))
-        places.setdefault(place, []).append(len(before) + position)
-    order: list[int] = []
-    for at in range(len(before) + 1):
-        order += places.get(at, ())
-        if at < len(before):
-            order.append(at)
-    return order

@@ -111,14 +111,7 @@ class RowGroup:
     """One row group. `queued` and `in_flight` are changed by the scheduler, which moves tasks from one to the other."""
 
     def __init__(
-        self,
-        index: int,
-        turn: int,
-        shared: Shared,
-        rows: Rows,
-        *,
-        journal: GroupJournal | None,
-        barrier: bool,
+        self, index: int, turn: int, shared: Shared, rows: Rows, *, journal: GroupJournal | None, barrier: bool
     ) -> None:
         """`turn` is its place in the order of stateful generators; `barrier` if pre-batch processors are to run."""
         self.index = index
@@ -130,7 +123,7 @@ class RowGroup:
         self.phase = Phase.FILLING
         self.queued = 0
         self.in_flight = 0
-        # What the scheduler takes over.
+        # Taken over by the scheduler.
         self.ready: deque[Task] = deque()
         self.parked: list[tuple[Task, float]] = []
         self.cancelled: list[tuple[Task, str]] = []
@@ -150,10 +143,10 @@ class RowGroup:
         # What the pre-batch processors removed and added, None until they have run.
         self.resized: Resized | None = None if barrier else rows.resized
 
-    # What is ready, and what earlier runs recorded.
+    # Tasks that are ready at admission, and outcomes of earlier runs.
 
     def begin(self) -> None:
-        """Find what is ready at admission; outcomes of earlier runs are restored after that."""
+        """Find the tasks that are ready at admission; outcomes of earlier runs are restored after that."""
         self._make_ready(self.frontier.begin())
 
     def find(self, column: str, row: int) -> Task | None:
@@ -161,7 +154,7 @@ class RowGroup:
         return next((task for task in self._alive.get(row, ()) if task.step.name == column), None)
 
     def restore_finished(self, step: Step, row: int, value: Any, work: tuple[int, int, float] | None) -> bool:
-        """An earlier run finished this task; False if it is not known here, because something before it was lost."""
+        """An earlier run finished this task; False if it is not known, because an earlier entry was lost."""
         task = self.find(step.name, row)
         if task is None:
             if not (0 <= row < self.frontier.rows and self.frontier.dropped[row]):
@@ -170,16 +163,13 @@ class RowGroup:
         else:
             self.salvage.discard(task)
             if row == GROUP and step.has_skip_rule:
-                self._restore_skipped(step, value[0])
+                # Rows that a whole column was not generated for were skipped; what is skipped with them depends on it.
+                for each in set(self.frontier.missing_rows(step.node)).difference(value[0]):
+                    self.rows.skips(step, each)
             self._complete(task, value, work)
         if step.instance is not None:
             self.note_call(step, row, value)
         return True
-
-    def _restore_skipped(self, step: Step, generated: Sequence[int]) -> None:
-        """Rows that a whole column was not generated for were skipped; what is skipped with them must know."""
-        for row in set(self.frontier.missing_rows(step.node)).difference(generated):
-            self.rows.skips(step, row)
 
     def restore_failed(
         self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, consequence: Consequence
@@ -240,11 +230,11 @@ class RowGroup:
         self._continue_with(before, after)
 
     def note_call(self, step: Step, row: int, value: Any = None) -> None:
-        """A stateful generator was called, now or in an earlier run; `value` is what it returned, if it did."""
+        """A stateful generator was called, now or in an earlier run, and returned `value`, unless it raised."""
         rows = [row] if row != GROUP else self.frontier.missing_rows(step.node) if value is None else value[0]
         self.calls.append((step, row, rows))
 
-    # What others ask.
+    # Questions of the scheduler and of attempts.
 
     def is_wanted(self, task: Task) -> bool:
         """False if the task's row was dropped, so that its result is not needed."""
@@ -264,11 +254,11 @@ class RowGroup:
         return f"row group {self.index} has {self.frontier.left} cells left and waits for {what}"
 
     def close(self) -> None:
-        """The row group ends, finished or not: pass on every turn."""
+        """The row group ends, finished or not: release every turn."""
         for gate in self._gate_list:
             gate.close()
 
-    # What an outcome does.
+    # Outcomes.
 
     def apply(self, outcome: Outcome) -> None:
         """Take in the outcome of an attempt."""
@@ -293,7 +283,7 @@ class RowGroup:
             self._failed(outcome)
 
     def record(self, outcome: Outcome) -> None:
-        """Journal an outcome that nothing else is done with, because the run ends: it is paid for."""
+        """Journal an outcome that arrived when the run had ended: it is paid for."""
         if outcome.status is Status.SUCCESS and outcome.task.step.node >= 0:
             self._journal_success(outcome)
 
@@ -321,7 +311,7 @@ class RowGroup:
         self._complete(task, outcome.value, work)
 
     def _complete(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
-        """A task succeeded, now or in an earlier run: write its values and find what that makes ready."""
+        """A task succeeded, now or in an earlier run: write its values and find the tasks that become ready."""
         step, row = task.step, task.row
         self._done(task)
         if row == GROUP:
@@ -391,7 +381,7 @@ class RowGroup:
             self._fail(task, error)
 
     def _defer(self, task: Task, now: float) -> bool:
-        """Keep a failed task for the next salvage round; False if it has no attempts left."""
+        """Defer a failed task to the next salvage round; False if it has no attempts left."""
         eligible_at = self.salvage.defer(task, now, self._shared.mean_latency(task.step))
         if eligible_at is None:
             return False
@@ -465,7 +455,7 @@ class RowGroup:
         if not alive:
             del self._alive[task.row]
 
-    # What becomes ready.
+    # Tasks that become ready, and phases.
 
     def _make_ready(self, ready: Sequence[tuple[int, int]]) -> None:
         # A loop and not recursion: a chain of skipped cells may be as long as the graph.
@@ -490,7 +480,7 @@ class RowGroup:
                 self._new_task(step, row)
 
     def _skip_cell(self, step: Step, row: int) -> Sequence[tuple[int, int]] | None:
-        """Complete a cell that is skipped and return what that makes ready; None if it is to run."""
+        """Complete a cell that is skipped and return the tasks that become ready; None if it is to run."""
         ready: Sequence[tuple[int, int]]
         try:
             if not self.rows.skips(step, row):
@@ -520,13 +510,12 @@ class RowGroup:
             return
         if self.frontier.barrier and not self._processors and self.rows.skipped is None:
             if not self.frontier.live:
-                if self.frontier.seeds_over:
+                if self.frontier.barrier_unreachable:
                     self.frontier.end_at_barrier()
-            elif self.frontier.seeds_done:
+            elif self.frontier.from_scratch_done:
                 self._processors = list(self._shared.pre_batch)
                 self._start_processor()
-        if self._is_filled():
-            self._leave_filling()
+        self._finish_phase()
         if not self.queued and not self.ready and len(self.salvage) and not stopping:
             deferred = self.salvage.start_round(self.frontier.rows)
             self._shared.notify.emit(
@@ -535,18 +524,13 @@ class RowGroup:
             for task, eligible_at in deferred:
                 self._retry(task, eligible_at)
 
-    def _is_filled(self) -> bool:
-        return self.rows.skipped is not None or (
-            self.frontier.complete
-            and not self.frontier.barrier
-            and not self._processors
-            and not self.in_flight
-            and not self.ready
-        )
-
-    def _leave_filling(self) -> None:
-        needs_post_batch = self.frontier.live and self.rows.skipped is None and self._shared.post_batch
-        if self.phase is Phase.FILLING and needs_post_batch:
+    def _finish_phase(self) -> None:
+        """Once every cell is done or dropped, start the post-batch processors; after them, the group is complete."""
+        frontier, is_skipped = self.frontier, self.rows.skipped is not None
+        has_work = self._processors or self.in_flight or self.ready
+        if not is_skipped and (has_work or frontier.barrier or not frontier.complete):
+            return
+        if self.phase is Phase.FILLING and not is_skipped and frontier.live and self._shared.post_batch:
             self.phase = Phase.POST_BATCH
             self._processors = list(self._shared.post_batch)
             self._start_processor()

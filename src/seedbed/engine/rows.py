@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import polars as pl
 
 from ..observe.report import Drop
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 
 PRE_BATCH_COLUMN = "pre_batch"
 
-# The number of a row, and 0, or 1, 2, … for rows that were added behind the row of that number.
+# The number of a row, and 0, or 1, 2, … for rows that were added after the row of that number.
 Identity = tuple[int, int]
 
 
 def identities_by_position(source: range, count: int) -> list[Identity]:
-    """The identities of `count` rows that stand in the place of the source rows of a row group.
+    """The identities of the `count` rows that a processor returned in place of the source rows of a row group.
 
-    A processor may do anything to rows, so that only their position in its output is known for certain. Those for
-    which there are no numbers left count as added behind the last one: identities are in the order of the rows.
+    A processor may do anything to rows, so only their position in its output is certain. Rows beyond the last number
+    count as added after it: identities are in the order of the rows.
     """
     last = len(source) - 1
     return [(source[min(at, last)], max(0, at - last)) for at in range(count)]
@@ -46,26 +45,16 @@ class Rows:
         self.drops: list[Drop] = []
         # How many rows each processor removed and added; which ones cannot be known.
         self.resized: Resized = ()
-        # Why the whole row group is given up, if it is.
+        # Why the whole row group is skipped, if it is.
         self.skipped: str | None = None
-        # What processors made of the rows, as long as it is not back in the buffer.
+        # The rows that processors returned, as long as they are not back in the buffer.
         self.frame: pl.DataFrame | None = None
         self._identities = identities  # None: the rows are the source rows
         self._skipped_cells: set[tuple[int, int]] = set()  # (node, row)
 
     @property
-    def removed(self) -> int:
-        """How many rows processors removed."""
-        return sum(removed for _, removed, _ in self.resized)
-
-    @property
-    def added(self) -> int:
-        """How many rows processors added."""
-        return sum(added for _, _, added in self.resized)
-
-    @property
     def count(self) -> int:
-        """How many rows there are, dropped ones included."""
+        """The number of rows, dropped ones included."""
         return self.buffer.rows
 
     def write_cell(self, step: Step, row: int, value: Any) -> None:
@@ -81,7 +70,7 @@ class Rows:
         self.buffer.update_cell(row, name, value)
 
     def skips(self, step: Step, row: int) -> bool:
-        """Whether a cell is not to be made, by its own rule or because one it needs was not; remembers the answer."""
+        """True if a cell is skipped, by its own rule or with one that it requires; the answer is stored."""
         node = step.node
         skip = any((up, row) in self._skipped_cells for up in step.skipped_with)
         rule = None if step.column is None else step.column.skip
@@ -92,22 +81,20 @@ class Rows:
         return skip
 
     def was_skipped(self, step: Step, row: int) -> bool:
-        """Whether a cell was not made because it was to be skipped."""
+        """True if a cell was skipped."""
         return (step.node, row) in self._skipped_cells
 
     def identity(self, row: int) -> Identity:
-        """Which row that is in the whole dataset."""
+        """The identity of a row in the dataset."""
         return (self.source[row], 0) if self._identities is None else self._identities[row]
 
     def identities(self, rows: Sequence[int]) -> list[Identity]:
-        """Which rows of the whole dataset these are."""
+        """The identities of rows in the dataset."""
         return [self.identity(row) for row in rows]
 
     def positions(self) -> list[int] | None:
-        """Where its rows are among the source rows; None if they are just these."""
-        if self._identities is None:
-            return None
-        return [row - self.source.start for row, _ in self._identities]
+        """The positions of its rows among the source rows; None if it has all of these."""
+        return None if self._identities is None else [row - self.source.start for row, _ in self._identities]
 
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop:
         """Record that a row failed."""
@@ -117,7 +104,7 @@ class Rows:
         return drop
 
     def skip(self, reason: str) -> None:
-        """Give the whole row group up."""
+        """Drop every row: a pre-batch processor failed."""
         self.skipped = reason
         self.resized = ()
         self.drops = [drop for drop in self.drops if drop.kind == "failed"]
@@ -141,7 +128,7 @@ class Rows:
         return self.buffer.take(self._plan.graph.outputs, live)
 
     def processor_call(self, step: Step, live: Sequence[int]) -> Callable[[], tuple[pl.DataFrame, pl.DataFrame]]:
-        """What runs a processor on the rows as they are now and gives the frames before and after it."""
+        """A function that runs a processor on the rows and returns the frames before and after it."""
         processor, frame = step.processor, self.frame
         assert processor is not None
         names = self._plan.seed_outputs if step.kind is Stage.PRE_BATCH else self._plan.graph.outputs
@@ -176,7 +163,7 @@ class Rows:
         self.frame = after
 
     def rebuild(self) -> int:
-        """Put what the pre-batch processors left back into a buffer; returns how many rows that are."""
+        """Continue with the rows that pre-batch processors returned; returns how many they are."""
         assert self.frame is not None
         self.buffer = Buffer.from_frame(self.frame, self._plan.graph.outputs)
         self._identities = identities_by_position(self.source, self.buffer.rows)
@@ -188,11 +175,11 @@ class Rows:
         return Rebuilt(
             columns=self.buffer.take(self._plan.seed_outputs),
             resized=self.resized,
-            drops=[attrs.asdict(drop) for drop in self.drops],
+            drops=list(self.drops),
         )
 
     def take_over(self, columns: dict[str, list[Any]], resized: Resized, drops: list[Drop]) -> int:
-        """Go on with the rows that pre-batch processors left in an earlier run; returns how many they are."""
+        """Continue with the rows that pre-batch processors returned in an earlier run; returns how many they are."""
         count = len(columns[self._plan.seed_outputs[0]])
         self.replace(columns, identities_by_position(self.source, count))
         self.resized = resized
@@ -200,9 +187,8 @@ class Rows:
         return count
 
     def replace(self, columns: dict[str, list[Any]], identities: list[Identity]) -> None:
-        """Take other rows in place of these: what a column that may resize does."""
-        height = len(identities)
-        self.buffer = Buffer(self._plan.graph.outputs, height)
+        """Take other rows in place of these."""
+        self.buffer = Buffer(self._plan.graph.outputs, len(identities))
         for name, values in columns.items():
             for row, value in enumerate(values):
                 self.buffer.update_cell(row, name, value)

@@ -11,27 +11,23 @@ import contextlib
 import math
 import os
 import random
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
 from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
-from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
 from ..runtime.tasks import Timers, leaves
 from ..runtime.threads import open_processes
-from ..runtime.throttle import ThrottleManager
-from ..store.entries import Key, Purpose
+from ..runtime.throttle import KeyLimits, ThrottleManager
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
 from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
-from .recorder import GroupEntries, Recorder
-from .replay import replay_calls, replay_group
-from .resume import History, plan_retry, restore_entries
-from .row_group import RowGroup, Shared
-from .rows import Rows
+from .opening import open_group
+from .recorder import Recorder
+from .resume import History
+from .row_group import Shared
 from .scheduler import Scheduler
 from .services import OpenGroup, Services
 from .stateful import Instance
@@ -39,15 +35,13 @@ from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Sta
 from .worker import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable
 
     from ..observe.report import BuildReport
     from ..runtime.threads import Processes
     from ..runtime.throttle import Throttle
-    from ..store.entries import Entry
     from .checkpoint import FinishedGroup
     from .plan import BuildPlan
-    from .resume import RetriedRows
     from .storage import Store
     from .tasks import Action, Task
 
@@ -61,13 +55,13 @@ async def run_build(
     throttles: ThrottleManager | None = None,
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> BuildReport:
-    """Run a whole build. Raises what stopped it, with the report; checkpoints written by then stay."""
+    """Run a whole build; raises the error that stopped it, with the report. Checkpoints remain on disk."""
     config = plan.config
     timers = Timers()
     own = throttles or ThrottleManager(
         limits=plan.limits,
         timers=timers,
-        default=plan.default_limits,
+        default=KeyLimits(max_parallel_requests=config.max_parallel_requests),
         patience=config.throttle_patience,
         backoff_base=config.backoff_base,
         backoff_max=config.backoff_max,
@@ -82,7 +76,7 @@ async def run_build(
         notify.emit(
             events.BuildStarted,
             rows=plan.rows,
-            row_groups=plan.group_count,
+            row_groups=plan.layout.count,
             columns=plan.graph.outputs,
             keys={column.name: column.key for column in plan.source.columns},
             limits={key: each.max_parallel_requests for key, each in plan.source.limits.items()},
@@ -91,11 +85,11 @@ async def run_build(
             notify.emit(events.DamageFound, message=message)
         unwatch = own.watch(lambda key, limit: notify.emit(events.ThrottleChanged, key=key, limit=limit))
         try:
-            async with _committing(run.services.recorder):
+            async with run.services.recorder.committing() if run.services.recorder else contextlib.nullcontext():
                 await run.execute()
         except BaseException as failure:  # it is raised below, with the report
             found = list(leaves(failure))
-            # Where memory ran out or polars panicked, that is the message, whatever else failed because of it.
+            # Memory that ran out or a panic of polars is the message, whatever else failed because of it.
             error = next(filter(None, map(breakdown, found)), None) or failure
             if not all(isinstance(leaf, Exception) or is_panic(leaf) for leaf in found):
                 raise
@@ -113,7 +107,7 @@ async def run_build(
             dropped=len(report.dropped),
             error=None if error is None else error_text(error),
         )
-    # A reader that raised stopped the run; one that raised when there was nothing left to stop counts too.
+    # A reader that raised stopped the run; one that raised after the end counts too.
     error = error or emitter.failure
     if error is None:
         return report
@@ -121,21 +115,6 @@ async def run_build(
     if isinstance(sole, BuildError | StoreError):
         sole.report = report
     raise sole
-
-
-@asynccontextmanager
-async def _committing(recorder: Recorder | None) -> AsyncIterator[None]:
-    """Commit journal entries while the run goes on and, however it ends, all of them at its end."""
-    if recorder is None:
-        yield
-        return
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(recorder.run)
-            yield
-            nursery.cancel_scope.cancel(reason="the run has ended")
-    finally:
-        await recorder.flush()
 
 
 class Run:
@@ -157,22 +136,22 @@ class Run:
         self.throttles = throttles
         self.deliver: Callable[[FinishedGroup], None] = lambda _: None  # called with each finished row group
         emitter.on_failure = self._reader_failed
-        now = trio.lowlevel.current_clock().current_time
+        self._now = now = trio.lowlevel.current_clock().current_time
+        self.started = now()
         rng = random.Random(config.jitter_seed)
         self.ledger = ledger = Ledger()
         budget = Budget(config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced)
-        self.history = History(plan, store, ledger, budget)
-        self.instances = {identity: Instance(nodes) for identity, nodes in plan.instances.items()}
+        self.history = history = History(plan, store, ledger, budget)
         notify = Notices(emitter, now)
         unkeyed = UnkeyedSteps(
             config, rng, now, mean_latency_of_key=lambda key: throttles.get(key).mean_latency, stop=self.stop
         )
-        self.shared = Shared(
+        shared = Shared(
             graph=plan.graph,
             steps=plan.steps,
             pre_batch=plan.pre_batch,
             post_batch=plan.post_batch,
-            instances=self.instances,
+            instances={identity: Instance(nodes) for identity, nodes in plan.instances.items()},
             always=plan.runs_always,
             config=config,
             budget=budget,
@@ -184,23 +163,22 @@ class Run:
             note_success=unkeyed.succeeded,
         )
         self.scheduler = Scheduler(
-            self.shared,
-            group_count=plan.group_count,
-            is_open=self.history.is_open,
+            shared,
+            group_count=plan.layout.count,
+            is_open=history.is_open,
             throttle=self._throttle,
             processes=processes.count,
         )
         self.services = Services(
             plan=plan,
             store=store,
-            history=self.history,
+            history=history,
             scheduler=self.scheduler,
-            throttles=throttles,
+            shared=shared,
             processes=processes,
             unkeyed=unkeyed,
             ledger=ledger,
             notify=notify,
-            trace=config.trace,
             now=now,
             wake=self._wake,
         )
@@ -209,15 +187,12 @@ class Run:
                 store.journal,
                 config,
                 in_thread=self.services.store_thread,
-                spending=self.services.usage_entries,
-                finished=self.history.finished_groups,
+                usage=self.services.usage_entries,
+                finished=history.finished_groups,
                 on_commit=self.services.committed,
                 on_unpicklable=lambda column: notify.emit(events.UnjournaledColumn, column=column),
             )
-        self.started = now()
-        self._now = now
-        # Cancels every task of the run.
-        self._scope: trio.CancelScope | None = None
+        self._scope: trio.CancelScope | None = None  # of every task of the run
         self._send, self._receive = trio.open_memory_channel[Outcome | None](math.inf)
         self._woken = False  # a None is in the channel
         self._unsubscribe: dict[str, Callable[[], None]] = {}
@@ -240,12 +215,12 @@ class Run:
             self._scope.cancel(reason=f"the build is stopping: {self.stopping}")
 
     def close(self) -> None:
-        """The run has ended: throttles that it shares with others need not call it any more."""
+        """Unsubscribe from throttles, which may be shared with other runs."""
         for unsubscribe in self._unsubscribe.values():
             unsubscribe()
 
     def report(self) -> BuildReport:
-        """What the run has done so far."""
+        """The report of the run so far."""
         return self.ledger.report(
             rows=self.plan.rows,
             unfinished=self.history.unfinished(),
@@ -255,8 +230,8 @@ class Run:
         )
 
     def _reader_failed(self, event: events.Event, error: Exception) -> None:
-        what = type(event).__name__
-        stopped = BuildStopped(f"a reader of events raised on {what}: {type(error).__name__}: {error}")
+        kind = type(event).__name__
+        stopped = BuildStopped(f"a reader of events raised on {kind}: {type(error).__name__}: {error}")
         stopped.__cause__ = error
         self.stop(stopped)
 
@@ -277,7 +252,7 @@ class Run:
                     self._drain()
                 if self.stopping is None:
                     await finish(self.services)
-                    # A stop that came meanwhile was too late to stop anything.
+                    # A stop that came in the meantime was too late.
                     finished = True
                 nursery.cancel_scope.cancel(reason="all row groups are done")
         if self._scope.cancelled_caught and self.stopping is None:
@@ -308,9 +283,9 @@ class Run:
         try:
             self.scheduler.finished(outcome)
         except Exception as error:
-            group = self.services.groups[outcome.task.group]
             task = outcome.task
-            locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
+            group = self.services.groups[task.group]
+            locate(error, group.index, task, group.number(task))
             raise
 
     def _perform(self, action: Action, nursery: trio.Nursery) -> None:
@@ -380,7 +355,7 @@ class Run:
             # The run ends: what is still queued must not start in the slot that is released here.
             self.scheduler.aborted(task)
             if isinstance(error, Exception):
-                locate(error, group.index, task, None if task.row_or_none is None else group.rows.identity(task.row)[0])
+                locate(error, group.index, task, group.number(task))
             raise
         self._send.send_nowait(outcome)
 
@@ -389,7 +364,7 @@ class Run:
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    group = await self._open_group(index, turn, nursery)
+                    group = await open_group(self.services, index, turn, nursery)
                     if group is not None:
                         await group.closing.wait()
                         if group.is_complete:
@@ -406,67 +381,6 @@ class Run:
         finally:
             self.scheduler.closed(index)
             self._wake()
-
-    async def _open_group(self, index: int, turn: int, nursery: trio.Nursery) -> OpenGroup | None:
-        """Admit a row group with what earlier runs left of it; None if there is nothing to do for it."""
-        services, history, plan = self.services, self.history, self.plan
-        recorder = services.recorder
-        retry: RetriedRows | None = None
-        entries: Sequence[Entry] = ()
-        if history.is_done(index):
-            if history.replaying:
-                await replay_group(services, index, turn, nursery, self.instances)
-            found = await self._retried(index) if index in history.retrying else None
-            if found is None:
-                for instance in self.instances.values():
-                    instance.turnstile.leave(turn)
-                self.scheduler.passed_over()
-                return None
-            retry, entries = found
-        elif recorder is not None and index in history.recorded:
-            entries = await recorder.read(Key(group=index))
-        group = self._new_group(index, turn, nursery, retry)
-        assert group.state is not None
-        services.groups[index] = group
-        services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
-        group.state.begin()
-        services.restored(index, restore_entries(group.state, group.rows, plan.steps, entries))
-        calls = [(step, row) for step, row, _ in group.state.calls if history.must_replay(step)]
-        await replay_calls(services, group, calls)
-        self.scheduler.admitted(group.state)
-        self._wake()
-        return group
-
-    def _new_group(self, index: int, turn: int, nursery: trio.Nursery, retry: RetriedRows | None) -> OpenGroup:
-        plan, recorder = self.plan, self.services.recorder
-        rows = Rows(plan, plan.group_rows(index), None if retry is None else list(retry.identities))
-        barrier = bool(plan.pre_batch)
-        if retry is not None and retry.resized is not None:
-            # Rows that are retried have passed the pre-batch processors.
-            barrier = False
-            rows.resized = retry.resized
-        key = Key(group=index)
-        if retry is not None:
-            key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
-        journal = None
-        if recorder is not None and plan.config.durability == "cell":
-            journal = GroupEntries(recorder, key, rows, plan)
-        state = RowGroup(index, turn, self.shared, rows, journal=journal, barrier=barrier)
-        return OpenGroup(index, rows, nursery, key, retry=retry, state=state, journal=journal)
-
-    async def _retried(self, index: int) -> tuple[RetriedRows, Sequence[Entry]] | None:
-        """The dropped rows of a finished row group, and everything that earlier runs left of them."""
-        record, recorder, plan = self.history.retrying[index], self.services.recorder, self.plan
-        kept: Sequence[Entry] = ()
-        if recorder is not None:
-            kept = await recorder.read(Key(group=index, revision=record.revision, purpose=Purpose.KEPT))
-        seeds = [step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH] if plan.pre_batch else []
-        found = plan_retry(record, kept, seeds=seeds, processed=bool(plan.pre_batch or plan.post_batch))
-        if found is None or recorder is None:
-            return found
-        retry, entries = found
-        key = Key(group=index, revision=record.revision, purpose=Purpose.RETRY)
-        return retry, [*entries, *await recorder.read(key)]
 
 
 def _sole(error: BaseException) -> BaseException:

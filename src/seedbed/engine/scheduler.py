@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from ..errors import BudgetExceeded, BuildStopped, EarlyShutdown, Stalled, ThreadsStuck
+from ..errors import BudgetExceeded, BuildStopped, EarlyShutdown, Stalled
 from ..observe import events
 from ..runtime.lanes import Lanes
-from .failures import ErrorWindow, error_text
+from .failures import AbandonedThreads, ErrorWindow, error_text
 from .row_group import Phase
 from .tasks import (
     PROCESS_LANE,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from ..observe.report import Usage
     from .row_group import RowGroup, Shared
-    from .stateful import Instance
     from .tasks import Action, Permit, Step, TaskUsage
 
 # Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
@@ -157,10 +156,7 @@ class Scheduler:
         self.stopping: BuildStopped | None = None
         self._cancel_at = math.inf
         self._dead = False  # an exception ended the run: nothing starts any more
-        # Threads that were abandoned and still run, by column; they keep their slots.
-        self._overrun: Counter[str] = Counter()
-        self._late_threads = 0
-        self._thread_checks: list[tuple[float, int, str, Instance | None]] = []  # (when, late threads then, …)
+        self._abandoned = AbandonedThreads(config.max_active_tasks, config.grace)
         self._actions: list[Action] = []
 
     # Events: what the caller reports.
@@ -279,17 +275,12 @@ class Scheduler:
 
     def thread_abandoned(self, step: Step) -> None:
         """The task of a thread was cancelled or timed out; the thread runs on."""
-        self._overrun[step.name] += 1
-        instance = self._shared.instance_of(step)
-        if instance is not None or self._overrun.total() >= self._max_active:
-            when = self._now() + self._shared.config.grace
-            self._thread_checks.append((when, self._late_threads, step.name, instance))
+        self._abandoned.add(step.name, self._shared.instance_of(step), self._now())
 
     def thread_ended(self, step: Step, *, had_slot: bool, late: bool) -> None:
         """A thread really ended; `late` if it had been abandoned."""
         if late:
-            self._late_threads += 1
-            self._overrun[step.name] -= 1
+            self._abandoned.ended(step.name)
         if had_slot:
             self._free_slot(process=False)
         instance = self._shared.instance_of(step)
@@ -322,7 +313,8 @@ class Scheduler:
         """What to do now, given everything reported so far."""
         now = self._now()
         self._return_parked(now)
-        self._check_threads(now)
+        if (stuck := self._abandoned.stuck(now)) is not None:
+            self.stop(stuck)
         more = self._turn_over_groups()
         self._admit()
         if not self._dead:
@@ -588,7 +580,7 @@ class Scheduler:
         """Enter an attempt into its error window, and stop the run if too much of it is errors."""
         error = outcome.status is not Status.SUCCESS
         if outcome.task.attempt > 1:
-            full = group.salvage.window.record(outcome.task.salvage_round, error=error)
+            full = group.salvage.record(outcome.task.salvage_round, error=error)
             option = "salvage_error_threshold"
         else:
             exceeded = self.window.record(error=error, in_flight=self._submitted)
@@ -601,41 +593,27 @@ class Scheduler:
                 )
             )
 
-    def _check_threads(self, now: float) -> None:
-        """Stop the run if abandoned threads held everything for `grace` and none of them ended."""
-        for check in [check for check in self._thread_checks if check[0] <= now]:
-            self._thread_checks.remove(check)
-            _, late, column, instance = check
-            if late != self._late_threads:
-                continue
-            grace = self._shared.config.grace
-            if self._overrun.total() >= self._max_active:
-                columns = [name for name, count in self._overrun.items() if count]
-                self.stop(ThreadsStuck(columns, f"all {self._max_active} execution slots", grace))
-            elif instance is not None and instance.wanted:
-                self.stop(ThreadsStuck([column], "a stateful generator that others need", grace))
-
     def _next_instant(self) -> float:
         return min(
             self._parked[0][0] if self._parked else math.inf,
             self._cancel_at,
-            min((check[0] for check in self._thread_checks), default=math.inf),
+            self._abandoned.next_check,
         )
 
-    def _keys_waited_for(self) -> list[str]:
-        """The keys whose lanes wait for a permit."""
-        blocked = {lane for lane, why in self._blocked.items() if why is Blocked.PERMIT}
-        return [key for key, lanes in self._lanes_of_key.items() if not blocked.isdisjoint(lanes)]
-
     def _check_progress(self) -> None:
-        """Raise `Stalled` if no event can come that would let the build go on."""
+        """Raise `Stalled` if no event can come that would let the build continue."""
+        without_permit = {lane for lane, why in self._blocked.items() if why is Blocked.PERMIT}
         waits_outside = (
             self._submitted  # an attempt ends
             or self._admitting
             or self._parked_count
-            or self._overrun.total()  # an abandoned thread ends
+            or self._abandoned.running.total()  # one of them ends
             or any(group.phase is Phase.CLOSING for group in self.groups.values())
-            or any(self._throttle(key).will_notify for key in self._keys_waited_for())
+            or any(
+                self._throttle(key).will_notify
+                for key, lanes in self._lanes_of_key.items()
+                if not without_permit.isdisjoint(lanes)
+            )
             or not self.groups
         )
         if not waits_outside:

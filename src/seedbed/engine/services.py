@@ -1,4 +1,4 @@
-"""What the attempts of one run share: collaborators, without decisions of their own."""
+"""The objects that the attempts of a run share, and how they run functions in threads. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 import trio
 
+from ..graph import GROUP
 from ..observe import events
 from ..runtime.threads import Lease, Portal, current_portal
 
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
-    from ..runtime.throttle import ThrottleManager
     from ..store.entries import Key
     from .failures import UnkeyedSteps
     from .plan import BuildPlan
     from .recorder import GroupEntries, Recorder
     from .resume import History, RetriedRows
-    from .row_group import RowGroup
+    from .row_group import RowGroup, Shared
     from .rows import Rows
     from .scheduler import Scheduler
     from .storage import Store
@@ -35,7 +35,7 @@ STORE_THREADS = 4
 
 @attrs.define(eq=False)
 class OpenGroup:
-    """A row group as the trio side has it. `state` is None for one that is only replayed."""
+    """The trio side of a row group. `state` is None if it is only replayed."""
 
     index: int
     rows: Rows
@@ -46,6 +46,10 @@ class OpenGroup:
     journal: GroupEntries | None = None
     closing: trio.Event = attrs.field(factory=trio.Event)  # set when it is to be checkpointed or closed
     is_complete: bool = False
+
+    def number(self, task: Task) -> int | None:
+        """The number of a task's row in the dataset; None if the task is for the whole row group."""
+        return None if task.row == GROUP else self.rows.identity(task.row)[0]
 
     def live_rows(self) -> list[int]:
         """The rows that are not dropped, in order."""
@@ -66,7 +70,7 @@ class Services:
 
     plan: BuildPlan
     scheduler: Scheduler
-    throttles: ThrottleManager
+    shared: Shared
     processes: Processes
     unkeyed: UnkeyedSteps
     history: History
@@ -74,14 +78,13 @@ class Services:
     recorder: Recorder | None = None
     ledger: Ledger
     notify: Notices
-    trace: bool  # a `TaskTrace` of every attempt is recorded
     now: Callable[[], float]
-    wake: Callable[[], None]  # something was reported to the scheduler: ask it for actions
+    wake: Callable[[], None]  # called after a report to the scheduler: it may have new actions
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)
     store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
 
     def usage_entries(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
-        """The usage of all runs of this dataset so far, as the store has it."""
+        """The usage of all runs of this dataset so far, as the store writes it."""
         return tuple((*key, *attrs.astuple(usage)) for key, usage in self.ledger.usage.items())
 
     def committed(self, cells: int) -> None:

@@ -13,7 +13,6 @@ from ..errors import ManifestError, StoreError
 from ..models import open_http, open_models
 from ..recipe.file import MAX_BYTES
 from ..recipe.file import load_recipe as load_file
-from ..recipe.fingerprint import recipe_text
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
 from ..store.files import PRIVATE, read_file, write_file
@@ -56,10 +55,6 @@ class Source:
     watched: frozenset[str] = frozenset()
     recipe: Recipe | None = None
 
-    def text(self) -> str | None:
-        """The recipe file that is kept with the dataset, so that `resume` needs nothing but the directory."""
-        return None if self.recipe is None else recipe_text(self.recipe)
-
 
 def load_recipe(
     path: str | os.PathLike[str],
@@ -73,21 +68,16 @@ def load_recipe(
     Functions of the user's are imported only with `allow_code=True`. The recipe may read files below its own folder and
     below `allow_paths`; its headers may send the environment variables `allow_env` and those of an `api_key_env`.
     """
-    return load_granted(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
-
-
-def load_granted(path: str | os.PathLike[str], grants: Grants, *, content: bytes | None = None) -> Recipe:
-    """`load_recipe` with what the user grants in one value, and with `content` what the file holds."""
-    return load_file(path, grants=grants, content=content, run_options=RunConfig)
+    return load_file(path, grants=Grants(code=allow_code, paths=allow_paths, env=allow_env), run_options=RunConfig)
 
 
 def stored_recipe(directory: Path, grants: Grants) -> Recipe:
-    """The recipe that is kept with a dataset. The folder that it came from grants nothing: anyone can name one."""
+    """The recipe that is stored with a dataset. The folder that it came from grants nothing: anyone can name one."""
     path = directory / RECIPE_NAME
     try:
         content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
     except FileNotFoundError:
-        header = read_manifest(directory).manifest.header
+        header = read_manifest(directory).header
         if header is None or header.recipe is None:
             raise ManifestError(
                 f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"
@@ -96,66 +86,41 @@ def stored_recipe(directory: Path, grants: Grants) -> Recipe:
         content = header.recipe.encode("utf-8", "surrogatepass")
     except OSError as error:
         raise ManifestError(f"the recipe {str(path)!r} cannot be read: {error}") from error
-    return load_granted(path, grants, content=content)
+    return load_file(path, grants=grants, content=content, run_options=RunConfig)
 
 
-def keep_recipe(directory: Path, text: str) -> None:
-    """Write the recipe file of a dataset: it is there as a whole or not at all."""
+def store_recipe(directory: Path, text: str) -> None:
+    """Write the recipe file of a dataset, as a whole or not at all."""
     try:
         write_file(directory, RECIPE_NAME, text.encode())
     except OSError as error:
-        raise StoreError(f"the recipe cannot be kept in {str(directory)!r}: {error}") from error
+        raise StoreError(f"the recipe cannot be stored in {str(directory)!r}: {error}") from error
 
 
 def make_source(
-    given: Recipe | Iterable[Column],
+    recipe: Recipe | Iterable[Column],
     *,
     config: RunConfig | None = None,
     limits: Mapping[str, KeyLimits] | None = None,
     processors: Iterable[Processor] = (),
     artifacts: Path | None = None,
 ) -> Source:
-    """Whatever a user hands in, as what the engine runs; a recipe's problems are raised all at once."""
-    if not isinstance(given, Recipe):
-        columns: Any = given
-        return Source(
-            columns=tuple(_iterable(columns)),
-            processors=tuple(processors),
-            limits=dict(limits or {}),
-            config=config or RunConfig(),
-        )
-    return _compile(
-        given,
-        config=config or RunConfig.from_mapping(given.run),
-        limits=limits or {},
-        processors=processors,
-        artifacts=artifacts,
-    )
-
-
-def _iterable(columns: Any) -> Iterable[Column]:
-    try:
-        return tuple(columns)
-    except TypeError:
-        # One column, or something that the plan will say is none.
-        return (columns,)
-
-
-def _compile(
-    recipe: Recipe,
-    *,
-    config: RunConfig,
-    limits: Mapping[str, KeyLimits],
-    processors: Iterable[Processor],
-    artifacts: Path | None,
-) -> Source:
+    """Compile what a user passes to what the engine runs; a recipe's problems are raised all at once."""
+    more = tuple(processors)
+    if not isinstance(recipe, Recipe):
+        given: Any = recipe
+        try:
+            columns = tuple(given)
+        except TypeError:  # one column, or something that the plan will report as none
+            columns = (given,)
+        return Source(columns=columns, processors=more, limits=dict(limits or {}), config=config or RunConfig())
     # Open while a build runs.
     clients: dict[str, ModelClient] = {}
     connections: list[HttpClient] = []
     environment = recipe.environment(clients=clients, connections=connections, artifacts=artifacts)
     columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)
-    known = {**_model_limits(used), **limits}
+    known = {**_model_limits(used), **(limits or {})}
     keys = {column.key for column in columns if column.key is not None}
 
     @asynccontextmanager
@@ -170,22 +135,21 @@ def _compile(
                 connections.clear()
 
     made = (make_processor(spec, environment) for spec in recipe.processors)
-    given = tuple(processors)
+    domains = [(spec, domain) for spec in used.values() for domain in DOMAINS]
     return Source(
         columns=columns,
-        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in made), *given),
+        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in made), *more),
         limits={key: each for key, each in known.items() if key in keys},
         inner_limits={key: each for key, each in known.items() if key not in keys},
-        config=config,
-        metered=frozenset(spec.key(domain) for spec in used.values() for domain in DOMAINS),
+        config=config or RunConfig.from_mapping(recipe.run),
+        metered=frozenset(spec.key(domain) for spec, domain in domains),
         priced=frozenset(
             spec.key(domain)
-            for spec in used.values()
-            for domain in DOMAINS
+            for spec, domain in domains
             if spec.input_price or (spec.output_price and domain != "embedding")
         ),
         resources=resources,
-        fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=given),
+        fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=more),
         watched=frozenset(
             column.name
             for spec, column in zip(recipe.columns, columns, strict=True)
@@ -199,8 +163,9 @@ def _model_limits(specs: Mapping[str, ModelSpec]) -> dict[str, KeyLimits]:
     """The limits of every key; aliases that share one have the largest of their caps and the lowest of their rates."""
     found: dict[str, KeyLimits] = {}
     for spec in specs.values():
+        own = spec.limits()
         for domain in DOMAINS:
-            key, own = spec.key(domain), spec.limits()
+            key = spec.key(domain)
             other = found.get(key, own)
             found[key] = KeyLimits(
                 max_parallel_requests=max(own.max_parallel_requests, other.max_parallel_requests),

@@ -34,7 +34,7 @@ class Instance:
     def __init__(self, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)  # the columns that it fills, in the order of their turns
         self.turnstile = Turnstile()
-        # A thread that was given up may still be in the generator; nobody else may enter before it has ended.
+        # An abandoned thread may still be in the generator; no other call may enter before it has ended.
         self._busy = 0
         self._when_free: Callable[[], None] | None = None
 
@@ -44,30 +44,30 @@ class Instance:
 
     @property
     def wanted(self) -> bool:
-        """Whether a task waits for a thread to leave the generator."""
+        """True if a task waits for a thread to leave the generator."""
         return self.busy and self._when_free is not None
 
     def thread_started(self) -> None:
         self._busy += 1
 
     def thread_ended(self) -> None:
-        """The thread is really over; who waits for the generator goes on."""
+        """A thread really ended: a task that waits for the generator may enter."""
         self._busy -= 1
         if not self._busy and self._when_free is not None:
             callback, self._when_free = self._when_free, None
             callback()
 
     def when_free(self, callback: Callable[[], None]) -> None:
-        """Call back once the generator is free; the last one to ask is the one whose turn it is."""
+        """Call back once the generator is free; the last caller is the one whose turn it is."""
         self._when_free = callback
 
 
 class Gate:
     """One row group's turn with one stateful generator.
 
-    Tasks arrive in any order and are released one at a time in the order of (column, row); the next one only when the
-    one before is settled: done, or given up after its last attempt. Rows whose inputs failed are passed over; those
-    that were dropped for another column are not.
+    Tasks arrive in any order and are released one at a time in the order of (column, row), each only when the one
+    before has ended for good. Rows whose inputs failed are passed over; those that were dropped for another column are
+    not.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Gate:
 
     @property
     def waiting(self) -> bool:
-        """Whether something here waits for other row groups or for a thread to end."""
+        """True if tasks wait here for other row groups or for a thread to end."""
         return bool(self._arrived)
 
     def describe_wait(self) -> str:
@@ -106,14 +106,14 @@ class Gate:
         self.advance()
 
     def settle(self, node: int, row: int) -> None:
-        """The released task is over for good."""
+        """The released task has ended for good."""
         if self._out == (node, row):
             self._out = None
-            self._step_on()
+            if self._is_cell(node):
+                self._row += 1
+            else:
+                self._position += 1
         self.advance()
-
-    def is_out(self, node: int, row: int) -> bool:
-        return self._out == (node, row)
 
     def advance(self) -> None:
         """Release the next task if it is here and may run."""
@@ -144,25 +144,19 @@ class Gate:
     def _is_cell(self, node: int) -> bool:
         return self._graph.nodes[node].kind is Kind.CELL
 
-    def _step_on(self) -> None:
-        if self._is_cell(self._instance.nodes[self._position]):
-            self._row += 1
-        else:
-            self._position += 1
-
     def _pass_over(self) -> None:
         frontier, nodes = self._frontier, self._instance.nodes
         while self._position < len(nodes):
             node = nodes[self._position]
             kind = self._graph.nodes[node].kind
             if frontier.barrier and kind is not Kind.FROM_SCRATCH:
-                return  # there are other rows behind the barrier
+                return  # the rows are other ones after the barrier
             if kind is not Kind.CELL:
                 if frontier.missing_rows(node):
                     return
                 self._position += 1
                 continue
-            # Done without having been released: the cell was skipped, or kept by an earlier run.
+            # Done without having been released: the cell was skipped, or restored from an earlier run.
             while self._row < frontier.rows and (
                 frontier.is_dead(node, self._row) or (self._out is None and frontier.is_done(node, self._row))
             ):

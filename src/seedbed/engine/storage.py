@@ -11,12 +11,13 @@ import attrs
 import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
+from ..recipe.fingerprint import recipe_text
 from ..store.entries import Purpose
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
 from ..store.writer import DatasetWriter
-from .source import RECIPE_NAME, keep_recipe
+from .source import RECIPE_NAME, store_recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,26 +56,22 @@ def open_store(plan: BuildPlan, out: Path) -> Store:
 
 
 def _new_store(plan: BuildPlan, out: Path) -> Store:
-    recipe = plan.source.text()
-    store = Store(
-        DatasetWriter.create(
-            out,
-            Header(
-                rows=plan.rows,
-                buffer_size=plan.config.buffer_size,
-                columns=plan.graph.outputs,
-                declared=pa.schema(list(plan.declared.items())),
-                fingerprint=dict(plan.fingerprint),
-                recipe=recipe,
-                publishes_at_end=bool(plan.after_generation),
-                created=time.time(),
-                version=version("seedbed"),
-            ),
-        )
+    recipe = None if plan.source.recipe is None else recipe_text(plan.source.recipe)
+    header = Header(
+        rows=plan.rows,
+        buffer_size=plan.config.buffer_size,
+        columns=plan.graph.outputs,
+        declared=pa.schema(list(plan.declared.items())),
+        fingerprint=dict(plan.fingerprint),
+        recipe=recipe,
+        publishes_at_end=bool(plan.after_generation),
+        created=time.time(),
+        version=version("seedbed"),
     )
+    store = Store(DatasetWriter.create(out, header))
     try:
         if recipe is not None:
-            keep_recipe(out, recipe)
+            store_recipe(out, recipe)
         if plan.config.durability == "cell":
             store.journal = Journal.create(out)
     except BaseException:
@@ -115,7 +112,7 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
                 f"another process wrote {str(out)!r} while this build was getting ready: start it again"
             )
         if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
-            keep_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
+            store_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
         # A journal that is there is read, whatever the options are now: its cells are paid for.
         if plan.config.durability == "cell" or has_journal(out):
             store.journal, store.recovered = open_journal(manifest.commits)
@@ -138,16 +135,12 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
 
 def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
     """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet."""
-    for key in recovered.groups:
+    for key in (*recovered.groups, *recovered.kept):
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
-            # A group that was skipped as a whole may be under way again.
-            is_over = record is not None and record.skipped is None
+            # A group that was skipped as a whole may be generated again now.
+            is_obsolete = record is not None and record.skipped is None
         else:
-            is_over = record is None or record.revision != key.revision
-        if is_over:
-            journal.free(key)
-    for key in recovered.kept:
-        record = manifest.groups.get(key.group)
-        if record is None or (record.revision != key.revision and key.purpose is not Purpose.CALLS):
+            is_obsolete = record is None or (key.purpose is not Purpose.CALLS and record.revision != key.revision)
+        if is_obsolete:
             journal.free(key)

@@ -1,13 +1,13 @@
-"""One attempt of one task: its generator is called, its result checked, its outcome returned."""
+"""One attempt of one task: call the generator, check the result, return the outcome."""
 
 from __future__ import annotations
 
 import copy
-import datetime
-import decimal
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,28 +34,14 @@ if TYPE_CHECKING:
 
 
 # Immutable values; anything else is copied before a generator gets it.
-_IMMUTABLE = frozenset(
-    {
-        str,
-        int,
-        float,
-        bool,
-        type(None),
-        bytes,
-        datetime.datetime,
-        datetime.date,
-        datetime.time,
-        datetime.timedelta,
-        decimal.Decimal,
-    }
-)
+_IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal})
 
 
 async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     """Call the generator once, under the task's cancel scope, and settle its permit.
 
-    What the generator raises is the outcome and is never raised here; only a cancellation from outside (the row group
-    or the run ends) leaves without an outcome.
+    An exception of the generator becomes the outcome and is never raised here; only a cancellation from outside (the
+    row group or the run ends) leaves without an outcome.
     """
     step, now = task.step, services.now
     started = now()
@@ -66,11 +52,14 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     if services.notify.events.active:
         services.notify.emit_task(events.TaskStarted, task)
     deadline = math.inf if step.timeout is None else started + step.timeout
-    scope = task.scope = trio.CancelScope(deadline=deadline)
+    first = math.inf if step.first_call_timeout is None else started + step.first_call_timeout
+    scope = task.scope = trio.CancelScope(deadline=min(first, deadline))
     context = None
     if step.wants_context:
         context = Context(services, group, task)
-        context.bind_scope(scope)
+        context.scope = scope
+        if first < deadline:
+            context.deadline = deadline
     value: Any = None
     error: Exception | None = None
     try:
@@ -97,15 +86,13 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         if not group.is_wanted(task):
             outcome.status = Status.CANCELLED
         else:
-            outcome.status, outcome.error = Status.RETRYABLE, _timed_out(step)
+            # Before its own timeout it was the deadline of a call, which passed in the same instant as the answer came.
+            is_own = step.timeout is not None and outcome.seconds >= step.timeout
+            limit = f"{step.timeout:g} s" if is_own else "a call"
+            outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {limit}")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
     return _settled(services, outcome, context)
-
-
-def _timed_out(step: Step) -> CellTimeout:
-    # Without a timeout it was the deadline of a call, which passed in the same instant as the answer came.
-    return CellTimeout("no result after a call" if step.timeout is None else f"no result after {step.timeout:g} s")
 
 
 def _settled(services: Services, outcome: Outcome, context: Context | None) -> Outcome:
@@ -116,7 +103,7 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
         outcome.keeps_answers = context.end(outcome)
     if task.permit is not None or context is not None or outcome.status is Status.RATE_LIMITED:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
-    if services.trace:
+    if services.plan.config.trace:
         services.ledger.traces.append(_trace(outcome, context))
     return outcome
 
@@ -136,7 +123,7 @@ def _no_fault_of_rows(services: Services, step: Step, error: BaseException) -> C
 
 
 async def repeat_call(services: Services, group: OpenGroup, step: Step, row: int) -> None:
-    """Call a stateful generator for its state alone; what it returns or raises is known already."""
+    """Call a stateful generator for its state alone; its result or exception is known already."""
     task = Task(step, group.index, row)
     context = Context(services, group, task) if step.wants_context else None
     with suppress(Exception):
@@ -181,7 +168,7 @@ async def _generate_group(
         make_argument = lambda: make_frame(inputs, len(rows))  # noqa: E731
         identities = [rows_of.identity(row) for row in rows]
     if context is not None:
-        context.about(identities)
+        context.rows = identities
 
     def work() -> list[list[Any]]:
         return group_values(step, bind_group(step, make_argument(), context)(), len(rows))

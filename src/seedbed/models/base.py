@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import attrs
 import trio
 
-from ..errors import ConfigError
 from .distributions import stable_seed
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class ChatRequest:
     schema: Mapping[str, Any] | None = None
     # The seed of the recipe, the column, the row, the alias of the model and the number of the call.
     seed_parts: tuple[object, ...] = attrs.field(default=(), eq=False)
-    # A scope that the caller entered in this task; a client may set the deadline of the call on it (`Endpoint.send`).
+    # A scope that the caller entered in this task, with the deadline of this call (`Endpoint.send`).
     scope: trio.CancelScope | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
@@ -113,6 +112,7 @@ class ModelClient(Protocol):
 class ModelSpec(Protocol):
     """The definition of a model in a recipe, a frozen value (`OpenAICompatible`, `Anthropic`, `Local`, `Scripted`)."""
 
+    # Read-only, so that frozen classes conform.
     @property
     def model(self) -> str: ...
     @property
@@ -123,12 +123,11 @@ class ModelSpec(Protocol):
     @property
     def max_parallel_requests(self) -> int: ...
     @property
-    def input_price(self) -> float:
-        """Price per million input tokens."""
-        ...
-
+    def input_price(self) -> float: ...  # per million tokens
     @property
     def output_price(self) -> float: ...
+    @property
+    def provider_id(self) -> str: ...  # specs with the same id share a client
 
     def key(self, domain: str) -> str:
         """The throttle key of this model for `chat`, `embedding` or `image`: provider + model + domain."""
@@ -142,14 +141,7 @@ class ModelSpec(Protocol):
         """Problems that can be found before a run, such as a missing API key."""
         ...
 
-    def open(self) -> AbstractAsyncContextManager[ModelClient]:
-        """Open a client; specs with the same `provider_id` share one."""
-        ...
-
-    @property
-    def provider_id(self) -> str:
-        """Specs with the same id can share a client (same kind, base URL, key and options)."""
-        ...
+    def open(self) -> AbstractAsyncContextManager[ModelClient]: ...
 
 
 @runtime_checkable
@@ -210,13 +202,9 @@ class Dedupe:
     """
 
     def __init__(self, max_entries: int = 10_000) -> None:
-        if max_entries < 1:
-            raise ConfigError(f"max_entries must be 1 or more, not {max_entries!r}")
         self._max_entries = max_entries
         self._answers: OrderedDict[bytes, Any] = OrderedDict()
         self._in_flight: dict[bytes, trio.Event] = {}
-        # Answers without a call of their own.
-        self.hits = 0
 
     def knows(self, key: bytes) -> bool:
         """Whether the answer for a key is cached or its call is in flight."""
@@ -224,24 +212,17 @@ class Dedupe:
 
     async def once(self, key: bytes, call: Callable[[], Awaitable[T]]) -> T:
         """Return the cached answer, wait for a call in flight, or call."""
-        while True:
-            if key in self._answers:
-                self._answers.move_to_end(key)
-                self.hits += 1
-                # A checkpoint as in a call, so that a loop over cached answers does not block the event loop.
-                await trio.lowlevel.checkpoint()
-                found: T = self._answers[key]
-                return found
-            other = self._in_flight.get(key)
-            if other is None:
-                return await self._call(key, call)
+        while (other := self._in_flight.get(key)) is not None:
             await other.wait()
-
-    async def _call(self, key: bytes, call: Callable[[], Awaitable[T]]) -> T:
+        if key in self._answers:
+            self._answers.move_to_end(key)
+            found: T = self._answers[key]
+            # As in a call, so that a loop over cached answers does not block the event loop.
+            await trio.lowlevel.checkpoint()
+            return found
         done = self._in_flight[key] = trio.Event()
         try:
-            answer = await call()
-            self._answers[key] = answer
+            answer = self._answers[key] = await call()
             if len(self._answers) > self._max_entries:
                 self._answers.popitem(last=False)
             return answer

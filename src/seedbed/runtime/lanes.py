@@ -1,4 +1,4 @@
-"""In which order work is served: queues of ready work, and a turnstile that row groups pass in order."""
+"""Queues of ready work, served in turn, and a turnstile that admits row groups in order."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ T = TypeVar("T")
 
 
 class Lane(Generic[T]):
-    """One queue: older row groups first, and within a row group first come, first served."""
+    """One queue: older row groups first; within a row group first come, first served, or in the order of `sort_key`."""
 
-    def __init__(self, key: Hashable) -> None:
+    def __init__(self, key: Hashable, sort_key: Callable[[T], tuple[int, int]] | None) -> None:
         self.key = key
         self.blocked = False  # changed by Lanes only
+        self._sort_key = sort_key
         self._queues: dict[int, deque[T]] = {}
         self._order: list[int] = []  # a heap of the row groups in `_queues`
         self.size = 0  # changed by this lane only
 
     def push(self, row_group: int, item: T, *, first: bool = False) -> None:
-        """Queue an item; `first=True` puts one that had its turn before in front of its row group's others."""
+        """Queue an item; without a sort key, `first=True` puts it in front of its row group's others."""
         queue = self._queues.get(row_group)
         if queue is None:
             queue = self._queues[row_group] = deque()
             heapq.heappush(self._order, row_group)
-        if first:
+        if self._sort_key is not None:
+            queue.insert(bisect.bisect(queue, self._sort_key(item), key=self._sort_key), item)
+        elif first:
             queue.appendleft(item)
         else:
             queue.append(item)
         self.size += 1
-
-    def peek(self) -> T:
-        """The next item; the lane must not be empty."""
-        return self._queues[self._order[0]][0]
 
     def pop(self) -> T:
         """Take the next item; the lane must not be empty."""
@@ -50,8 +49,12 @@ class Lane(Generic[T]):
         self.size -= 1
         return item
 
+    def peek(self) -> T:
+        """The next item; the lane must not be empty."""
+        return self._queues[self._order[0]][0]
+
     def discard(self, row_group: int) -> None:
-        """Forget a row group's items."""
+        """Remove the items of a row group."""
         queue = self._queues.pop(row_group, None)
         if queue is not None:
             self._order.remove(row_group)
@@ -59,49 +62,32 @@ class Lane(Generic[T]):
             self.size -= len(queue)
 
 
-class SortedLane(Lane[T]):
-    """A queue in the order of `sort_key` within each row group."""
-
-    def __init__(self, key: Hashable, sort_key: Callable[[T], tuple[int, int]]) -> None:
-        super().__init__(key)
-        self._sort_key = sort_key
-
-    def push(self, row_group: int, item: T, *, first: bool = False) -> None:
-        """Queue an item at its place in the order."""
-        super().push(row_group, item, first=first)
-        queue = self._queues[row_group]
-        if len(queue) > 1:
-            queue.remove(item)
-            queue.insert(bisect.bisect(queue, self._sort_key(item), key=self._sort_key), item)
-
-
 class Lanes(Generic[T]):
-    """All lanes, and whose turn it is among those that hold something and are not blocked.
+    """All lanes, and the order in which those that hold something and are not blocked are served.
 
     A caller takes from the lane in turn; if it cannot (no permit, no slot), it blocks that lane until something
-    changes. So a lane that cannot run now is not even looked at and never stands in the way of another.
+    changes. A lane that cannot be served is not even looked at and never delays another.
     """
 
     def __init__(self, sort_key: Callable[[T], tuple[int, int]] | None = None) -> None:
-        """Lanes are first come, first served, unless there is a `sort_key`."""
         self._sort_key = sort_key
         self._lanes: dict[Hashable, Lane[T]] = {}
-        self._turn: deque[Lane[T]] = deque()  # not empty, not blocked; whose turn it is stands first
+        self._turn: deque[Lane[T]] = deque()  # not empty, not blocked; the next one to serve stands first
 
     def __len__(self) -> int:
         return sum(lane.size for lane in self._lanes.values())
 
     def size(self, key: Hashable) -> int:
-        """How many items wait in the lane of `key`."""
+        """The number of items in the lane of `key`."""
         lane = self._lanes.get(key)
         return 0 if lane is None else lane.size
 
     def next(self) -> Lane[T] | None:
-        """The lane whose turn it is, or None when no lane can be served."""
+        """The lane in turn, or None if no lane can be served."""
         return self._turn[0] if self._turn else None
 
     def pop(self) -> T:
-        """Take an item from the lane in turn, which then goes behind the others, or away if it is empty."""
+        """Take an item from the lane in turn, which then goes behind the others, or out if it is empty."""
         turn = self._turn
         lane = turn[0]
         item = lane.pop()
@@ -112,18 +98,18 @@ class Lanes(Generic[T]):
         return item
 
     def pop_and_block(self) -> T:
-        """Take an item from the lane in turn, which is then passed over until `unblock`."""
+        """Take an item from the lane in turn, which is blocked until `unblock`."""
         return self.block().pop()
 
     def skip(self) -> None:
-        """Throw away the next item of the lane in turn, which keeps its turn."""
+        """Remove the next item of the lane in turn, which stays in turn."""
         lane = self._turn[0]
         lane.pop()
         if not lane.size:
             self._turn.popleft()
 
     def block(self) -> Lane[T]:
-        """The lane in turn cannot be served; it is passed over until `unblock`."""
+        """Block the lane in turn, which cannot be served, until `unblock`."""
         lane = self._turn.popleft()
         lane.blocked = True
         return lane
@@ -140,28 +126,28 @@ class Lanes(Generic[T]):
         """Queue an item in the lane of `key`."""
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key) if self._sort_key is None else SortedLane(key, self._sort_key)
+            lane = self._lanes[key] = Lane(key, self._sort_key)
         if not lane.size and not lane.blocked:
             self._turn.append(lane)
         lane.push(row_group, item, first=first)
 
     def discard(self, row_group: int) -> None:
-        """Forget everything of a row group that is over."""
+        """Remove the items of a row group that has ended."""
         for lane in self._lanes.values():
             lane.discard(row_group)
         self._turn = deque(lane for lane in self._turn if lane.size)
 
 
 class Turnstile:
-    """Lets places 0, 1, 2… through one at a time.
+    """Admits places 0, 1, 2… one at a time.
 
-    It gates readiness and is never awaited: a place that is not up yet leaves a callback. Every place must call `leave`
-    once, whether it used its turn, failed, was skipped or was cancelled before; only then the next one is up.
+    It gates readiness and is never awaited: a place whose turn has not come leaves a callback. Every place must call
+    `leave` once, whether it used its turn, failed, was skipped or was cancelled before; only then the next one is up.
     """
 
     def __init__(self) -> None:
         self._up = 0
-        self._left: set[int] = set()  # places that left before they were up
+        self._left: set[int] = set()  # places that left before their turn
         self._waiting: dict[int, Callable[[], None]] = {}
 
     @property

@@ -1,7 +1,7 @@
 """Bytes to and from a peer, in the clear or over TLS, for the HTTP client and the test server.
 
-A plain socket is used directly, without `trio.SocketStream`: one task writes and then reads, so nothing has to be
-guarded against others, and a call costs one trip through the scheduler in place of three.
+A plain socket is used directly, without `trio.SocketStream`: one task writes and then reads, so nothing needs
+a lock, and a call costs one trip through the scheduler in place of three.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ CHUNK = 65_536
 
 
 class Wire(Protocol):
-    """One connection. Used by one task at a time; `close` never waits and may be called twice.
+    """One connection, used by one task at a time. A lost peer is an `OSError`, also with TLS.
 
-    Losing the peer is an `OSError`, also where TLS notices it.
+    `close` never waits and may be called twice.
     """
 
     async def send(self, data: bytes) -> None: ...
     async def receive(self) -> bytes:
-        """What has come; empty at the end of the stream."""
+        """Received bytes; empty at the end of the stream."""
         ...
 
     async def wait_readable(self) -> None:
-        """Wait until there is something to receive, the end of the stream included."""
+        """Wait until bytes or the end of the stream can be received."""
         ...
 
     def is_quiet(self) -> bool:
-        """Whether the peer neither sent anything nor closed: what an idle connection has to be."""
+        """True if the peer neither sent anything nor closed, as required of an idle connection."""
         ...
 
     def close(self) -> None: ...
@@ -92,7 +92,7 @@ class SocketWire:
             self._socket.close()
 
     def reset(self) -> None:
-        """Close so that the peer sees a reset and not an end."""
+        """Close with a reset in place of an end of the stream."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.close()
 
@@ -110,19 +110,19 @@ class TlsWire:
         try:
             await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ConnectionResetError(f"the connection was lost ({error.__cause__ or error})") from error
+            raise _lost(error) from error
 
     async def receive(self) -> bytes:
         try:
             return bytes(await self._stream.receive_some(CHUNK))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ConnectionResetError(f"the connection was lost ({error.__cause__ or error})") from error
+            raise _lost(error) from error
 
     async def wait_readable(self) -> None:
         await trio.lowlevel.wait_readable(self._lower.socket)
 
     def is_quiet(self) -> bool:
-        # A descriptor that was closed is -1, and then nothing may be asked of it.
+        # -1 stands for a closed descriptor.
         number = self._lower.socket.fileno()
         if number < 0:
             return False
@@ -135,6 +135,10 @@ class TlsWire:
     def close(self) -> None:
         # Without close_notify: that would wait for the network, and a whole message does not need it.
         self._lower.socket.close()
+
+
+def _lost(error: Exception) -> ConnectionResetError:
+    return ConnectionResetError(f"the connection was lost ({error.__cause__ or error})")
 
 
 # Flags of an enumeration are slow to combine, and every call asks.

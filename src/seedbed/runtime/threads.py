@@ -141,13 +141,20 @@ class Lease:
                 self._on_end()
 
 
-async def finish_in_thread(function: Callable[[], T]) -> T:
-    """Run `function`, which must be short, in a thread and wait for it, cancelled or not."""
+@contextmanager
+def clock_held() -> Iterator[None]:
+    """A virtual clock does not jump during this block."""
     hold_clock()
     try:
-        return await trio.to_thread.run_sync(function)
+        yield
     finally:
         release_clock()
+
+
+async def finish_in_thread(function: Callable[[], T]) -> T:
+    """Run `function`, which must be short, in a thread and wait for it, cancelled or not."""
+    with clock_held():
+        return await trio.to_thread.run_sync(function)
 
 
 class Portal:
@@ -235,13 +242,7 @@ def in_event_loop() -> bool:
         return True
     # Without the module, which is slow to import, no asyncio loop runs.
     asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
-        return False
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return asyncio is not None and asyncio._get_running_loop() is not None  # noqa: SLF001  documented, never raises
 
 
 def check_main_guard(*, starts_processes: bool) -> None:
@@ -270,23 +271,20 @@ def _is_unguarded() -> bool:
     if frame is None:
         return False
     try:
-        statements = ast.parse(Path(path).read_bytes()).body
+        script = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError):
         return False
-    return not any(_guards(node, frame.f_lineno) for statement in statements for node in ast.walk(statement))
+    return not any(_guards(node, frame.f_lineno) for node in ast.walk(script))
 
 
 def _guards(node: ast.AST, line: int) -> bool:
     """True if an `if` about `__name__` contains that line, or precedes it and may end the script."""
-    if not isinstance(node, ast.If) or not any(
-        isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(node.test)
-    ):
+    if not isinstance(node, ast.If) or node.lineno > line:
         return False
-    assert node.end_lineno is not None  # as for everything that was parsed
-    return node.lineno <= line and (
-        line <= node.end_lineno
-        or any(isinstance(each, ast.Raise | ast.Call) for part in node.body for each in ast.walk(part))
-    )
+    if not any(isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(node.test)):
+        return False
+    may_end = any(isinstance(each, ast.Raise | ast.Call) for part in node.body for each in ast.walk(part))
+    return may_end or line <= (node.end_lineno or 0)
 
 
 class Processes:
@@ -299,16 +297,14 @@ class Processes:
 
     async def run(self, column: str, function: Callable[..., T], *args: object) -> T:
         """Run `function(*args)` in a process; a cancelled call kills its process, a dead process is `WorkerCrashed`."""
-        hold_clock()
         try:
-            return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=self._limiter)
+            with clock_held():
+                return await self._context.run_sync(function, *args, kill_on_cancel=True, limiter=self._limiter)
         except trio_parallel.BrokenWorkerError as broken:
             if getattr(broken.args[-1], "exitcode", None) == -signal.SIGKILL:
                 # Nothing of ours kills a worker that is not cancelled: the system does when memory runs out.
                 raise MemoryError("its process was killed by the system (SIGKILL)") from broken
             raise WorkerCrashed(f"the process that ran column {column!r} died: {broken}") from broken
-        finally:
-            release_clock()
 
 
 @asynccontextmanager

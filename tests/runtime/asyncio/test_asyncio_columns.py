@@ -403,4 +403,4 @@ def test_asyncio_code_that_runs_on_trio_is_told_what_to_say(host: Callable[..., 
         return n
 
     _, report = grow(host, [NUMBERS, sb.Column("x", plain)], 1, config=NO_SALVAGE)
-    assert "written for asyncio: say runtime='asyncio' of the column" in report.dropped[0].error
+    assert "written for asyncio: pass runtime='asyncio' to the column" in report.dropped[0].error

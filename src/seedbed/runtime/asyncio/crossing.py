@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,7 +14,7 @@ import sniffio
 import trio
 
 from ...errors import Permanent, Retryable
-from ..threads import hold_clock, release_clock
+from ..threads import clock_held, hold_clock, release_clock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -84,13 +84,8 @@ class Crossing:
 
         A cancellation cancels that task and waits until it has ended.
         """
-        if not self._holds_clock:
+        with clock_held() if self._holds_clock else nullcontext():
             return await _AsyncioCall(self, function).run()
-        hold_clock()
-        try:
-            return await _AsyncioCall(self, function).run()
-        finally:
-            release_clock()
 
 
 class Call(Generic[T]):
@@ -246,7 +241,9 @@ class _AsyncioCall(Generic[T]):
 async def wait_shielded(event: asyncio.Event) -> None:
     """Wait for an event even if cancelled; the cancellation is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
-    with _shielded():
+    anyio: Any = sys.modules.get("anyio")
+    # anyio, if it is imported, would cancel the task again in every iteration of its loop.
+    with nullcontext() if anyio is None else anyio.CancelScope(shield=True):
         while not event.is_set():
             try:
                 await event.wait()
@@ -254,12 +251,3 @@ async def wait_shielded(event: asyncio.Event) -> None:
                 cancelled = error
     if cancelled is not None:
         raise cancelled
-
-
-def _shielded() -> AbstractContextManager[object]:
-    """Keep anyio, if it is imported, from cancelling the task again in every iteration of its loop."""
-    anyio: Any = sys.modules.get("anyio")
-    if anyio is None:
-        return nullcontext()
-    shield: AbstractContextManager[object] = anyio.CancelScope(shield=True)
-    return shield

@@ -22,7 +22,8 @@ import outcome
 import trio
 
 from ...errors import SeedbedError
-from ..threads import hold_clock, release_clock
+from ..tasks import open_hidden_nursery
+from ..threads import clock_held
 from .crossing import Crossing, current_crossing, wait_shielded
 
 if TYPE_CHECKING:
@@ -280,14 +281,13 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
         self._in_block = False
         async with self._stack:
             if self._interrupted:
-                await self._give_way(error)
-                return False
-            if error is None or isinstance(error, Exception):
+                await self._raise_failure(error)
+            elif error is None or isinstance(error, Exception):
                 return await self._leave(error)
-            # A cancellation or an exit of the program: what is open is cancelled too.
-            self._call.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._call.wait()
+            else:  # a cancellation or an exit of the program: what is open is cancelled too
+                self._call.cancel()
+                with suppress(asyncio.CancelledError):
+                    await self._call.wait()
             return False
 
     async def _leave(self, error: Exception | None) -> bool:
@@ -304,7 +304,7 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
             return False
         return error is not None  # the manager swallowed it
 
-    async def _give_way(self, error: BaseException | None) -> None:
+    async def _raise_failure(self, error: BaseException | None) -> None:
         """The manager ended before the block, which was cancelled because of it."""
         if not isinstance(self._call.outcome, outcome.Error):
             return  # it ended with the whole run, which is being shut down
@@ -329,23 +329,14 @@ def on_asyncio(
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         loop = host_loop() or await _own_asyncio_loop()
-        error: Exception | None = None
-        async with trio.open_nursery() as nursery:
+        # Calls of tasks that outlive the function have no caller left.
+        async with open_hidden_nursery("the function that made these calls has returned") as nursery:
             crossing = Crossing(nursery, loop, holds_clock=True)
-            bound = functools.partial(function, *args, **kwargs)
-            if adapt is not None:
-                values = [adapt(value, crossing) for value in args]
-                named = {name: adapt(value, crossing) for name, value in kwargs.items()}
-                bound = functools.partial(function, *values, **named)
-            try:
-                result = await crossing.run(bound)
-            except Exception as raised:  # noqa: BLE001  raised below, outside of the nursery's group
-                error = raised
-            # Calls of tasks that outlive the function have no caller left.
-            nursery.cancel_scope.cancel(reason="the function that made these calls has returned")
-        if error is not None:
-            raise error
-        return result
+            if adapt is None:
+                return await crossing.run(functools.partial(function, *args, **kwargs))
+            values = [adapt(value, crossing) for value in args]
+            named = {name: adapt(value, crossing) for name, value in kwargs.items()}
+            return await crossing.run(functools.partial(function, *values, **named))
 
     return call
 
@@ -388,9 +379,6 @@ async def _own_asyncio_loop() -> asyncio.AbstractEventLoop:
         own = _LoopThread()
         _own_loop.set(own)
         trio.lowlevel.spawn_system_task(own.run, name="seedbed-asyncio")
-    hold_clock()
-    try:
+    with clock_held():
         await own.started.wait()
-    finally:
-        release_clock()
     return own.loop

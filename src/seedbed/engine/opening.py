@@ -1,0 +1,139 @@
+"""Open a row group with what earlier runs left of it.
+
+Stateful generators whose state was not saved are replayed: they are called again with the same arguments, and the
+results, which are in the dataset already, are ignored. The arguments come from the rows of the part or, where rows are
+missing there, from what the journal stored of their calls.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..graph import GROUP, Kind
+from ..observe import events
+from ..store.entries import GeneratorCall, Key, Purpose
+from ..store.parts import read_table
+from .recorder import GroupEntries
+from .resume import plan_retry, restore_entries
+from .row_group import RowGroup
+from .rows import Rows, identities_by_position
+from .services import OpenGroup
+from .worker import repeat_call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..store.entries import Entry
+    from ..store.records import GroupRecord
+    from .resume import RetriedRows
+    from .rows import Identity
+    from .services import Services
+
+
+async def open_group(services: Services, index: int, turn: int, nursery: trio.Nursery) -> OpenGroup | None:
+    """Perform `Admit`; None if there is nothing to do for the row group."""
+    history, recorder, scheduler = services.history, services.recorder, services.scheduler
+    retry: RetriedRows | None = None
+    entries: Sequence[Entry] = ()
+    if history.is_done(index):
+        if history.replaying:
+            await _replay(services, index, turn, nursery)
+        found = await _read_retried(services, history.retrying[index]) if index in history.retrying else None
+        if found is None:
+            for instance in services.shared.instances.values():
+                instance.turnstile.leave(turn)
+            scheduler.passed_over()
+            return None
+        retry, entries = found
+    elif recorder is not None and index in history.recorded:
+        entries = await recorder.read(Key(group=index))
+    group, state = _new_group(services, index, turn, nursery, retry)
+    services.groups[index] = group
+    services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
+    state.begin()
+    services.restored(index, restore_entries(state, group.rows, services.plan.steps, entries))
+    for step, row, _ in list(state.calls):
+        if step.instance is not None and id(step.instance) in history.replaying:
+            await repeat_call(services, group, step, row)
+    scheduler.admitted(state)
+    services.wake()
+    return group
+
+
+def _new_group(
+    services: Services, index: int, turn: int, nursery: trio.Nursery, retry: RetriedRows | None
+) -> tuple[OpenGroup, RowGroup]:
+    plan, recorder = services.plan, services.recorder
+    rows = Rows(plan, plan.layout.group_rows(index), None if retry is None else list(retry.rows.identities))
+    barrier, key = bool(plan.pre_batch), Key(group=index)
+    if retry is not None:
+        key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
+        if retry.rows.resized is not None:
+            # Rows that are retried have passed the pre-batch processors.
+            barrier, rows.resized = False, retry.rows.resized
+    journal = None
+    if recorder is not None and plan.config.durability == "cell":
+        journal = GroupEntries(recorder, key, rows, plan)
+    state = RowGroup(index, turn, services.shared, rows, journal=journal, barrier=barrier)
+    return OpenGroup(index, rows, nursery, key, retry=retry, state=state, journal=journal), state
+
+
+async def _read_retried(services: Services, record: GroupRecord) -> tuple[RetriedRows, Sequence[Entry]] | None:
+    """The dropped rows of a finished row group, and everything that earlier runs left of them."""
+    recorder, plan = services.recorder, services.plan
+
+    async def read(purpose: Purpose) -> Sequence[Entry]:
+        key = Key(group=record.index, revision=record.revision, purpose=purpose)
+        return () if recorder is None else await recorder.read(key)
+
+    seeds = [step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH] if plan.pre_batch else []
+    processed = bool(plan.pre_batch or plan.post_batch)
+    found = plan_retry(record, await read(Purpose.KEPT), seeds=seeds, processed=processed)
+    return None if found is None else (found[0], [*found[1], *await read(Purpose.RETRY)])
+
+
+async def _replay(services: Services, index: int, turn: int, nursery: trio.Nursery) -> None:
+    """Replay a finished row group with every stateful generator that needs it, when its turn comes."""
+    store, recorder, plan = services.store, services.recorder, services.plan
+    assert store is not None
+    assert store.manifest is not None  # only a resumed dataset has groups that are done
+    record = store.manifest.groups[index]
+    source, key = range(record.start, record.stop), Key(group=index, purpose=Purpose.CALLS)
+    stored: Sequence[Entry] = ()
+    if recorder is not None and key in store.recovered.kept:
+        stored = await recorder.read(key)
+
+    def past(columns: dict[str, list[Any]], identities: list[Identity]) -> OpenGroup:
+        rows = Rows(plan, source)
+        rows.replace(columns, identities)
+        return OpenGroup(index, rows, nursery, journal_key=Key(group=index))
+
+    written: OpenGroup | None = None
+    for identity, instance in services.shared.instances.items():
+        if identity not in services.history.replaying:
+            continue
+        up = trio.Event()
+        instance.turnstile.enter(turn, up.set)
+        await up.wait()
+        steps = {plan.steps[node].name: plan.steps[node] for node in instance.nodes}
+        if stored:
+            calls = [each for each in stored if isinstance(each, GeneratorCall) and each.column in steps]
+            groups = ((steps[call.column], past(call.inputs, list(call.identities))) for call in calls)
+        else:
+            written = written or past(await _read_part(services, record), identities_by_position(source, record.rows))
+            groups = ((step, written) for step in steps.values())
+        for step, group in groups:
+            for row in group.live_rows() if step.kind is Kind.CELL else [GROUP]:
+                await repeat_call(services, group, step, row)
+
+
+async def _read_part(services: Services, record: GroupRecord) -> dict[str, list[Any]]:
+    """The rows of a part by column, without columns that processors added."""
+    store, part = services.store, record.part
+    if store is None or part is None:
+        return {}
+    table = await services.store_thread(lambda: read_table(store.writer.path, part))
+    outputs = set(services.plan.graph.outputs)
+    return {name: table.column(name).to_pylist() for name in table.column_names if name in outputs}
