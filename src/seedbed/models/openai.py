@@ -98,7 +98,8 @@ class OpenAIClient:
             raise Permanent(f"model {caller.model!r} refused: {caller.excerpt(message['refusal'])}")
         if finish_reason == "content_filter":
             raise Permanent(f"model {caller.model!r} stopped at its provider's content filter")
-        text = _text_of(message.get("content"))
+        content = message.get("content")
+        text = content if isinstance(content, str) else _text_of(content)
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         reasoning = reasoning if isinstance(reasoning, str) else None
         if not text and finish_reason != "length":
@@ -208,8 +209,6 @@ def _is_strict(schema: object) -> bool:
 
 
 def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
     if isinstance(content, list):  # some providers answer in parts
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return ""
