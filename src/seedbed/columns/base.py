@@ -80,13 +80,10 @@ class CellContext(Protocol):
         *,
         seed: int = 0,
         dedupe: Dedupe | None = None,
-        ends_at_failure: bool = False,
     ) -> Model:
         """The model for this cell, as a parameter of type `Model` gets it.
 
-        `seed` is the recipe's. With `dedupe`, equal chats of all cells are sent once. `ends_at_failure` promises that
-        the cell's function awaits nothing after a chat that failed: then the cell's cancel scope carries the deadline
-        of each chat, which is cheaper than a scope for each.
+        `seed` is the recipe's. With `dedupe`, equal chats of all cells are sent once.
         """
 
 
@@ -344,6 +341,9 @@ class Column:
     # A polars, pyarrow or Python type, or a mapping of them by output.
     dtype: Any = None
     timeout: float | None = None
+    # That of its first chat, if its function awaits nothing before it and nothing after a chat that failed. Then the
+    # cell's cancel scope carries the deadline of that chat, which is cheaper than a scope for it (overhead benchmark).
+    first_call_timeout: float | None = None
     is_stateful: bool = attrs.field(default=None)
     process: bool = False
     # The event loop that its async function targets, `trio` (the default) or `asyncio`.

@@ -19,6 +19,7 @@ from ..errors import BadOutput, ConfigError, Permanent, Retryable
 from ..models.base import NOT_IN_FINGERPRINT, Dedupe, Image, Message
 from ..models.distributions import check_distribution, is_distribution
 from ..models.openai import media_type_of
+from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
 from .base import Column
 from .spec import ColumnSpec, Environment
@@ -79,14 +80,13 @@ class ModelColumnSpec(ColumnSpec):
         return {"key": key, "lane": f"{self.model} {domain}", "lane_limit": model.max_parallel_requests}
 
     def bind(self, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-        """Its model, for one cell whose function awaits nothing after a chat that failed."""
+        """Its model, for one cell."""
         return context.bind_model(
             self.model,
             environment.model(self.model),
             environment.client(self.model),
             seed=environment.seed,
             dedupe=dedupe,
-            ends_at_failure=True,
         )
 
 
@@ -165,15 +165,18 @@ class Conversation:
 
     def column(self, *, requires: tuple[str, ...], dtype: Any) -> Column:
         """A column whose cells are conversations; `requires` are the columns of their prompts."""
-        spec, system = self.spec, self.system
+        spec, system, model = self.spec, self.system, self.environment.model(self.spec.model)
         limits = (self.parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
         if spec.images:
             self.environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
         side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
         side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
+        # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
+        waits_for_call = isinstance(model, HttpModel) and not spec.images and not spec.dedupe
         return Column(
             spec.name,
             self.agenerate,
+            first_call_timeout=model.timeout if waits_for_call else None,
             requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
             tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
             side_effects=tuple(side_effects),

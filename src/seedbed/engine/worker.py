@@ -52,11 +52,14 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     if services.notify.events.active:
         services.notify.emit_task(events.TaskStarted, task)
     deadline = math.inf if step.timeout is None else started + step.timeout
-    scope = task.scope = trio.CancelScope(deadline=deadline)
+    first = math.inf if step.first_call_timeout is None else started + step.first_call_timeout
+    scope = task.scope = trio.CancelScope(deadline=min(first, deadline))
     context = None
     if step.wants_context:
         context = Context(services, group, task)
         context.scope = scope
+        if first < deadline:
+            context.deadline = deadline
     value: Any = None
     error: Exception | None = None
     try:
@@ -83,8 +86,9 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         if not group.is_wanted(task):
             outcome.status = Status.CANCELLED
         else:
-            # Without a timeout it was the deadline of a call, which passed in the same instant as the answer came.
-            limit = "a call" if step.timeout is None else f"{step.timeout:g} s"
+            # Before its own timeout it was the deadline of a call, which passed in the same instant as the answer came.
+            is_own = step.timeout is not None and outcome.seconds >= step.timeout
+            limit = f"{step.timeout:g} s" if is_own else "a call"
             outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {limit}")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
