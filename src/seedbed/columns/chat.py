@@ -172,11 +172,11 @@ class Conversation:
         side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
         side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
         # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
-        waits_for_call = isinstance(model, HttpModel) and not spec.images and not spec.dedupe
+        timeout = model.timeout if isinstance(model, HttpModel) and not spec.images and not spec.dedupe else None
         return Column(
             spec.name,
             self.agenerate,
-            first_call_timeout=model.timeout if waits_for_call else None,
+            first_call_timeout=timeout,
             requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
             tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
             side_effects=tuple(side_effects),
