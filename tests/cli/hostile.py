@@ -27,7 +27,7 @@ from hostile_pickles import OBJECT_POINTER
 import seedbed as sb
 from seedbed.store.entries import Finished, Key
 from seedbed.store.files import PRIVATE
-from seedbed.store.journal import Batch, Journal
+from seedbed.store.journal import Journal
 from seedbed.store.log import frame, scan
 from seedbed.store.manifest import MANIFEST_NAME
 
@@ -112,7 +112,7 @@ def make_journal(found: Hostile) -> None:
     """Give it a journal, as a build that was killed has."""
     journal = Journal.create(found.directory)
     entry = Finished(column="topic", row=-1, attempt=1, salvage_round=0, value=([0, 1], [["a", "b"]]), cost=None)
-    journal.commit(Batch(groups={Key(group=1): [entry]}))
+    journal.commit({Key(group=1): [entry]})
     journal.close()
 
 

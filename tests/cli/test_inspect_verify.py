@@ -9,7 +9,7 @@ from command import TEXT, recipe, seedbed
 
 from seedbed.store.dataset import Dataset
 from seedbed.store.entries import Finished, Key
-from seedbed.store.journal import Batch, Journal
+from seedbed.store.journal import Journal
 from seedbed.store.manifest import MANIFEST_NAME
 from seedbed.store.writer import DatasetWriter
 
@@ -61,7 +61,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     journal, _ = Journal.open(out, trusted=False)
     entry = Finished(column="review", row=0, attempt=1, salvage_round=0, value="x", cost=None)
-    journal.commit(Batch(groups={Key(group=7): [entry]}))
+    journal.commit({Key(group=7): [entry]})
     journal.close()
     assert seedbed("inspect", out, "--verify").code == 0
     (file,) = out.glob(".seedbed/journal-*.log")

@@ -12,8 +12,7 @@ import pytest
 from grow import grown, made
 
 import seedbed
-from seedbed.columns import Model  # noqa: TC001  the same
-from seedbed.columns.base import CellContext  # noqa: TC001  its name is evaluated
+from seedbed.columns.base import CellContext, Model  # noqa: TC001  their names are evaluated
 from seedbed.columns.custom import Custom, column, used_models
 from seedbed.columns.spec import Access, Environment
 from seedbed.errors import ConfigError, DatasetGenerationError, Retryable

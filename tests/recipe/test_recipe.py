@@ -13,8 +13,7 @@ from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
-    from seedbed.columns import Model
-    from seedbed.columns.base import Column
+    from seedbed.columns.base import Column, Model
 
 
 @column

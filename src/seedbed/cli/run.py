@@ -223,7 +223,7 @@ def _finished_rows(directory: Path, *, retry_dropped: bool = False) -> int:
 
     if not is_dataset(directory):
         return 0
-    groups = read(directory).manifest.groups.values()
+    groups = read(directory).groups.values()
     retried = sum(drop.kind in RETRIED for group in groups for drop in group.drops) if retry_dropped else 0
     return sum(group.stop - group.start for group in groups) - retried
 

@@ -163,7 +163,7 @@ class Custom(ColumnSpec, Generic[P, R]):
             side_effects=spec.side_effects or (),
             dtype=spec.dtype,
             timeout=spec.timeout,
-            # An object declares itself whether it is stateful.
+            # A generator object has its own `is_stateful`.
             is_stateful=spec.is_stateful or bool(getattr(spec.function, "is_stateful", False)),
             process=spec.process,
             # With models the generator is `_with_models`, which targets trio and calls the adapted function.

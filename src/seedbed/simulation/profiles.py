@@ -226,8 +226,7 @@ def _stored_usage(path: Path) -> tuple[dict[str, Usage], dict[str, tuple[str, ..
     """The usage of each column, and its models."""
     usage: dict[str, Usage] = {}
     models: dict[str, tuple[str, ...]] = {}
-    spending = read_manifest(path).manifest.spending
-    for column, model, calls, prompt, answer, cost in spending.entries if spending is not None else ():
+    for column, model, calls, prompt, answer, cost in read_manifest(path).usage:
         usage.setdefault(column, Usage())
         usage[column] += Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
         models[column] = (*models.get(column, ()), model)
