@@ -84,7 +84,8 @@ class OpenAIClient(HttpModelClient[OpenAICompatible]):
             raise Permanent(f"model {self.model!r} refused: {self.excerpt(message['refusal'])}")
         if finish_reason == "content_filter":
             raise Permanent(f"model {self.model!r} stopped at its provider's content filter")
-        text = _text_of(message.get("content"))
+        content = message.get("content")
+        text = content if isinstance(content, str) else _text_of(content)
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         reasoning = reasoning if isinstance(reasoning, str) else None
         if not text and finish_reason != "length":
@@ -191,8 +192,6 @@ def _is_strict(schema: object) -> bool:
 
 
 def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
     if isinstance(content, list):  # some providers answer in parts
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return ""

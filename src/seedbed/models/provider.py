@@ -421,10 +421,10 @@ def _reset(headers: Mapping[str, str]) -> str | None:
 
 def token_count(usage: object, *names: str) -> int | None:
     """Return the first of these fields that is a valid count; None if there is none."""
-    if isinstance(usage, Mapping):
+    if isinstance(usage, dict):
         for name in names:
-            value = usage.get(name)
+            value: Any = usage.get(name)
             # Some servers send Infinity and NaN; a negative count would refund a budget.
-            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+            if type(value) in (int, float) and 0 <= value < math.inf:
                 return int(value)
     return None
