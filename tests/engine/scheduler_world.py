@@ -343,7 +343,15 @@ class World:
 
     def _decide(self) -> None:
         was_stopping = self.scheduler.stopping is not None
+        rounds = {index: group.salvage.rounds for index, group in self.groups.items()}
+        queued = self.queued()
         actions = self.scheduler.decide()
+        for task in queued:
+            group = self.groups[task.group]
+            began = group.salvage.rounds > rounds[task.group]
+            assert not began or task.state is not State.QUEUED, (
+                "a salvage round began before the group had nothing queued"
+            )
         assert not was_stopping or not any(isinstance(action, Start | Admit) for action in actions)
         for action in actions:
             self._perform(action)
@@ -497,6 +505,7 @@ class World:
                 return
             assert task.reserved is not None
             assert before is None or task.reserved >= before
+            assert task.reserved[0] >= attempt.usage.total.tokens + request.tokens, "a call is not in the budget"
         attempt.usage.add("m", Usage(calls=1, input_tokens=request.tokens))
         attempt.permit = permit
 
@@ -653,6 +662,9 @@ class World:
             assert not group.frontier.live
         else:
             assert group.resized == rows.resized[: len(self.pre_batch)], "the counts of pre-batch processors are lost"
+            for step in self.steps if rows.generation else ():
+                was_called = (group.index, 0, step.node, GROUP) in self.succeeded
+                assert was_called or step.kind is not Kind.FROM_SCRATCH or step.instance is None, "a call is missing"
 
     def stop(self) -> None:
         self.scheduler.stop(sb.BuildStopped("stopped by the test"))

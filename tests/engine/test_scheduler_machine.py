@@ -77,9 +77,10 @@ def plans(draw: st.DrawFn) -> Plan:
 class SchedulerMachine(RuleBasedStateMachine):
     """One dataset, from its first run to its last; each rule is something that the trio side reports."""
 
-    @initialize(plan=plans(), slow_groups=st.booleans())
-    def begin(self, plan: Plan, slow_groups: bool) -> None:
+    @initialize(plan=plans(), slow_groups=st.booleans(), total=st.integers(0, 3), small_only=st.booleans())
+    def begin(self, plan: Plan, slow_groups: bool, total: int, small_only: bool) -> None:
         self.world = World(plan)
+        self.world.throttles["k"].total, self.world.throttles["k"].small_only = total, small_only
         self.slow_groups = slow_groups  # opening and closing row groups are steps of their own
         self.decide()
 

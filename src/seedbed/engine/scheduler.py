@@ -186,10 +186,6 @@ class Scheduler:
             if task.state is State.PARKED:
                 self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             task.state = State.DONE
-        for requests in self._requests.values():
-            for request in requests:
-                request.withdrawn = request.withdrawn or request.task.group == index
-        self._unblock_all(Blocked.PERMIT)
 
     def finished(self, outcome: Outcome) -> None:
         """An attempt ended: give back what it held, and let its row group take in the outcome."""
