@@ -497,7 +497,7 @@ class World:
         task, permit = attempt.task, request.permit
         assert permit is not None
         before = task.reserved
-        if self.scheduler.has_budget:
+        if self.budget.limited:
             exceeded = self.scheduler.reserve(task, attempt.usage.total, request.tokens, request.key)
             if exceeded is not None:
                 permit.finished()
