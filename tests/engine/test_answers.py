@@ -144,7 +144,7 @@ async def test_a_run_that_ends_between_two_calls_of_a_cell_loses_neither(
     assert dataset.report.usage["talk"].calls == 6
 
 
-async def test_an_answer_is_durable_a_commit_later_though_its_cell_goes_on(
+async def test_an_answer_is_durable_after_a_commit_while_its_cell_still_runs(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     """A commit takes the answers of cells that are still under way; those of finished cells need no entry."""

@@ -156,7 +156,7 @@ class Remembers(Counter):
 
 
 @pytest.mark.parametrize("kind", [Counter, Remembers])
-def test_stateful_generators_go_on(kind: type[Counter], tmp_path: Path) -> None:
+def test_stateful_generators_continue_in_a_growing_dataset(kind: type[Counter], tmp_path: Path) -> None:
     """They give the rows that they would have given to a build of so many at once."""
 
     def columns() -> list[sb.Column]:

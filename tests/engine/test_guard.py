@@ -98,7 +98,7 @@ EDITED = {"code": {"columns.a.function": {"name": "m:f", "digest": "cpython-311-
 
 
 class TestElsewhere:
-    def test_changes_are_told_and_can_be_accepted(self) -> None:
+    def test_changes_are_reported_and_can_be_accepted(self) -> None:
         """The error says how; once accepted, the directory knows the new code."""
         lines = refusal(CODE, EDITED)
         assert lines == [
@@ -223,7 +223,7 @@ class TestRecipes:
         assert found["more_processors"] == [{"stage": "post_batch", "name": "same"}]
         assert "more_processors[0].apply" in found["code"]
 
-    def test_models_that_nobody_uses(self) -> None:
+    def test_unused_models_may_change(self) -> None:
         """They may come and go."""
         column = sb.LLMText("a", model="m", prompt="p")
         one = sb.Recipe(columns=[column], models={"m": sb.Scripted()})

@@ -231,7 +231,7 @@ def test_cancelling_the_caller_unwinds_everything(scenario: Scenario, instant: f
 
 
 @given(scenarios(), st.lists(instants, min_size=1, max_size=2))
-def test_stopping_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario, at: list[float]) -> None:
+def test_stopping_preserves_finished_rows_and_lists_the_rest(scenario: Scenario, at: list[float]) -> None:
     """Whenever a build is stopped, once or twice, its report accounts for every row."""
     result = in_virtual_time(lambda: run_scenario(scenario, stop_at=at))
     if result.error is None:
@@ -243,7 +243,7 @@ def test_stopping_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario, 
 
 
 @given(scenarios(), instants.filter(bool))
-def test_a_deadline_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario, deadline: float) -> None:
+def test_a_deadline_preserves_finished_rows_and_lists_the_rest(scenario: Scenario, deadline: float) -> None:
     """Whenever the deadline passes, the build ends at that instant and its report accounts for every row."""
     limited = attrs.evolve(scenario, config=attrs.evolve(scenario.config, deadline=deadline))
     result = in_virtual_time(lambda: run_scenario(limited))
@@ -256,7 +256,7 @@ def test_a_deadline_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario
         check_groups(result)
 
 
-def test_a_run_that_is_over_passes_no_turn_on() -> None:
+def test_a_finished_run_passes_no_turn_on() -> None:
     """When everything is cancelled at once, the row group that waits for a stateful generator does not enter it."""
 
     class Generator:

@@ -218,7 +218,7 @@ def test_a_build_that_is_stopped_anywhere_becomes_what_it_would_have_become(
 
 
 @pytest.mark.parametrize("kind", [Counting, Remembering])
-async def test_a_stateful_generator_goes_on_from_where_it_was(kind: type[Counting], tmp_path: Path) -> None:
+async def test_a_stateful_generator_resumes_from_its_saved_state(kind: type[Counting], tmp_path: Path) -> None:
     """Its rows are those of an uninterrupted run, with and without a state that it can tell."""
 
     class Stop:
@@ -310,7 +310,7 @@ class Asking(KeptChain):
 
 
 @pytest.mark.parametrize("durability", ["cell", "row_group"])
-async def test_a_dataset_that_grows_goes_on_with_the_state_of_its_end(
+async def test_a_growing_dataset_starts_with_the_saved_states(
     durability: str, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state outlives the journal, which is gone when a build is complete."""
@@ -328,7 +328,7 @@ async def test_a_dataset_that_grows_goes_on_with_the_state_of_its_end(
     assert not has_journal(tmp_path / "grown")
 
 
-async def test_more_attempts_are_not_made_than_one_run_would(tmp_path: Path) -> None:
+async def test_a_resume_makes_no_more_attempts_than_one_run(tmp_path: Path) -> None:
     """Attempts go on counting: a cell that failed twice before the stop has one attempt left of three."""
     attempts: list[int] = []
     stop_at = [2]

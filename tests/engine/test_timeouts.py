@@ -100,7 +100,9 @@ class TestCellTimeout:
         assert grown.report.dropped == ()
         assert trio.current_time() - start >= 20
 
-    async def test_waiting_out_a_refusal_inside_call_is_not_the_cells_time(self, autojump_clock: MockClock) -> None:
+    async def test_waiting_after_a_rate_limit_inside_call_does_not_count_as_cell_time(
+        self, autojump_clock: MockClock
+    ) -> None:
         """After an answer a refusal is waited out inside the call, while the timeout stands still."""
         refusals = 0
 

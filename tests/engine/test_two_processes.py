@@ -46,7 +46,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "journal" not in path.name}
 
 
-def test_the_second_is_refused(tmp_path: Path) -> None:
+def test_a_second_process_cannot_write_the_directory(tmp_path: Path) -> None:
     """Whichever way it comes, it is told why and changes nothing, not even what the first left half done."""
     out = tmp_path / "d"
     with owner(out):

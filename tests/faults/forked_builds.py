@@ -145,7 +145,7 @@ def build(job: dict[str, Any], teller: Teller) -> int:
             shapes.make_recipe(shape, url=job["url"], run=job["run"]),
             rows=shape.rows,
             out=Path(job["out"]),
-            config=sb.RunConfig(buffer_size=shape.buffer_size, **{**shapes.RETRIES, **job.get("knobs", {})}),
+            config=sb.RunConfig(buffer_size=shape.buffer_size, **{**shapes.RETRIES, **job.get("run_options", {})}),
             processors=shapes.make_processors(shape),
             # A file that may not grow would be that of the teller too.
             readers=[] if "file_size" in job else [teller.read],

@@ -141,13 +141,13 @@ class Trial:
         *,
         trouble: Trouble,
         hanging: dict[Cell, int],
-        knobs: dict[str, Any],
+        run_options: dict[str, Any],
     ) -> None:
         self.builds = builds
         self.server = server
         self.out = directory / "out"
         self.shape = trouble.shape
-        self.knobs = knobs
+        self.run_options = run_options
         self.runs: list[Ended] = []
         self._directory = directory
         self._hanging = hanging
@@ -211,7 +211,7 @@ class Trial:
                 "run": number,
                 "said": str(said),
                 "log": str(log),
-                "knobs": self.knobs,
+                "run_options": self.run_options,
                 **job,
             }
         )
@@ -363,7 +363,7 @@ def open_trial(
     *,
     latency: float = 0.005,
     hang: Collection[Cell] | Mapping[Cell, int] = (),
-    **knobs: Any,
+    **run_options: Any,
 ) -> Iterator[Trial]:
     """A trial with a server of its own; cells take up to `latency`, each its own time, and fail as the shape says.
 
@@ -383,7 +383,7 @@ def open_trial(
         return SimulatedOutcome(text=answer_to(request.prompt), latency=own)
 
     with serve_openai_sync(script=script, record=True) as server:
-        yield Trial(builds, server, directory, trouble=trouble, hanging=hanging, knobs=knobs)
+        yield Trial(builds, server, directory, trouble=trouble, hanging=hanging, run_options=run_options)
 
 
 def processes_of(session: int, patience: float = 10.0) -> list[str]:

@@ -93,7 +93,12 @@ def grow(
     clock = MockClock(autojump_threshold=0)
     snapshots: list[Snapshot] = []
     points = 0
-    knobs = {"jitter_seed": 1, "buffer_size": world.shape.buffer_size, **RETRIES, **options.pop("knobs", {})}
+    run_options = {
+        "jitter_seed": 1,
+        "buffer_size": world.shape.buffer_size,
+        **RETRIES,
+        **options.pop("run_options", {}),
+    }
 
     def copy(point: str) -> None:
         nonlocal points
@@ -112,7 +117,7 @@ def grow(
             make_recipe(world.shape, ask=world.ask),
             rows=world.shape.rows,
             out=out,
-            config=sb.RunConfig(**knobs),
+            config=sb.RunConfig(**run_options),
             processors=make_processors(world.shape),
             resume=True,
             **options,

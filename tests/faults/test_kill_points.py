@@ -67,7 +67,7 @@ def go_on(world: World, snapshot: Snapshot, expected: Made) -> None:
 
 
 @pytest.mark.parametrize("shape", [SMALL, STATEFUL, LATE], ids=["plain", "stateful", "stateful-last"])
-def test_a_run_killed_at_its_points_can_go_on(shape: Shape, tmp_path: Path) -> None:
+def test_a_run_killed_at_its_fault_points_can_be_resumed(shape: Shape, tmp_path: Path) -> None:
     """At the points of a whole run: the same dataset, every row accounted for, and nothing durable paid for twice."""
     world, expected = World(shape), whole(shape, tmp_path / "whole")
     _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed")

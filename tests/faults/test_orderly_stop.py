@@ -77,7 +77,9 @@ def go_on(trial: Trial, log: str, whole: Made) -> list[Cell]:
 
 
 @BOTH
-def test_one_signal_lets_calls_end_and_keeps_them(number: int, builds: Builds, whole: Made, tmp_path: Path) -> None:
+def test_one_signal_lets_calls_end_and_saves_their_answers(
+    number: int, builds: Builds, whole: Made, tmp_path: Path
+) -> None:
     """What is answered within `grace` is kept; the message says how to go on, and nothing is asked for twice."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
@@ -126,7 +128,7 @@ def test_grace_that_runs_out(builds: Builds, whole: Made, tmp_path: Path) -> Non
     assert sorted(again) == sorted([*HANGING, ("b", 2)])
 
 
-def test_usage_goes_on_counting(builds: Builds, tmp_path: Path) -> None:
+def test_usage_is_counted_across_runs(builds: Builds, tmp_path: Path) -> None:
     """After a stop and a resume the report has every call that was answered, once."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING, grace=0) as trial:
 
@@ -142,7 +144,7 @@ def test_usage_goes_on_counting(builds: Builds, tmp_path: Path) -> None:
         assert said["lost"] == [[5, "b", 1]]
 
 
-def test_attempts_go_on_counting(builds: Builds, tmp_path: Path) -> None:
+def test_attempts_are_counted_across_runs(builds: Builds, tmp_path: Path) -> None:
     """A cell that had failed twice before a stop has one attempt left after it."""
     shape = Shape(
         rows=4,
