@@ -144,7 +144,7 @@ class Trial:
 
 
 def check_run(run: Run) -> None:
-    """Nothing of a run that is over is held, queued or waited for."""
+    """Nothing of a run that has ended is held, queued or waited for."""
     statistics = run.scheduler.statistics()
     assert (statistics.submitted, statistics.active, statistics.parked, statistics.waiting_calls) == (0, 0, 0, 0)
     assert statistics.queued == 0

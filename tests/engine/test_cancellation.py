@@ -85,7 +85,7 @@ async def test_a_dropped_row_passes_a_stateful_generator_on(autojump_clock: trio
 async def test_a_rate_limited_task_of_a_group_without_rows_is_not_retried(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """A whole-group task that waits out a refusal is over when the last row of its group is dropped."""
+    """A whole-group task that waits out a rate limit has ended when the last row of its group is dropped."""
     asked = []
 
     async def refused(rows: range) -> list[int]:

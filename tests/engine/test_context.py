@@ -65,7 +65,7 @@ class TestCall:
     async def test_before_an_answer_the_cell_goes_back_to_its_lane(
         self, autojump_clock: MockClock, engine: str
     ) -> None:
-        """A refusal of the first call ends the task, which starts again later; it is no attempt."""
+        """A rate limit of the first call ends the task, which starts again later; it is no attempt."""
         server = Server(1, 2)
         grown = await grow(
             [seed(), Column("v", two_calls(server), key="k")], rows=1, config=config(trace=True, engine=engine)

@@ -53,7 +53,7 @@ async def test_a_small_run_from_beginning_to_end(autojump_clock: MockClock, engi
 
 @pytest.mark.parametrize("engine", ["concurrent", "sequential"])
 async def test_failures_rate_limits_and_retries_are_events(autojump_clock: MockClock, engine: str) -> None:
-    """A refusal, a deferral with its salvage round, and a drop, each once and in order."""
+    """A rate limit, a deferral with its salvage round, and a drop, each once and in order."""
     seen: list[Event] = []
     script = iter([RateLimited("wait", retry_after=5), Retryable("again"), Permanent("enough")])
 

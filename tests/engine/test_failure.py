@@ -88,7 +88,7 @@ class TestClasses:
         assert grown.report.drops_by_reason == {"v: inner": 1}
 
     async def test_a_rate_limit_in_an_exception_group_is_flow_control(self, autojump_clock: MockClock) -> None:
-        """A nursery in which every child was refused is a refusal."""
+        """A nursery in which every child was rate-limited counts as a rate limit."""
         attempts = 0
 
         async def v(n: int) -> int:
@@ -197,7 +197,7 @@ class TestEagerDrop:
         assert sorted(c.attempts) == [0, 1, 2, 3, 4]
 
     async def test_a_whole_column_in_flight_is_left_alone(self, autojump_clock: MockClock) -> None:
-        """It computes the row dropped meanwhile, but that is not written, and what needs it skips the row."""
+        """It computes the row dropped in the meantime, but that is not written, and what needs it skips the row."""
         seen, after = [], []
 
         async def whole(frame: pl.DataFrame) -> list[int]:
@@ -358,7 +358,7 @@ class TestWastedWork:
 
 class TestEarlyShutdown:
     async def test_too_many_errors_stop_the_run(self, autojump_clock: MockClock) -> None:
-        """The error says how many of how many failed, the knob and the last cause; finished groups are kept."""
+        """The error says how many of how many failed, the option and the last cause; finished groups are stored."""
 
         def act(n: int, _: int) -> int:
             if n >= 40:

@@ -139,7 +139,7 @@ def test_the_stored_recipe_has_the_same_fingerprint(directory: Path, monkeypatch
 
 
 def test_objects_without_a_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe that is kept has only their class, which fills nothing: the error says what to do."""
+    """The recipe that is stored has only their class, which fills nothing: the error says what to do."""
     module(monkeypatch)
     with pytest.raises(
         sb.DatasetGenerationError, match=r"is not a function but <class 'made\.Doubles'>; .* write the recipe in Python"

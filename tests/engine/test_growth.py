@@ -133,7 +133,7 @@ def test_other_types_of_later_rows(tmp_path: Path) -> None:
 
 
 class Counter:
-    """Counts its cells, whatever they are; `remembers` tells its state, else it has to be called again."""
+    """Counts its cells, whatever they are; `remembers` reports its state, else it has to be called again."""
 
     is_stateful = True
 

@@ -118,7 +118,7 @@ class TestPreBatch:
 
     @ENGINES
     async def test_its_failure_skips_that_group_only(self, autojump_clock: MockClock, engine: str) -> None:
-        """The rows of the group are listed as skipped with the reason; the other groups go on."""
+        """The rows of the group are listed as skipped with the reason; the other groups continue."""
         column, told = Watched(0.1), []
 
         def picky(frame: pl.DataFrame) -> pl.DataFrame:

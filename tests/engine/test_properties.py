@@ -129,7 +129,7 @@ async def run_scenario(
 
 
 async def threads_ended(result: Result) -> None:
-    """Threads cannot be interrupted: those that were given up may end a moment after their run did."""
+    """Threads cannot be interrupted: those that were abandoned may end a moment after their run did."""
     if any(spec.sync for spec in result.watch.scenario.columns):
         patience = time.monotonic() + 20
         while (result.watch.still_running or _slots_taken(result)) and time.monotonic() < patience:
@@ -141,7 +141,7 @@ def _slots_taken(result: Result) -> int:
 
 
 def check_all_is_back(result: Result) -> None:
-    """Nothing is held and nothing runs once a run is over."""
+    """Nothing is held and nothing runs once a run has ended."""
     run = result.run
     assert result.watch.still_running == {}
     if run is None:
@@ -165,7 +165,7 @@ def check_stateful_order(result: Result) -> None:
 
 
 def check_groups(result: Result) -> None:
-    """Each row group that was handed out holds exactly what the script implies, and the report says why rows lack."""
+    """Each row group that was returned holds exactly what the script implies, and the report says why rows lack."""
     scenario, report = result.watch.scenario, result.report
     implied = expected(scenario)
     for index, rows in result.groups.items():

@@ -158,7 +158,7 @@ async def test_nothing_is_committed_after_a_commit_that_failed() -> None:
 
 
 async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
-    """A commit that does not come back is given up after its deadline."""
+    """A commit that does not come back is abandoned after its deadline."""
     scene = Scene()
     scene.hang = True
     scene.recorder.add(ONE, entry(1))

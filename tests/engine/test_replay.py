@@ -1,4 +1,4 @@
-"""A run that ends anywhere and is gone on with makes what it would have made, and asks for nothing twice."""
+"""A run that ends anywhere and is resumed makes what it would have made, and asks for nothing twice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Counting:
 
 
 class Remembering(Counting):
-    """The same, and it tells its state."""
+    """The same, and it reports its state."""
 
     def get_state(self) -> int:
         return self.total
@@ -153,7 +153,7 @@ CONFIGS = st.builds(
 async def run(
     out: Path, columns: list[Column], config: RunConfig, processors: list[sb.Processor], server: Server, *, resume: bool
 ) -> sb.BuildReport:
-    """Build, or go on with what is there."""
+    """Build, or continue with what is there."""
     async with sb.open_build(
         columns, rows=ROWS, out=out, config=config, processors=processors, resume=resume
     ) as server.build:
@@ -176,7 +176,7 @@ def test_a_build_that_is_stopped_anywhere_becomes_what_it_would_have_become(
     stateful: str,
     processed: bool,
 ) -> None:
-    """The same rows, drops and spending; no answer that had arrived is asked for again; nothing is left behind."""
+    """The same rows, drops and spending; no answer that had arrived is sent again; nothing is left behind."""
     # Which rows are dropped before a stateful cell's turn is a matter of time; and one that is called again for what
     # is in the dataset does not see what a processor took out.
     drops = stateful == "no"
@@ -329,7 +329,7 @@ async def test_a_growing_dataset_starts_with_the_saved_states(
 
 
 async def test_a_resume_makes_no_more_attempts_than_one_run(tmp_path: Path) -> None:
-    """Attempts go on counting: a cell that failed twice before the stop has one attempt left of three."""
+    """Attempts are counted across runs: a cell that failed twice before the stop has one attempt left of three."""
     attempts: list[int] = []
     stop_at = [2]
 

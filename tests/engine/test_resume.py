@@ -62,7 +62,7 @@ async def stopped(out: Path, at: int = 25) -> Calls:
 
 
 async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> None:
-    """The dataset is that of a run without a stop, nothing that was answered is asked again, usage goes on counting."""
+    """The dataset is that of a run without a stop, nothing that was answered is asked again, usage adds up."""
     out = tmp_path / "d"
     before = await stopped(out)
     assert Dataset.open(out).rows == 20
@@ -118,7 +118,7 @@ async def test_a_used_directory_needs_resume(tmp_path: Path) -> None:
 
 
 async def test_the_row_group_size_is_the_directory_s(tmp_path: Path) -> None:
-    """A buffer_size that changed meanwhile does not tear row groups apart."""
+    """A buffer_size that changed in the meantime does not tear row groups apart."""
     out = tmp_path / "d"
     await stopped(out)
     config = RunConfig(buffer_size=7)

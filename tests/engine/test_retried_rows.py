@@ -1,4 +1,4 @@
-"""Dropped rows that are tried again, behind processors of every kind: the dataset is that of a run without drops."""
+"""Dropped rows that are retried, behind processors of every kind: the dataset is that of a run without drops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropped rows that are tried again: which, from where, and to which place."""
+"""Dropped rows that are retried: which, from where, and to which place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def numbers(rows: range) -> list[int]:
 
 
 class Flaky:
-    """Fails for some rows, stops the build at one if it is told to, and counts."""
+    """Fails for some rows, stops the build at one on request, and counts its calls."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
@@ -151,12 +151,12 @@ async def test_a_retry_of_dropped_rows_generates_missing_cells_only(
     assert dataset.to_polars().rows() == WHOLE
     assert dataset.report is not None
     assert (dataset.report.written, dataset.report.dropped) == (12, ())
-    # Nothing is left that could be tried again, so nothing is kept for it.
+    # Nothing is left that could be retried, so nothing is stored for it.
     assert not has_journal(out)
 
 
 async def test_dropped_rows_stay_dropped_unless_they_are_asked_for(tmp_path: Path) -> None:
-    """A resume that is not told to leaves them alone, and they can still be tried again after it."""
+    """A resume that is not told to leaves them alone, and they can still be retried after it."""
     out = tmp_path / "out"
     await sb.build_async(Columns({1, 6}).columns, rows=12, out=out, config=CONFIG)
     again = Columns(set())

@@ -214,7 +214,7 @@ async def test_a_failed_build_surfaces_as_itself_wherever_it_is_waited_for(autoj
 
 
 async def test_a_build_in_memory_has_no_dataset(autojump_clock: MockClock) -> None:
-    """Without a directory the rows are handed out and nothing is written."""
+    """Without a directory the rows are returned and nothing is written."""
     async with open_build([seed()], rows=1) as running:
         await running.wait()
         with pytest.raises(SeedbedError, match="this build writes nothing to disk"):

@@ -59,7 +59,7 @@ async def test_a_salvaged_row_continues(autojump_clock: MockClock) -> None:
 
 
 async def test_retries_wait_for_what_is_ready(autojump_clock: MockClock) -> None:
-    """Normal work goes first: a failed cell is tried again only when its group has nothing queued."""
+    """Normal work goes first: a failed cell is retried only when its group has nothing queued."""
     watched = fails(1, 0)
     await grow([seed(), Column("v", watched, key="k")], rows=10, config=config(max_parallel_requests=1))
     assert [n for _, n in watched.started] == [0, *range(1, 10), 0]

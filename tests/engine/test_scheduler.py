@@ -73,7 +73,7 @@ def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:
     (other, *_) = running(world, None)
     world.call(other, "k", 0)
     world.decide()
-    throttle.paused = False  # and nobody is told, as when rates allow a smaller call only
+    throttle.paused = False  # without a notification, as when rates allow a smaller call only
     world.withdraw(other)
     world.decide()
     assert len(running(world, "k")) == throttle.total

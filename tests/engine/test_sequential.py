@@ -112,7 +112,7 @@ async def test_retries_come_after_the_pass_over_the_column(autojump_clock: MockC
 
 
 async def test_a_stateful_column_retries_in_place(autojump_clock: MockClock) -> None:
-    """It sees its rows in order, so a failed one is tried again before the next."""
+    """It sees its rows in order, so a failed one is retried before the next."""
     seen = []
 
     class Chain:

@@ -83,7 +83,7 @@ async def test_the_first_stop_gives_grace(autojump_clock: trio.testing.MockClock
 
 
 async def test_grace_has_an_end(autojump_clock: trio.testing.MockClock) -> None:
-    """What has not ended when the grace is over is cancelled."""
+    """What has not ended when the grace has ended is cancelled."""
     async with open_build([SEED, slow_after(2, 100)], run_options={"grace": 3}) as build:
         await trio.sleep(2)
         build.stop()
@@ -117,7 +117,7 @@ async def test_a_stop_before_the_run_has_begun_counts(autojump_clock: trio.testi
 
 
 async def test_a_stop_after_the_end_does_nothing(autojump_clock: trio.testing.MockClock) -> None:
-    """A stop of a build that is over changes nothing."""
+    """A stop of a build that has ended changes nothing."""
     async with open_build([SEED]) as build:
         report = await build.wait()
         build.stop()
@@ -332,7 +332,7 @@ async def test_a_checkpoint_that_fails_names_group_and_directory(
 async def test_a_disk_that_hangs_does_not_hang_the_run(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A writer that does not come back is given up after the checkpoint's deadline, and never commits afterwards."""
+    """A writer that does not come back is abandoned after the checkpoint's deadline, and never commits afterwards."""
     unhang, hung = threading.Event(), threading.Event()
     real = parts.os.fsync
 
@@ -489,7 +489,7 @@ def test_a_generator_that_ends_the_program_ends_it(error: BaseException, tmp_pat
 
 
 async def test_a_row_group_that_ends_with_the_grace_is_finished_or_not(autojump_clock: trio.testing.MockClock) -> None:
-    """Whichever comes first in that instant: a row group that is not handed out is listed as unfinished."""
+    """Whichever comes first in that instant: a row group that is not returned is listed as unfinished."""
     for _ in range(20):  # trio decides the order of what happens at one instant
         groups = []
         with pytest.raises(sb.Interrupted) as stopped:

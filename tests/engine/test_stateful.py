@@ -79,7 +79,7 @@ async def test_stateless_seeds_run_at_once(autojump_clock: MockClock) -> None:
 
 
 async def test_other_columns_pipeline_meanwhile(autojump_clock: MockClock) -> None:
-    """Group 0 goes on with its next column while group 1 is being seeded."""
+    """Group 0 continues with its next column while group 1 is being seeded."""
     cursor, after = Cursor(), []
 
     async def then(s: str) -> str:
@@ -118,7 +118,7 @@ async def test_stateful_cells_run_one_at_a_time_in_row_order(autojump_clock: Moc
 
 
 async def test_one_instance_in_two_columns_never_overlaps(autojump_clock: MockClock) -> None:
-    """It is the instance that is serialised: a group's turn is over when both columns are."""
+    """It is the instance that is serialised: a group's turn has ended when both columns are."""
     cursor = Cursor()
 
     class Twice:

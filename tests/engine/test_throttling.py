@@ -1,4 +1,4 @@
-"""Flow control: refusals cost nobody but the cell that was refused."""
+"""Flow control: rate limits delay only the cell that was rate-limited."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def waits(header: Any, *, reset: Any = None) -> list[float]:
 
 @pytest.mark.parametrize("header", [30, 30.0, "30", "30s"])
 async def test_retry_after_seconds(autojump_clock: MockClock, header: Any) -> None:
-    """The refused cell waits as long as the server asked, and the others go on."""
+    """The rate-limited cell waits as long as the server asked, and the others continue."""
     assert await waits(header) == [30.0, 0.5]
 
 
@@ -146,7 +146,7 @@ async def test_patience_ends_the_run_and_drops_nothing(autojump_clock: MockClock
 
 
 async def test_patience_is_renewed_by_an_answer(autojump_clock: MockClock) -> None:
-    """A key that answers now and then is not given up, however long it takes in all."""
+    """A key that answers now and then is not abandoned, however long it takes in all."""
     start = trio.current_time()
     last = start
 
@@ -163,7 +163,7 @@ async def test_patience_is_renewed_by_an_answer(autojump_clock: MockClock) -> No
 
 
 async def test_a_rate_limited_cell_without_a_key_waits_too(autojump_clock: MockClock) -> None:
-    """Where no throttle is in between, a refusal still waits as long as asked, or backs off."""
+    """Where no throttle is in between, a rate limit still waits as long as asked, or backs off."""
     seen: list[tuple[int, float]] = []
 
     async def v(n: int) -> int:
@@ -181,7 +181,7 @@ async def test_a_rate_limited_cell_without_a_key_waits_too(autojump_clock: MockC
 
 
 async def test_patience_holds_for_columns_without_a_key(autojump_clock: MockClock) -> None:
-    """Patience also holds for a column without a key, so that no run goes on for ever."""
+    """Patience also holds for a column without a key, so that no run continues for ever."""
 
     async def v(n: int) -> int:
         raise RateLimited("never")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def test_a_trace_separates_calls_waits_and_the_rest(autojump_clock: MockClock) -> None:
-    """Two calls of a second each, a wait of three for a refusal in between, and half a second of other work."""
+    """Two calls of a second each, a wait of three for a rate limit in between, and half a second of other work."""
     answers = 0
 
     async def fill(context: sb.CellContext) -> int:

@@ -1,7 +1,7 @@
-"""Builds in real processes that are killed, and what must hold after they were gone on with.
+"""Builds in real processes that are killed, and what must hold after they were resumed.
 
 `Trial` has a dataset directory, a server that counts every request by cell, and one run after the other in it. What a
-run had made durable is known from the run itself: it tells what it finished, in order, and when a commit returned.
+run had made durable is known from the run itself: it reports what it finished, in order, and when a commit returned.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Trial:
         return _read_said(self._said)
 
     def said_event(self, kind: str) -> bool:
-        """Whether the run that is under way has said so."""
+        """True if the run that is under way has said so."""
         return any(each.get("event") == kind for each in self.said_now())
 
     def finished_calls(self) -> int:
@@ -200,7 +200,7 @@ class Trial:
         return max((each["total"] for each in self.said_now() if each.get("event") == "CellsCommitted"), default=0)
 
     def run(self, disturb: Callable[[Running], None] | None = None, **job: Any) -> Ended:
-        """Begin or go on; `disturb` is called with the process."""
+        """Begin or continue; `disturb` is called with the process."""
         number = len(self.runs)
         said, log = self._said, self._directory / f"log{number}"
         running = self.builds.start(
@@ -262,7 +262,7 @@ class Trial:
         }
 
     def check_paid_once(self) -> None:
-        """Nothing that was durable is asked for again."""
+        """Nothing that was durable is sent again."""
         for run in range(len(self.runs)):
             durable = self.durable(run)
             for later in range(run + 1, len(self.runs)):

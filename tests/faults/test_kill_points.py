@@ -1,4 +1,4 @@
-"""Builds in virtual time that are killed at every point where the disk changes, and gone on with from there."""
+"""Builds in virtual time that are killed at every point where the disk changes, and resumed from there."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_killed_while_a_damaged_journal_is_put_in_order(tmp_path: Path) -> None:
 @COSTLY
 @given(shape=shapes(), kills=st.lists(st.integers(1, 80), min_size=1, max_size=4))
 def test_any_recipe_killed_again_and_again(shape: Shape, kills: list[int]) -> None:
-    """Whatever the recipe: a run that is killed, gone on with and killed again gives the dataset that it would have."""
+    """Whatever the recipe: a run that is killed, resumed and killed again gives the dataset that it would have."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         expected = whole(shape, directory / "whole")

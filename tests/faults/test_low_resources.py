@@ -147,7 +147,7 @@ def test_a_worker_that_the_system_kills_drops_no_row(tmp_path: Path) -> None:
 def test_a_panic_at_a_checkpoint_leaves_a_directory_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException
 ) -> None:
-    """Where a part cannot be written because polars panicked or memory ran out, no answer is asked for again."""
+    """Where a part cannot be written because polars panicked or memory ran out, no answer is sent again."""
     called: list[int] = []
 
     def answer(n: int) -> int:

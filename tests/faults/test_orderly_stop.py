@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM to the real command: what was answered is kept, whatever the commit interval."""
+"""Ctrl-C and SIGTERM to the real command: what was answered is stored, whatever the commit interval."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def wait_until_idle(trial: Trial) -> None:
 
 
 def go_on(trial: Trial, log: str, whole: Made) -> list[Cell]:
-    """Type what the message says; the cells that are asked for then."""
+    """Run the command of the message; returns the cells that it sends."""
     found = re.search(r"seedbed (resume .*)", log)
     assert found is not None, log
     assert shlex.split(found[1])[1] == str(trial.out)
@@ -80,7 +80,7 @@ def go_on(trial: Trial, log: str, whole: Made) -> list[Cell]:
 def test_one_signal_lets_calls_end_and_saves_their_answers(
     number: int, builds: Builds, whole: Made, tmp_path: Path
 ) -> None:
-    """What is answered within `grace` is kept; the message says how to go on, and nothing is asked for twice."""
+    """What is answered within `grace` is stored; the message says how to continue, and nothing is sent twice."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
         def stop(running: Running) -> None:
@@ -99,7 +99,7 @@ def test_one_signal_lets_calls_end_and_saves_their_answers(
 
 @BOTH
 def test_the_second_signal_still_loses_only_the_wire(number: int, builds: Builds, whole: Made, tmp_path: Path) -> None:
-    """Two signals end it at once: what had been answered is kept, and exactly what was on the wire is asked again."""
+    """Two signals end it at once: what had been answered is stored, and exactly what was on the wire is sent again."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
         def stop(running: Running) -> None:
@@ -115,7 +115,7 @@ def test_the_second_signal_still_loses_only_the_wire(number: int, builds: Builds
 
 
 def test_grace_that_runs_out(builds: Builds, whole: Made, tmp_path: Path) -> None:
-    """Calls that do not end in time are given up; the rest is kept."""
+    """Calls that do not end in time are abandoned; the rest is stored."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
         def stop(running: Running) -> None:
