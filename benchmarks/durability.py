@@ -1,10 +1,10 @@
-"""What it costs that no finished cell is lost, and how soon a run that was killed goes on.
+"""The cost of the journal, and how soon a killed run resumes.
 
 The diamond of four cell columns with one key, each cell a text of 200 characters, into a directory: with the journal
-(`durability="cell"`) against whole row groups. First without any latency, where the journal is all that differs, then
-with 50 ms a call, as a model would take. Then a million finished cells: a child process is killed with SIGKILL when it
-has them, and the time is taken from the start of the resume to its first call; once with all of them in one open row
-group, where every one is replayed, once in row groups as they are by default, nearly all of them in parts.
+(`durability="cell"`) against whole row groups. First without any latency, where only the journal differs, then with
+50 ms a call, as a model would take. Then a million finished cells: a child process is killed with SIGKILL when it has
+them, and the time from the start of the resume to its first call is measured; once with all of them in one open row
+group, where each is replayed, once in row groups of the default size, nearly all of them in parts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cell_columns(latency: float) -> list[Column]:
 
 
 async def build(rows: int, latency: float, durability: str, out: Path) -> float:
-    """Build and say how long it took."""
+    """Build and return how long it took."""
     columns = cell_columns(latency)
     config = RunConfig(durability=durability)
     started = trio.current_time()
@@ -135,7 +135,7 @@ def fill(out: Path, rows: int, buffer_size: int) -> None:
 
 
 async def time_to_first_call(out: Path, rows: int) -> tuple[float, int]:
-    """Seconds from the start of a resume to its first call, and how many cells it had not to make."""
+    """Seconds from the start of a resume to its first call, and how many finished cells it ran again."""
     last_cell = LastCell(rows, kill=False)
     columns = stopped_columns(last_cell)
     started = trio.current_time()
@@ -152,7 +152,7 @@ async def time_to_first_call(out: Path, rows: int) -> tuple[float, int]:
 
 
 def resumed(rows: int, buffer_size: int) -> dict[str, object]:
-    """Kill a build when it has four cells in each row, and go on with it."""
+    """Kill a build when it has four cells in each row, and resume it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         command = [sys.executable, "-m", "benchmarks.durability", "--fill", str(out), str(rows), str(buffer_size)]
@@ -203,7 +203,7 @@ def size_table(rows: int) -> Table:
 
 
 def measure(short: bool) -> Findings:
-    """Compare both durabilities, and go on with killed builds."""
+    """Compare both durabilities, and resume killed builds."""
     rows, rounds = (200, 1) if short else (10_000, 5)
     cpu = best_of(
         rounds,

@@ -173,7 +173,7 @@ def test_blocks_are_found() -> None:
 
 
 def test_blocks_share_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block sees what the blocks above it made, and its traceback points into the page."""
+    """A block uses the names of the blocks above it, and its traceback points into the page."""
     found = examples("page.md", PAGE)
     run = Run(tmp_path, found)
     with pytest.raises(ValueError, match=r"\[1, 2\]") as caught:

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def test_plain_columns_build_a_dataset_and_show_it(tmp_path: Path) -> None:
-    """It ends in a complete dataset, prints rows of it, and says what was refused and what was dropped."""
+    """It ends with a complete dataset, prints rows of it, and reports rate limits and drops."""
     command = [sys.executable, str(EXAMPLES / "plain_columns.py")]
     for _ in range(2):  # the second run replaces what the first left
         shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout

@@ -72,7 +72,7 @@ def package_of(module: str) -> str:
 
 
 def imported(path: Path, text: str) -> Iterator[Import]:
-    """Yield what the module at `path` (below src/) imports, anywhere in it; relative names are made absolute."""
+    """Yield the imports of the module at `path` (below src/), anywhere in it; relative names are resolved."""
     package = path.parent.parts
     source = package_of(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
     for node in ast.walk(ast.parse(text)):

@@ -1,4 +1,4 @@
-"""Checks of what users hand in: validators for attrs fields, and limits of documents.
+"""Validators for the attrs fields that users set, and limits of documents.
 
 A validator raises a `ConfigError` with the name of the field, what is expected and the value that was found. Booleans
 are not numbers here, and NaN and infinity are never accepted.
@@ -20,7 +20,7 @@ Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
 def optional(validator: Validator) -> Validator:
-    """What the validator accepts, or None."""
+    """A validator that also accepts None."""
     return attrs.validators.optional(validator)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 REVIEWS = ROOT / "examples" / "quickstart" / "reviews.yaml"
 COMMAND = [sys.executable, "-m", "seedbed.cli"]
-# As `filterwarnings` of the other tests: what warns in the child is an error here.
+# As `filterwarnings` of the other tests: warnings of the child are errors.
 ENVIRONMENT = {
     **os.environ,
     "PYTHONWARNINGS": "error",
@@ -58,7 +58,7 @@ def seedbed(*arguments: str | Path, cwd: Path | None = None, **environment: str)
 
 @contextmanager
 def started(*arguments: str | Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start `seedbed` and go on beside it; a test that fails leaves neither the process nor its pipes behind."""
+    """Start `seedbed` in the background; a test that fails leaves neither the process nor its pipes behind."""
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT, **options}
     with subprocess.Popen([*COMMAND, *map(str, arguments)], **given) as process:
         try:

@@ -1,4 +1,4 @@
-"""Dataset directories as a stranger may hand them over: the one place of the tests that knows what is in them.
+"""Hostile dataset directories; all tests of them use this module.
 
 Every attack changes a sound, unfinished dataset. `home` is a folder of the user's beside it; whatever reads or resumes
 the dataset must leave it as it is.
@@ -27,7 +27,7 @@ from hostile_pickles import OBJECT_POINTER
 import seedbed as sb
 from seedbed.store.entries import Finished, Key
 from seedbed.store.files import PRIVATE
-from seedbed.store.journal import Batch, Journal
+from seedbed.store.journal import Journal
 from seedbed.store.log import frame, scan
 from seedbed.store.manifest import MANIFEST_NAME
 
@@ -112,7 +112,7 @@ def make_journal(found: Hostile) -> None:
     """Give it a journal, as a build that was killed has."""
     journal = Journal.create(found.directory)
     entry = Finished(column="topic", row=-1, attempt=1, salvage_round=0, value=([0, 1], [["a", "b"]]), cost=None)
-    journal.commit(Batch(groups={Key(group=1): [entry]}))
+    journal.commit({Key(group=1): [entry]})
     journal.close()
 
 
@@ -310,7 +310,7 @@ def _device(found: Hostile, name: str) -> None:
 
 
 def _huge_lengths(found: Hostile) -> None:
-    """Frames whose header says that terabytes follow, with checksums that are right and wrong, before sound ones."""
+    """Frames whose header announces terabytes, with valid and invalid checksums, before valid frames."""
     make_journal(found)
     path = found.directory / PRIVATE / "journal-0000001.log"
     whole = path.read_bytes()

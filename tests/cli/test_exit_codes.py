@@ -17,7 +17,7 @@ def test_every_way_to_stop_has_its_own_code() -> None:
 
 
 def test_others_have_the_code_of_their_kind() -> None:
-    """Bad input is 2, a bad dataset 3, Ctrl-C 130 and what nobody expected 1."""
+    """Bad input is 2, a bad dataset 3, Ctrl-C 130 and an unexpected error 1."""
     assert exit_code(errors.ConfigError("x")) == 2
     assert exit_code(errors.DatasetGenerationError(["x"])) == 2
     assert exit_code(errors.OutputDirectoryError("x")) == 2

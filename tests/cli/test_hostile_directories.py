@@ -58,10 +58,10 @@ def test_a_sound_directory_is_resumed(found: Hostile) -> None:
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_a_directory_that_holds_a_link_is_refused_for_writing(
+def test_a_directory_with_a_link_is_not_written_to(
     found: Hostile, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is written where there are links, the message names them, and no command changes what they point to."""
+    """Nothing is written to a directory with links, the message names them, and no command changes their targets."""
     LINKS[name](found)
     before = sorted(path.name for path in found.directory.iterdir())
     assert main(["resume", str(found.directory)]) in {ExitCode.BAD_DATASET, ExitCode.BAD_INPUT}
@@ -71,7 +71,7 @@ def test_a_directory_that_holds_a_link_is_refused_for_writing(
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_that_no_writer_writes_is_refused(found: Hostile, name: str) -> None:
+def test_an_impossible_manifest_is_rejected(found: Hostile, name: str) -> None:
     """A file name that is not the writer's, and rows that do not add up, are a `ManifestError` for all who read it."""
     MANIFESTS[name](found)
     for attempt in (sb.Dataset.open, sb.resume):

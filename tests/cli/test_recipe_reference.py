@@ -1,4 +1,4 @@
-"""The page about recipe files has everything that a recipe file may say."""
+"""The page about recipe files documents every type and field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "reference" / "recipe-file.md").read_text(encoding="utf-
 
 
 def rows() -> dict[str, tuple[type, str]]:
-    """The class of every type of ours, and its row on the page (empty if there is none)."""
+    """The class of every built-in type, and its row on the page (empty if it is missing)."""
     found = {}
     for name, cls in {**spec_types(), **processor_types(), **MODEL_TYPES}.items():
         if cls.__module__.startswith("seedbed."):  # not of a plug-in that happens to be installed
@@ -30,7 +30,7 @@ def test_every_type_and_field_is_documented() -> None:
     assert not [(name, alias) for name, alias in fields if f"`{alias}`" not in PAGE]
 
 
-def test_what_must_be_given_has_a_star() -> None:
+def test_required_fields_have_a_star() -> None:
     """In the row of a type, a field has a star if and only if it must be given."""
     wrong = []
     for name, (cls, row) in rows().items():

@@ -1,4 +1,4 @@
-"""How many rows: the forms that -n takes, and what is printed before there are any."""
+"""Row counts: the forms that -n takes, and the output of a run that does not start."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def test_json_is_one_value(tmp_path: Path) -> None:
     assert found["path"] == str(tmp_path / "out")
 
 
-def test_a_seed_makes_the_same_rows_again(tmp_path: Path) -> None:
-    """The same --seed makes the same rows, another one does not."""
+def test_the_same_seed_gives_the_same_rows(tmp_path: Path) -> None:
+    """The same --seed gives the same rows, another one does not."""
     path = recipe(tmp_path)
     frames = []
     for number, seed in enumerate((8, 8, 9)):
@@ -81,7 +81,7 @@ def test_a_seed_makes_the_same_rows_again(tmp_path: Path) -> None:
 
 
 def test_models_can_be_replaced_by_a_script(tmp_path: Path) -> None:
-    """A recipe whose endpoint is out of reach runs for nothing with --model-override, for all models or for one."""
+    """A recipe whose endpoint is not reachable runs with --model-override, for all models or for one."""
     path = recipe(tmp_path, TEXT)
     text = path.read_text(encoding="utf-8").replace(
         "{type: scripted, input_price: 1.0, output_price: 1.0}",
@@ -95,8 +95,8 @@ def test_models_can_be_replaced_by_a_script(tmp_path: Path) -> None:
         assert all(record["review"] for record in ended.json["records"])
 
 
-def test_dropped_rows_are_told_and_no_failure(tmp_path: Path) -> None:
-    """A run that drops rows ends well, logs the first of them with their place and counts them by reason."""
+def test_dropped_rows_are_reported_and_the_run_succeeds(tmp_path: Path) -> None:
+    """A run that drops rows succeeds, logs the first of them with their place and counts them by reason."""
     path = custom(tmp_path, "failing", FAILING)
     ended = seedbed("run", path, "-n", "40", "-o", tmp_path / "out", "--allow-code", "--shutdown-error-rate", "1")
     assert ended.code == 0, ended.err
@@ -105,8 +105,8 @@ def test_dropped_rows_are_told_and_no_failure(tmp_path: Path) -> None:
     assert "(column=mine, row_group=0)" in ended.err
 
 
-def test_a_script_notices_that_nothing_came_out(tmp_path: Path) -> None:
-    """Where every row was dropped the status is that of too many errors, and the message says how to try again."""
+def test_an_empty_dataset_has_its_own_status(tmp_path: Path) -> None:
+    """The status is that of too many errors, and the message has the command that retries the dropped rows."""
     path = custom(tmp_path, "broken", FAILING)
     out = tmp_path / "out"
     ended = seedbed("run", path, "-n", "3", "-o", out, "--allow-code")
@@ -126,7 +126,7 @@ def test_a_script_notices_that_nothing_came_out(tmp_path: Path) -> None:
 
 
 def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
-    """Counts too, but there is nothing to try again."""
+    """A filter that removes every row has the same status, but there is nothing to retry."""
     path = recipe(tmp_path, 'processors:\n  - {type: filter, expr: "stars > 9"}\n')
     ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out")
     assert ended.code == 4
@@ -134,7 +134,7 @@ def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
-    """A column whose async code keeps the loop from running is warned about by name, once."""
+    """A column whose async code blocks the loop is named in a warning, once."""
     code = "import time\n\nasync def rude(thing: str) -> str:\n    time.sleep(0.15)\n    return thing\n"
     path = custom(tmp_path, "rude", code)
     ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out", "--allow-code")
@@ -144,7 +144,7 @@ def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
 
 
 def test_code_is_not_run_unless_allowed(tmp_path: Path) -> None:
-    """A recipe that names code is refused without --allow-code, and its module is not imported."""
+    """A recipe that names code is rejected without --allow-code, and its module is not imported."""
     path = custom(tmp_path, "slow", "raise SystemExit('imported')")
     ended = seedbed("run", path, "-n", "1", "-o", tmp_path / "out")
     assert ended.code == 2
@@ -153,8 +153,8 @@ def test_code_is_not_run_unless_allowed(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_trace_is_written_and_a_profile_kept(tmp_path: Path) -> None:
-    """--trace writes a timeline, and keeps what inspect --profile shows."""
+def test_a_trace_is_written_and_a_profile_stored(tmp_path: Path) -> None:
+    """--trace writes a timeline and stores the profile that `inspect --profile` shows."""
     path = recipe(tmp_path, TEXT)
     ended = seedbed("run", path, "-n", "10", "-o", tmp_path / "out", "--trace", tmp_path / "trace.json")
     assert ended.code == 0, ended.err
@@ -183,7 +183,7 @@ def test_a_trace_is_written_and_a_profile_kept(tmp_path: Path) -> None:
         (("--nonsense",), 2, "--nonsense"),
     ],
 )
-def test_what_goes_wrong_has_its_code(options: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+def test_each_failure_has_its_status(options: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
     """Each way to end early has its exit code and one message without a traceback."""
     rows = () if "--rows" in options else ("-n", "20")
     ended = seedbed("run", recipe(tmp_path, TEXT), *rows, "-o", tmp_path / "out", *options)
@@ -193,7 +193,7 @@ def test_what_goes_wrong_has_its_code(options: tuple[str, ...], code: int, messa
 
 
 def test_too_many_errors_have_a_code(tmp_path: Path) -> None:
-    """A run that fails all over stops with its own code, and says how to go on."""
+    """A run that fails everywhere stops with its own status and the command that resumes it."""
     path = custom(tmp_path, "broken", FAILING)
     ended = seedbed("run", path, "-n", "100", "-o", tmp_path / "out", "--allow-code")
     assert ended.code == 4, ended.err
@@ -202,7 +202,7 @@ def test_too_many_errors_have_a_code(tmp_path: Path) -> None:
 
 
 def test_a_deadline_has_a_code(tmp_path: Path) -> None:
-    """A run that passes its deadline stops with its own code, as JSON too."""
+    """A run that exceeds its deadline stops with its own status, also with --json."""
     path = custom(tmp_path, "slow", SLOW)
     ended = seedbed("run", path, "-n", "2", "-o", tmp_path / "out", "--allow-code", "--deadline", "0.1", "--json")
     assert ended.code == 5
@@ -210,7 +210,7 @@ def test_a_deadline_has_a_code(tmp_path: Path) -> None:
     assert (error["kind"], error["exit_code"]) == ("DeadlineExceeded", 5)
 
 
-def test_an_endpoint_that_refuses_everything_has_a_code(tmp_path: Path) -> None:
+def test_an_endpoint_that_rate_limits_everything_has_a_status(tmp_path: Path) -> None:
     """When patience with an endpoint ends, so does the run, with the key in its message."""
     path = recipe(tmp_path, TEXT)
     path.write_text(path.read_text().replace("type: scripted,", "type: scripted, capacity: 0,"))
@@ -226,7 +226,7 @@ def test_a_processor_that_fails_has_a_code(tmp_path: Path) -> None:
     assert ended.code == 9, ended.err
 
 
-def test_a_used_directory_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_empty_is_rejected(tmp_path: Path) -> None:
     """A directory that is not empty is not touched."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -243,8 +243,8 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "none.yaml" in ended.err
 
 
-def test_ctrl_c_says_how_to_resume_and_resume_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C ends a run with 130 and the command to go on with; that command finishes it."""
+def test_ctrl_c_prints_the_command_that_resumes(tmp_path: Path) -> None:
+    """Ctrl-C ends a run with 130 and the command that resumes it; that command finishes it."""
     (tmp_path / "mine.py").write_text(
         "import trio\n\nasync def slow(thing: str, stars: int) -> str:\n"
         "    import pathlib\n"
@@ -300,8 +300,8 @@ def test_preview_shows_records_and_writes_nothing(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
-    """Whoever closes our output ends the command quietly."""
+def test_closed_output_is_not_an_error(tmp_path: Path) -> None:
+    """A reader that closes our output ends the command without a message."""
     with started("preview", recipe(tmp_path), "-n", "1000") as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -322,14 +322,14 @@ def test_a_pipe_gets_a_line_every_ten_seconds(tmp_path: Path) -> None:
 
 
 def test_progress_can_be_switched_off(tmp_path: Path) -> None:
-    """With --progress none a good run says nothing on standard error."""
+    """With --progress none a successful run writes nothing to standard error."""
     ended = seedbed("run", recipe(tmp_path), "-n", "10", "-o", tmp_path / "out", "--progress", "none", "--head", "0")
     assert ended.err == ""
     assert ended.out.startswith("10 of 10 rows in")
 
 
 def test_a_dataset_grows(tmp_path: Path) -> None:
-    """`resume --rows` makes more rows of a finished dataset, and its rows are those of one run; fewer are refused."""
+    """`resume --rows` adds rows to a finished dataset, with the same rows as one run; fewer rows are rejected."""
     path, out = recipe(tmp_path, TEXT), tmp_path / "out"
     assert seedbed("run", path, "-n", "5", "-o", out).code == 0
     ended = seedbed("resume", out, "--rows", "12", "--json")
@@ -346,8 +346,8 @@ def test_a_dataset_grows(tmp_path: Path) -> None:
     assert library.Dataset.open(out).rows == 14
 
 
-def test_changes_are_told_and_accepted(tmp_path: Path) -> None:
-    """An edited prompt is refused field by field; edited code is too, until it is accepted."""
+def test_changes_are_reported_and_accepted(tmp_path: Path) -> None:
+    """An edited field is named and rejected; so is edited code, unless it is accepted."""
     path, out = custom(tmp_path, "f", "def f(thing: str) -> str:\n    return 'old'\n"), tmp_path / "out"
     run = ("run", path, "-n", "4", "-o", out, "--resume", "--allow-code")
     assert seedbed(*run, "--buffer-size", "2").code == 0
@@ -367,7 +367,7 @@ def test_changes_are_told_and_accepted(tmp_path: Path) -> None:
 
 
 def test_options_of_a_resume_need_one(tmp_path: Path) -> None:
-    """`run --accept-changes` without --resume is refused before anything is written."""
+    """`run --accept-changes` without --resume is rejected before anything is written."""
     ended = seedbed("run", recipe(tmp_path), "-n", "1", "-o", tmp_path / "out", "--accept-changes")
     assert ended.code == 2
     assert "accept_changes applies to an existing dataset: pass out and resume=True with it" in ended.err
@@ -388,7 +388,7 @@ def picky(shout: str, stars: float) -> str:
 """
 
 
-def test_retried_rows_have_what_a_processor_made_of_them(tmp_path: Path) -> None:
+def test_retried_rows_have_the_values_of_the_processors(tmp_path: Path) -> None:
     """Rows that processors filtered and changed come back with those values, in their places."""
     (tmp_path / "mine.py").write_text(PICKY, encoding="utf-8")
     path = recipe(

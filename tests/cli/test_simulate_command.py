@@ -55,7 +55,7 @@ def test_json_for_machines(tmp_path: Path) -> None:
 
 
 def test_measured_by_a_probe_and_from_a_run(tmp_path: Path) -> None:
-    """A probe or an earlier run provides what is not given; the usage of a probe is printed."""
+    """A probe or an earlier run provides the fields that are not given; the usage of a probe is printed."""
     path = recipe(tmp_path, TEXT)
     probed = seedbed("simulate", path, "-n", "10", "--probe", "3", "--seeds", "1")
     assert probed.code == 0, probed.err

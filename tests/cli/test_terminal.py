@@ -26,7 +26,7 @@ def open_terminal(rows: int = 40, columns: int = 110) -> tuple[int, int]:
 
 
 def everything(terminal: int) -> str:
-    """Read what is written until the other side is closed."""
+    """Read until the other side is closed."""
     found = b""
     while True:
         try:
@@ -45,7 +45,7 @@ TERMINAL.pop("COLUMNS")
 
 
 def test_a_terminal_gets_the_panel(tmp_path: Path) -> None:
-    """The panel is drawn in place, with bars, keys and the end; the cursor is there again afterwards."""
+    """The panel is drawn in place, with bars, keys and the result; the cursor is visible afterwards."""
     ours, theirs = open_terminal()
     with started(
         "run", REVIEWS, "-n", "60", "-o", tmp_path / "out", stdout=theirs, stderr=theirs, env=TERMINAL
@@ -62,7 +62,7 @@ def test_a_terminal_gets_the_panel(tmp_path: Path) -> None:
 
 
 def test_log_lines_stay_above_the_panel(tmp_path: Path) -> None:
-    """What is logged meanwhile is not drawn over."""
+    """The panel does not overwrite log lines."""
     (tmp_path / "mine.py").write_text(
         "import seedbed\n\ndef mine(thing: str) -> str:\n    print('printed by a column')\n"
         "    if thing == 'lamp':\n        raise seedbed.Permanent('no lamps')\n    return thing\n"
@@ -81,8 +81,8 @@ def test_log_lines_stay_above_the_panel(tmp_path: Path) -> None:
     assert "printed by a column" in text
 
 
-def test_a_terminal_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
-    """The run finishes and its dataset is whole though nobody can see the panel any more."""
+def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:
+    """The run finishes and its dataset is complete although the panel cannot be drawn."""
     ours, theirs = open_terminal()
     with started("run", REVIEWS, "-n", "40", "-o", tmp_path / "out", "--json", stderr=theirs, env=TERMINAL) as process:
         os.close(theirs)

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that hands out files, as good or as plain as servers of files are."""
+"""An HTTP server of files on loopback, with or without range requests and lengths."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ if TYPE_CHECKING:
 
 
 class _Server(ThreadingHTTPServer):
-    # A client that has read enough hangs up; that is no error.
     def handle_error(self, *_: object) -> None:
-        """Say nothing."""
+        """Ignore clients that close the connection early."""
 
 
 @contextmanager
 def serve_files(
     files: Mapping[str, bytes], *, ranges: bool = True, length: bool = True
 ) -> Iterator[tuple[str, list[str]]]:
-    """Serve these files; yields the URL and a list of the paths asked for, which grows.
+    """Serve these files; yields the URL and a growing list of the requested paths.
 
-    Without `ranges` a file is only sent as a whole, and without `length` nobody knows how long it is.
+    Without `ranges` a file is only sent as a whole, and without `length` its size is not sent.
     """
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -38,7 +37,7 @@ def serve_files(
             self._answer(with_body=True)
 
         def _answer(self, *, with_body: bool) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             data = files.get(self.path.partition("?")[0])
             if data is None:
                 self.send_error(404)
@@ -58,13 +57,13 @@ def serve_files(
                 self.wfile.write(sent)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with _Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", requested
         finally:
             server.shutdown()
             thread.join()

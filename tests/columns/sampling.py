@@ -7,11 +7,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import polars as pl
 
-from seedbed.columns import (
-    distributions,  # noqa: F401  they register
-    person,  # noqa: F401  they register
-    sampler,  # noqa: F401  they register
-)
 from seedbed.columns.spec import Environment, make_column
 
 if TYPE_CHECKING:

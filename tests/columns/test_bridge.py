@@ -1,4 +1,4 @@
-"""The bridge: generators written one way, called the other."""
+"""The bridge adds the missing method, `generate` or `agenerate`, to a generator."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class TestGenerate:
         """Without a loop, the async method has one of its own for the call."""
         assert bridge(Async()).generate(1, plus=2) == 3
 
-    def test_exceptions_come_as_themselves(self) -> None:
-        """What the other side raises is not wrapped."""
+    def test_exceptions_are_not_wrapped(self) -> None:
+        """An exception of the async method is raised unchanged."""
         with pytest.raises(ValueError, match="negative"):
             bridge(Async()).generate(-1)
 
     async def test_inside_a_running_trio_loop(self) -> None:
-        """Sync code called from async code gets its answer from a thread, and the loop is still there afterwards."""
+        """Sync code called from async code gets its answer from a thread, and the loop continues."""
         generator = Async()
         assert bridge(generator).generate(1, plus=2) == 3
         assert generator.threads[0] is not threading.current_thread()
@@ -80,8 +80,8 @@ class TestGenerate:
         """A thread without a loop and without a build has a loop made for the call."""
         assert await trio.to_thread.run_sync(lambda: bridge(Async()).generate(5)) == 5
 
-    async def test_context_variables_go_along(self) -> None:
-        """What the caller set is seen on the other side, also in a thread."""
+    async def test_context_variables_are_copied(self) -> None:
+        """The async method sees the context variables of the caller, also in a thread."""
         variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
         async def read() -> str:
@@ -90,15 +90,15 @@ class TestGenerate:
         variable.set("mine")
         assert bridge(read).generate() == "mine"
 
-    def test_a_sync_generator_is_simply_called(self) -> None:
-        """There is nothing to bridge."""
+    def test_a_sync_generator_is_called_directly(self) -> None:
+        """No thread or loop is involved."""
         generator = Sync()
         assert bridge(generator).generate(1) == 1
         assert generator.threads == [threading.current_thread()]
 
     @pytest.mark.parametrize("slots", [1, 2, 8])
     async def test_in_a_worker_thread_of_a_build(self, slots: int) -> None:
-        """It goes back to the build's own loop through its portal; with one slot it does not deadlock."""
+        """The call runs on the build's own loop through its portal; with one slot it does not deadlock."""
         inner = Async()
 
         def v(n: int) -> int:
@@ -114,7 +114,7 @@ class TestGenerate:
         assert set(inner.threads) == {threading.current_thread()}
 
     async def test_virtual_time_passes_while_a_thread_waits(self, autojump_clock: trio.testing.MockClock) -> None:
-        """A thread that waits through the portal does not hold the clock, one that works does."""
+        """A thread that waits through the portal does not hold the clock."""
 
         async def slow(n: int) -> int:
             await trio.sleep(1_000)
@@ -132,24 +132,24 @@ class TestGenerate:
 
 class TestAgenerate:
     async def test_sync_code_gets_a_thread(self) -> None:
-        """The loop goes on meanwhile."""
+        """The loop is not blocked."""
         generator = Sync()
         assert await bridge(generator).agenerate(1, plus=2) == 3
         assert generator.threads[0] is not threading.current_thread()
 
-    async def test_async_code_is_simply_awaited(self) -> None:
-        """There is nothing to bridge."""
+    async def test_async_code_is_awaited_directly(self) -> None:
+        """No thread or loop is involved."""
         generator = Async()
         assert await bridge(generator).agenerate(1) == 1
         assert generator.threads == [threading.current_thread()]
 
-    async def test_exceptions_come_as_themselves(self) -> None:
-        """What the thread raises is raised here."""
+    async def test_exceptions_are_not_wrapped(self) -> None:
+        """An exception in the thread is raised unchanged."""
         with pytest.raises(ValueError, match="negative"):
             await bridge(Sync()).agenerate(-1)
 
-    async def test_the_thread_limit_comes_back(self) -> None:
-        """Every token of trio's own limiter is given back, whatever the outcome."""
+    async def test_the_thread_limit_is_released(self) -> None:
+        """Every token of trio's limiter is released, also after an exception."""
         limiter = trio.to_thread.current_default_thread_limiter()
         before = limiter.borrowed_tokens
         await bridge(Sync()).agenerate(1)
@@ -160,11 +160,11 @@ class TestAgenerate:
 
 class TestBridge:
     def test_functions_can_be_bridged(self) -> None:
-        """A plain function has both methods then."""
+        """A bridged function has both methods."""
         assert bridge(lambda n: n + 1).generate(1) == 2
 
     def test_bridging_twice_changes_nothing(self) -> None:
-        """What has both methods already is given back."""
+        """A bridged generator is returned as it is."""
         once = bridge(Sync())
         assert bridge(once) is once
         assert isinstance(once, Bridged)
@@ -177,13 +177,13 @@ class TestBridge:
             (Async, "has the class Async as its generator; give it an instance"),
         ],
     )
-    def test_what_is_no_generator_is_refused(self, generator: object, text: str) -> None:
-        """Neither method, or a class in place of an instance."""
+    def test_invalid_generators_are_rejected(self, generator: object, text: str) -> None:
+        """An object with neither method and a class are rejected."""
         with pytest.raises(UncallableError, match=text):
             bridge(generator)
 
     async def test_a_bridged_generator_fills_a_column(self) -> None:
-        """It is a generator like any other."""
+        """A column accepts a bridged generator."""
         async with open_build(
             [Column("n", numbers, kind="from_scratch"), Column("v", bridge(Sync()), requires=["n"])], rows=2
         ) as build:

@@ -103,7 +103,7 @@ class TestGenerators:
             (lambda n: n + 7, [7, 8]),
         ],
     )
-    async def test_one_of_the_two_is_enough(
+    async def test_either_method_of_a_generator_is_enough(
         self, autojump_clock: MockClock, generator: object, expected: list[int]
     ) -> None:
         """Functions, bound methods, partials and objects with either method fill a column."""
@@ -118,8 +118,8 @@ class TestGenerators:
             ("text", "has 'text' as its generator"),
         ],
     )
-    def test_neither_is_a_problem_at_start_up(self, generator: object, what: str) -> None:
-        """An object that cannot fill a column is rejected before anything runs."""
+    def test_a_generator_without_methods_is_a_problem(self, generator: object, what: str) -> None:
+        """An object that cannot fill a column is rejected before a run."""
         text = problem(Column("v", generator))
         assert text.startswith("column 'v' has ")
         assert what in text
@@ -132,7 +132,7 @@ class TestGenerators:
         assert text == f"column 'v' has the class {generator.__name__} as its generator; give it an instance"
 
     async def test_sync_code_runs_in_a_thread_and_async_code_on_the_loop(self) -> None:
-        """The loop is not held up by a plain function."""
+        """A synchronous function does not block the event loop."""
         where: dict[str, threading.Thread] = {}
 
         def sync(n: int) -> int:
@@ -148,8 +148,8 @@ class TestGenerators:
         assert where["sync"] is not threading.main_thread()
         assert where["async"] is threading.main_thread()
 
-    def test_is_stateful_may_be_said_by_either(self) -> None:
-        """The column's own word counts before its generator's."""
+    def test_is_stateful_of_column_and_generator(self) -> None:
+        """The setting of the column takes precedence over that of its generator."""
 
         class Stateful(OnlyGenerate):
             is_stateful = True
@@ -205,21 +205,21 @@ class TestSignatures:
             (frame,) = [group.to_polars() async for group in build]
         assert [tuple(value) for value in frame["v"]] == [(0, 0), (1, 10), (2, 20)]
 
-    async def test_a_default_is_no_requirement(self) -> None:
-        """A column of that name may be there; the function did not ask for it."""
+    async def test_a_parameter_with_a_default_is_not_required(self) -> None:
+        """It is not passed, even if a column has its name."""
         column = Column("v", lambda a, b=7: a + b)
         assert column.requires == ("a",)
         assert await values(column, "a", "b") == [7, 8]
 
-    async def test_positional_only(self) -> None:
-        """Parameters that cannot be named are given by position, in their own order."""
+    async def test_positional_only_parameters(self) -> None:
+        """They are passed by position, in their order."""
 
         def function(b: int, a: int, /) -> str:
             return f"{b}{a}"
 
         assert await values(Column("v", function), "a", "b") == ["00", "11"]
 
-    async def test_a_default_in_between_stays(self) -> None:
+    async def test_a_default_between_requirements_is_used(self) -> None:
         """A parameter that is not required gets its default, and later parameters get their values."""
 
         def function(a: int, factor: int = 10, *, b: int) -> int:
@@ -228,8 +228,8 @@ class TestSignatures:
         assert await values(Column("v", function), "a", "b") == [0, 11]
 
     @pytest.mark.parametrize("requires", [None, ["a"], ["a", "b"]])
-    async def test_a_context_is_no_requirement(self, requires: list[str] | None) -> None:
-        """A parameter annotated CellContext gets the context, also where annotations are text."""
+    async def test_a_context_is_not_a_requirement(self, requires: list[str] | None) -> None:
+        """A parameter annotated CellContext gets the context, also if annotations are text."""
 
         def function(a: int, context: CellContext, **named: int) -> str:
             return f"{context.column}:{a}:{sorted(named)}"
@@ -240,7 +240,7 @@ class TestSignatures:
         assert made[1] == f"v:1:{['b'] if requires == ['a', 'b'] else []}"
 
     async def test_a_context_annotated_by_a_name_that_cannot_be_resolved(self) -> None:
-        """An annotation that only a type checker can read is known by its last word."""
+        """An annotation that cannot be evaluated is compared by its last name."""
 
         def function(context: seedbed.CellContext, a: int) -> str:
             return f"{context.column}:{a}"
@@ -248,7 +248,7 @@ class TestSignatures:
         assert await values(Column("v", function), "a") == ["v:0", "v:1"]
 
     async def test_a_context_by_keyword_or_position(self) -> None:
-        """Wherever it stands, it is given once."""
+        """It is passed once, wherever the parameter is."""
 
         async def keyword(a: int, *, context: CellContext) -> str:
             return f"{context.column}{a}"
@@ -259,18 +259,18 @@ class TestSignatures:
         assert await values(Column("v", keyword), "a") == ["v0", "v1"]
         assert await values(Column("w", first), "a") == ["w0", "w1"]
 
-    def test_a_surplus_name_is_a_problem(self) -> None:
-        """A requirement that the function does not take is a mistake, not ignored."""
+    def test_a_requirement_without_a_parameter_is_a_problem(self) -> None:
+        """A requirement that the function does not take is not ignored."""
         assert problem(Column("v", lambda a: a, requires=["a", "b"])) == (
             "column 'v' requires 'b', which its function does not take"
         )
 
-    def test_a_parameter_left_out_is_a_problem(self) -> None:
+    def test_a_parameter_that_is_not_required_is_a_problem(self) -> None:
         """A function with more parameters than required columns cannot be called."""
         assert problem(Column("v", lambda a, b: a, requires=["a"])) == "column 'v' wants 'b', which it does not require"
 
     def test_two_contexts_are_a_problem(self) -> None:
-        """One is enough."""
+        """A function has at most one parameter for the context."""
 
         def function(one: CellContext, two: CellContext) -> int:
             return 0
@@ -295,13 +295,13 @@ class TestSignatures:
             "column 'v' has a function whose parameters cannot be read"
         )
 
-    def test_an_unknown_kind(self) -> None:
-        """It is answered with the known ones."""
+    def test_an_unknown_kind_is_rejected(self) -> None:
+        """The message lists the known kinds."""
         with pytest.raises(ConfigError, match="kind must be one of 'from_scratch', 'cell', 'full_column', not 'row'"):
             Column("v", len, kind="row")
 
-    def test_kinds_and_names_may_be_given_in_short(self) -> None:
-        """Text where a tuple of one is meant, and the enum or its value."""
+    def test_kinds_and_names_have_short_forms(self) -> None:
+        """One name stands for a tuple of it, and a kind is the enum or its value."""
         column = Column("v", lambda x: x, requires="x", kind=Kind.CELL, side_effects="v__trace", retry_on=KeyError)
         assert (column.requires, column.side_effects, column.retry_on) == (("x",), ("v__trace",), (KeyError,))
         assert column.outputs == ("v",)
@@ -335,7 +335,7 @@ class TestValues:
         assert frame["seen"].to_list() == ["['a']0", "['a']1"]
         assert frame["doc"].to_list() == [{"tags": ["a"], "n": 0}, {"tags": ["a"], "n": 1}]
 
-    async def test_a_whole_column_gets_what_it_requires(self) -> None:
+    async def test_a_whole_column_gets_the_required_columns(self) -> None:
         """Its frame has the required columns, in the order in which they are required, and no others."""
 
         def whole(frame: pl.DataFrame) -> pl.Series:
@@ -371,15 +371,15 @@ def column_in_process(frame: pl.DataFrame) -> list[int]:
 
 
 class TestProcess:
-    async def test_it_runs_in_another_process(self) -> None:
-        """Cells and whole columns with `process=True` do not run here."""
+    async def test_process_columns_run_in_another_process(self) -> None:
+        """Cells and whole columns with `process=True` do not run in this process."""
         made = await values(Column("v", in_process, process=True), max_processes=1)
         assert [n for n, _ in made] == [0, 1]
         assert os.getpid() not in {pid for _, pid in made}
         whole = Column("w", column_in_process, kind="full_column", requires=["n"], process=True)
         assert os.getpid() not in await values(whole, max_processes=1)
 
-    async def test_a_crash_is_that_rows_drop(self) -> None:
+    async def test_a_crash_drops_its_row(self) -> None:
         """A process that dies drops its row; the run continues in another one."""
         async with open_build(
             [*seeds("n"), Column("v", crash, process=True)], rows=4, config=RunConfig(max_processes=1)
@@ -390,7 +390,7 @@ class TestProcess:
         assert (drop.row, drop.column, drop.attempts) == (1, "v", 1)
         assert drop.error.startswith("WorkerCrashed: the process that ran column 'v' died")
 
-    async def test_an_exception_comes_back_as_itself(self) -> None:
+    async def test_exceptions_of_a_process_are_raised_here(self) -> None:
         """Exceptions of the process are classified like those of a thread."""
         async with open_build(
             [*seeds("n"), Column("v", fail, process=True)], rows=2, config=RunConfig(max_processes=1)
@@ -398,8 +398,8 @@ class TestProcess:
             report = await build.wait()
         assert report.drops_by_reason == {"v: ValueError: bad 1": 1}
 
-    def test_what_cannot_be_sent_is_a_problem_at_start_up(self) -> None:
-        """A local function cannot be found by another process."""
+    def test_a_function_that_cannot_be_pickled_is_a_problem(self) -> None:
+        """Another process cannot import a local function."""
 
         def local(a: int) -> int:
             return a
@@ -407,8 +407,8 @@ class TestProcess:
         text = problem(Column("v", local, process=True))
         assert text.startswith("column 'v' has process=True, but its function cannot be pickled: ")
 
-    def test_what_makes_no_sense_in_a_process_is_a_problem(self) -> None:
-        """Async functions, contexts and state stay here."""
+    def test_async_functions_contexts_and_state_cannot_use_a_process(self) -> None:
+        """Each is a problem that names the column."""
 
         async def coroutine(a: int) -> int:
             return a

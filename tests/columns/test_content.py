@@ -16,7 +16,7 @@ def digest(*files: bytes, whole: int = 1 << 20) -> str:
     )
 
 
-def test_the_content_counts() -> None:
+def test_the_digest_depends_on_the_content() -> None:
     """Other bytes, another order and another split into files give another digest."""
     assert digest(b"ab").startswith("1 file, 2 bytes, hash ")
     assert digest(b"ab") == digest(b"ab")
@@ -27,8 +27,8 @@ def test_the_content_counts() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9_999])
-def test_pieces_of_a_large_file_are_hashed(at: int) -> None:
-    """Its ends and its size always count; bytes between the pieces do not."""
+def test_of_a_large_file_only_pieces_are_hashed(at: int) -> None:
+    """Its size, first and last bytes are always included, bytes between the pieces are not."""
     data = bytearray(10_000)
     before = digest(bytes(data), whole=PIECES)
     data[at] = 1

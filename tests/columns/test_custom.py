@@ -12,8 +12,7 @@ import pytest
 from grow import grown, made
 
 import seedbed
-from seedbed.columns import Model  # noqa: TC001  the same
-from seedbed.columns.base import CellContext  # noqa: TC001  its name is evaluated
+from seedbed.columns.base import CellContext, Model  # noqa: TC001  their names are evaluated
 from seedbed.columns.custom import Custom, column, used_models
 from seedbed.columns.spec import Access, Environment
 from seedbed.errors import ConfigError, DatasetGenerationError, Retryable
@@ -65,28 +64,28 @@ def number(rows: range) -> list[int]:
 
 @column
 async def greeting(number: int, writer: Model) -> str:
-    """Ask a model."""
+    """Send a prompt to a model."""
     return await writer.chat(f"hello {number}")
 
 
 @column(process=True)
 def squared(number: int) -> int:
-    """Run in a process."""
+    """A function that runs in a process."""
     return number**2
 
 
 def plainly(number: int) -> int:
-    """Be named by a recipe file."""
+    """A function that a recipe file names."""
     return number + 100
 
 
 @column(name="other", models={"writer": "fast"}, dtype=str, timeout=3)
 async def decorated(number: int, writer: Model) -> str:
-    """Be named by a recipe file, with a decorator."""
+    """A decorated function that a recipe file names."""
     return await writer.chat(str(number))
 
 
-def test_it_is_still_the_function() -> None:
+def test_a_decorated_function_can_be_called() -> None:
     """A decorated function can be called, documented and inspected as before."""
 
     @column
@@ -101,7 +100,7 @@ def test_it_is_still_the_function() -> None:
     assert double.name == "double"
 
 
-def test_cells_sync_and_async() -> None:
+def test_sync_and_async_functions_fill_cells() -> None:
     """Parameters are requirements, and the return value fills the cell."""
 
     @column
@@ -128,7 +127,7 @@ def test_frame_functions_fill_whole_columns() -> None:
     assert grown(Recipe(columns=[number, split]), 2)["high"].to_list() == [1, 2]
 
 
-def test_models_by_alias() -> None:
+def test_parameters_of_type_model_get_models_by_alias() -> None:
     """A parameter of type Model gets the model of its name, or the one in `models`; the first determines the key."""
 
     @column(models={"second": "fast"})
@@ -144,7 +143,7 @@ def test_models_by_alias() -> None:
     assert preview.to_polars()["both"].to_list() == [f"fast: echo: hello {row}|echo: again|{row}" for row in (0, 1)]
 
 
-def test_a_sync_function_reaches_its_model() -> None:
+def test_a_sync_function_calls_its_model() -> None:
     """A sync function calls its model through the context."""
 
     @column
@@ -155,7 +154,7 @@ def test_a_sync_function_reaches_its_model() -> None:
     assert grown(recipe, 2, clients=ECHOES)["asked"].to_list() == ["echo: row 0", "echo: row 1"]
 
 
-def test_a_frame_function_reaches_its_model() -> None:
+def test_a_frame_function_calls_its_model() -> None:
     """A function of a frame may have models too."""
 
     @column(requires=["number"])
@@ -166,7 +165,7 @@ def test_a_frame_function_reaches_its_model() -> None:
     assert grown(recipe, 2, clients=ECHOES)["asked"].to_list() == ["echo: 0", "echo: 1"]
 
 
-def test_what_may_be_declared() -> None:
+def test_decorator_options_reach_the_engine_column() -> None:
     """Everything that the decorator takes reaches the engine's column."""
 
     @column(
@@ -199,7 +198,7 @@ def test_what_may_be_declared() -> None:
     assert grown(Recipe(columns=[number, two]), 3)["a"].to_list() == [0, 1, None]
 
 
-def test_declared_exceptions_are_tried_again() -> None:
+def test_exceptions_in_retry_on_are_retried() -> None:
     """A cell whose function raises one of `retry_on` gets another attempt."""
     failed: set[int] = set()
 
@@ -235,13 +234,13 @@ class Counter:
 
 
 class Asker:
-    """Asks a model."""
+    """Calls a model."""
 
     async def agenerate(self, number: int, writer: Model) -> str:
         return await writer.chat(str(number))
 
 
-def test_objects_with_a_method() -> None:
+def test_generator_objects_fill_columns() -> None:
     """An object with generate or agenerate fills a column too, with its state and its models."""
     asker: Any = Asker()
     counter: Any = Counter()
@@ -254,12 +253,12 @@ def test_objects_with_a_method() -> None:
         Custom("x", Counter)
 
 
-def test_a_process_finds_the_function() -> None:
-    """A decorated function runs in a process, though its name now stands for the column."""
+def test_a_decorated_function_runs_in_a_process() -> None:
+    """A decorated function runs in a process, although its name refers to the column."""
     assert grown(Recipe(columns=[number, squared]), 3)["squared"].to_list() == [0, 1, 4]
 
 
-def test_functions_that_a_file_names() -> None:
+def test_functions_named_in_a_file_are_imported() -> None:
     """`module:name` is a plain or a decorated function; fields of the file override those of the decorator."""
     recipe = Recipe(
         columns=[
@@ -275,16 +274,16 @@ def test_functions_that_a_file_names() -> None:
     assert frame.rows() == [(0, 100, "echo: 0")]
 
 
-def test_models_of_named_functions() -> None:
-    """The models that a recipe uses are known, also those of functions that it only names."""
+def test_models_of_functions_named_in_a_file_are_known() -> None:
+    """The models that a recipe uses include those of functions that it only names."""
     recipe = Recipe(columns=[number, greeting, Custom("x", "test_custom:decorated")], models=ECHOES)
     models: Any = {**ECHOES, "unused": Echo()}
     environment = Environment(models=models)
     assert used_models(recipe.columns, environment) == {alias: models[alias] for alias in ("writer", "fast")}
 
 
-def test_a_module_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that lies beside the recipe is found, and the path is as before afterwards."""
+def test_a_module_beside_the_recipe_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module beside the recipe is imported, and `sys.path` is unchanged."""
     (tmp_path / "beside_the_recipe.py").write_text("def f(number):\n    return number - 1\n", encoding="utf-8")
     recipe = Recipe(columns=[number, Custom("less", "beside_the_recipe:f")], base=tmp_path)
     with monkeypatch.context() as patch:
@@ -310,8 +309,8 @@ def test_a_module_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (Custom("x", plainly, retry_on=["json:dumps"]), "column 'x', retry_on: 'json:dumps' is not an exception class"),
     ],
 )
-def test_what_a_file_may_not_name(spec: Custom[..., Any], message: str) -> None:
-    """What cannot be imported, or may not be, is a problem that names the column."""
+def test_names_that_cannot_be_imported_are_reported(spec: Custom[..., Any], message: str) -> None:
+    """A name that cannot or may not be imported is a problem that names the column."""
     access = Access(folder=Path.cwd()) if "--allow-code" in message else None
     with pytest.raises(DatasetGenerationError, match=message):
         made(Recipe(columns=[number, spec], models={"writer": Echo()}), access=access)
@@ -335,7 +334,7 @@ def test_invalid_uses_of_the_decorator_are_rejected() -> None:
         Custom("x", "a:f")()
 
 
-def test_what_a_function_may_not_be() -> None:
+def test_uncallable_functions_are_reported_together() -> None:
     """Functions that cannot be called for their column are reported all at once."""
 
     @column

@@ -44,28 +44,28 @@ async def quality(number: int) -> dict[str, int] | None:
         (Expression("out", "number", skip_when="number == 1"), [0, None, 2]),
     ],
 )
-def test_expressions(expression: Expression, values: list[object]) -> None:
-    """An expression column is computed from the columns that it names, in whichever language."""
+def test_expressions_are_computed_in_each_language(expression: Expression, values: list[object]) -> None:
+    """An expression column is computed from the columns that it names, in any of the languages."""
     assert grown(Recipe(columns=[number, quality, expression]), 3)["out"].to_list() == values
 
 
-def test_requirements_are_found() -> None:
-    """What an expression requires is read from it, each column once."""
+def test_requirements_are_read_from_the_expression() -> None:
+    """An expression requires the columns that it names, each once."""
     assert Expression("a", "x.y + x.z > w").to_column(Environment()).requires == ("x", "w")
     assert Expression("a", "{{ x.y }}{{ w }}").to_column(Environment()).requires == ("x", "w")
     assert Expression("a", "x.y + x.z > w", language="sql").to_column(Environment()).requires == ("x", "w")
     assert Expression("a", (pl.col("x") + pl.col("w")).abs()).to_column(Environment()).requires == ("x", "w")
 
 
-def test_modes() -> None:
-    """The way of computing follows from the text, the language and the kind of value."""
+def test_the_text_and_language_select_the_compiler() -> None:
+    """Text with braces is a template, other text a condition or SQL, and a polars expression remains one."""
     assert isinstance(Expression("a", "{% if b %}x{% endif %}").compiled(), Template)
     assert isinstance(Expression("a", "b").compiled(), Condition)
     assert isinstance(Expression("a", "b", language="sql").compiled(), pl.Expr)
     assert isinstance(Expression("a", pl.col("b")).compiled(), pl.Expr)
 
 
-def test_types_are_declared() -> None:
+def test_templates_are_text_by_default() -> None:
     """A template's column is text unless another type is declared."""
     text, whole, free = made(
         Recipe(columns=[Expression("a", "{{ 1 }}"), Expression("b", "{{ 1 }}", dtype=int), Expression("c", "1")])
@@ -101,7 +101,7 @@ def test_invalid_expressions_are_rejected(fields: dict[str, object], message: st
     ],
 )
 def test_failures_name_the_column(expression: Expression, message: str) -> None:
-    """Rows are dropped with a reason that names the column and what it was computing."""
+    """Rows are dropped with a reason that names the column and the expression."""
     preview = seedbed.preview(made(Recipe(columns=[number, quality, expression])), rows=2)
     assert preview.to_polars().height == 0
     assert message in preview.report.dropped[0].error

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pydantic
 import pytest
 
 from seedbed import load_recipe
 from seedbed.columns.chat import ChatSpec
 from seedbed.columns.judge import Judge, Score
+from seedbed.columns.spec import Environment, make_column
 from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import Embedding, Image, LLMCode, LLMText
 from seedbed.errors import ConfigError, DatasetGenerationError
@@ -164,6 +166,16 @@ def test_a_pydantic_model_by_name_is_code() -> None:
     assert spec(LLMStructured, schema="shapes.json").code() == ()
     assert spec(LLMStructured).code() == ()
     assert spec(LLMStructured, schema=Shape).code() == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_survive_cloudpickle(kind: type) -> None:
+    """A cluster sends columns to its workers with their templates and skip rules."""
+    made = make_column(spec(kind, skip_when="n > 1"), Environment(models={"writer": Scripted()}))
+    again = cloudpickle.loads(cloudpickle.dumps(made))
+    assert (again.name, again.requires, again.key) == (made.name, made.requires, made.key)
+    assert again.skip.decide({"n": 2})
+    assert not again.skip.decide({"n": 1})
 
 
 RECIPE = """

@@ -18,8 +18,8 @@ from seedbed.errors import ConfigError
 pytest.importorskip("faker")
 
 
-def test_a_person() -> None:
-    """Every part is there and they fit together."""
+def test_the_fields_of_a_person_are_consistent() -> None:
+    """Every field has a value, and names, address and e-mail match each other."""
     for person in drawn(Person("p"), 30):
         assert list(person) == [field.name for field in PERSON.fields]
         assert person["name"] == f"{person['first_name']} {person['last_name']}"
@@ -40,7 +40,7 @@ def test_birth_dates_give_the_age(as_of: date) -> None:
     assert {person["age"] for person in people} == {20, 21, 22, 23}
 
 
-def test_lives_fit_the_age() -> None:
+def test_education_occupation_and_status_match_the_age() -> None:
     """Children go to school and are single, old people are retired, degrees take years; texts repeat the fields."""
     people = drawn(Person("p", age=(0, 100)), 400)
     for person in people:
@@ -55,8 +55,8 @@ def test_lives_fit_the_age() -> None:
 
 
 @pytest.mark.parametrize("locale", ["en_US", "en_GB", "de_DE", "fr_FR", "pt_BR", "ja_JP"])
-def test_the_parts_of_a_street(locale: str) -> None:
-    """The parts are pieces of the street, and nothing of it but commas is in none of them."""
+def test_street_parts_are_pieces_of_the_street(locale: str) -> None:
+    """Number, name and unit together are the street without its commas."""
     people = drawn(Person("p", locale=locale), 50)
     for person in people:
         parts = [person[field] for field in ("house_number", "street_name", "unit") if person[field] is not None]
@@ -66,33 +66,33 @@ def test_the_parts_of_a_street(locale: str) -> None:
     assert any(person["house_number"] for person in people)
 
 
-def test_sexes() -> None:
+def test_sex_selects_people() -> None:
     """Both sexes are drawn, or only the given one."""
     assert {person["sex"] for person in drawn(Person("p"), 50)} == {"female", "male"}
     assert {person["sex"] for person in drawn(Person("p", sex="female"), 50)} == {"female"}
 
 
-def test_locales() -> None:
-    """People are from the given locales; e-mail addresses are ASCII for any name."""
+def test_people_are_from_the_given_locales() -> None:
+    """Each person is from one of the locales; e-mail addresses are ASCII for any name."""
     people = drawn(Person("p", locale=["fr_FR", "ja_JP"]), 60)
     assert {(person["locale"], person["country"]) for person in people} == {("fr_FR", "France"), ("ja_JP", "Japan")}
     assert all(person["email"].isascii() and person["email"][0].isalpha() for person in people)
 
 
-def test_a_locale_without_a_phone() -> None:
-    """What a locale does not have is null."""
+def test_a_missing_field_of_a_locale_is_null() -> None:
+    """A field that a locale lacks is null."""
     (person,) = drawn(Person("p", locale="tl_PH"), 1)
     assert person["phone"] is None
 
 
 def test_an_unknown_locale_is_rejected() -> None:
-    """The nearest one that there is is named."""
+    """The message suggests the nearest known locale."""
     with pytest.raises(ConfigError, match=r"column 'p': Faker has no locale 'fr_FX'.*'fr_FR'"):
         make_column(Person("p", locale="fr_FX"), Environment())
 
 
-def test_people_belong_to_rows() -> None:
-    """Where a call begins does not matter, nor what was drawn before."""
+def test_a_person_depends_on_its_row_only() -> None:
+    """The first row of a call and earlier draws have no effect."""
     spec = Person("p", locale=["en_US", "de_DE"])
     people = drawn(spec, range(1_000, 1_060))
     assert drawn(spec, range(1_020, 1_040)) == people[20:40]
@@ -122,7 +122,7 @@ def test_people_do_not_depend_on_the_process() -> None:
     assert found[0] == found[1]
 
 
-def test_people_drawn_at_the_same_time() -> None:
+def test_threads_draw_independently() -> None:
     """Threads that draw from one column at once do not disturb each other."""
     column = make_column(Person("p"), Environment(seed=7))
     assert column.call is not None
@@ -140,8 +140,8 @@ def test_people_drawn_at_the_same_time() -> None:
     assert [person for part in range(4) for person in found[part]] == drawn(Person("p"), 160)
 
 
-def test_people_in_a_build() -> None:
-    """The declared type holds them."""
+def test_people_have_the_declared_type_in_a_build() -> None:
+    """A build writes people with the declared type."""
     frame = seedbed.preview([make_column(Person("p"), Environment(seed=7))], rows=5).to_polars()
     assert frame.schema["p"] == PERSON
     assert frame["p"].to_list() == drawn(Person("p"), 5)

@@ -36,7 +36,7 @@ def number(rows: range) -> list[int]:
 
 
 def applied(spec: ProcessorSpec, frame: pl.DataFrame = FRAME) -> pl.DataFrame:
-    """Run a processor on a frame, and on a lazy one to the same end."""
+    """Run a processor on a frame and on a lazy one, with equal results."""
     _, _, function = make_processor(spec, Environment())
     result = function(frame)
     assert isinstance(result, pl.DataFrame)
@@ -44,7 +44,7 @@ def applied(spec: ProcessorSpec, frame: pl.DataFrame = FRAME) -> pl.DataFrame:
     return result
 
 
-def test_drop_columns() -> None:
+def test_drop_columns_drops_only_the_named_columns() -> None:
     """The named columns are dropped, the others are unchanged."""
     assert applied(DropColumns(columns=["a", "l"])).columns == ["b", "s"]
 
@@ -60,19 +60,19 @@ def test_drop_columns() -> None:
         (Filter(expr="{{ 1 in l }}"), [1]),
     ],
 )
-def test_filter(spec: Filter, kept: list[int | None]) -> None:
-    """Rows stay for which the expression is true; null is not."""
+def test_filter_keeps_rows_where_the_expression_is_true(spec: Filter, kept: list[int | None]) -> None:
+    """Null counts as false."""
     assert applied(spec)["a"].to_list() == kept
 
 
-def test_deduplicate() -> None:
-    """Of rows that are equal in the subset, nested values too, the first stays, in order."""
+def test_deduplicate_keeps_the_first_of_equal_rows() -> None:
+    """Rows are compared by the subset, nested values included, and stay in order."""
     assert applied(Deduplicate())["a"].to_list() == [1, 2, None]
     assert applied(Deduplicate(subset=["s"]))["b"].to_list() == ["x", "y", "z"]
     assert applied(Deduplicate(subset="b"), FRAME.with_columns(b=pl.lit("w")))["a"].to_list() == [1]
 
 
-def test_schema_transform() -> None:
+def test_schema_transform_casts_renames_and_adds_in_this_order() -> None:
     """Types change first, then names, then columns of templates are added over the new names."""
     spec = SchemaTransform(
         cast={"a": "float"},
@@ -89,15 +89,15 @@ def test_schema_transform() -> None:
     assert frame["record"][1] == {"value": 2.0, "doubled": 4.0, "list": ["y", "end"], "fixed": 3}
 
 
-def test_a_new_structure() -> None:
-    """Without the other columns, what remains is the template's."""
+def test_without_keep_others_only_the_template_remains() -> None:
+    """`keep_others=False` removes the columns that are not in the template."""
     spec = SchemaTransform(template={"messages": [{"role": "user", "content": "{{ b }}!"}]}, keep_others=False)
     frame = applied(spec, FRAME.head(1))
     assert frame.to_dicts() == [{"messages": [{"role": "user", "content": "x!"}]}]
 
 
-def test_in_a_build() -> None:
-    """Processors run at their stages, in their order."""
+def test_processors_run_at_their_stages_in_order() -> None:
+    """A processor sees the columns that the ones before it return."""
     recipe = Recipe(
         columns=[number, Expression("half", "number / 2")],
         processors=[
@@ -112,7 +112,7 @@ def test_in_a_build() -> None:
     assert grown(fine, 4).to_dict(as_series=False) == {"half": [0.0, 1.0]}
 
 
-def test_over_the_whole_dataset(tmp_path: Path) -> None:
+def test_processors_after_generation_see_the_whole_dataset(tmp_path: Path) -> None:
     """After generation the rows of all row groups are compared, renamed and filtered, on disk."""
     recipe = Recipe(
         columns=[number, Expression("half", "number // 2")],
@@ -126,8 +126,8 @@ def test_over_the_whole_dataset(tmp_path: Path) -> None:
     assert frame.rows() == [(2, 1, "h1"), (4, 2, "h2"), (6, 3, "h3")]
 
 
-def test_stages_are_the_engines() -> None:
-    """A processor is given to the engine with the engine's name of its stage, and its label."""
+def test_stages_have_the_names_of_the_engine() -> None:
+    """A processor is passed to the engine with its label and the engine's name of its stage."""
     stages = [
         make_processor(Filter(expr="true", stage=stage, name=name), Environment())[:2]
         for stage, name in (("before_batch", None), ("after_batch", "mine"), ("after_generation", None))
@@ -164,8 +164,8 @@ def problems(processors: Sequence[ProcessorSpec]) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_columns_are_checked() -> None:
-    """Every column that a processor names must be there at its stage, after the processors before it."""
+def test_unknown_columns_of_processors_are_reported() -> None:
+    """A processor may name only columns that exist at its stage, after the processors before it."""
     assert problems(
         [
             Filter(expr="nmber > 1"),

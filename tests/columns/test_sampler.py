@@ -61,7 +61,7 @@ def kind(spec: Sampler) -> str:
 
 @pytest.mark.parametrize("spec", FROM_SCRATCH, ids=kind)
 @given(data=st.data())
-def test_values_belong_to_rows(spec: Sampler, data: st.DataObject) -> None:
+def test_a_value_depends_on_its_row_only(spec: Sampler, data: st.DataObject) -> None:
     """However the rows are cut into calls, and wherever a call begins, each row has the same value."""
     start = data.draw(st.integers(0, 1_100))
     cuts = sorted(data.draw(st.lists(st.integers(start, start + 1_100), max_size=3)))
@@ -80,16 +80,16 @@ def whole_transform(index: int) -> list[Any]:
 
 @pytest.mark.parametrize("index", range(len(TRANSFORMS)), ids=lambda index: TRANSFORMS[index].type)
 @given(data=st.data())
-def test_transforms_belong_to_rows(index: int, data: st.DataObject) -> None:
-    """A row's value does not change with the other rows of its frame: which are there, and in which order."""
+def test_a_value_does_not_depend_on_other_rows_of_the_frame(index: int, data: st.DataObject) -> None:
+    """Removing or reordering other rows of the frame does not change the value of a row."""
     spec, whole = TRANSFORMS[index], whole_transform(index)
     rows = data.draw(st.lists(st.integers(0, 2_999), unique=True, max_size=30))
     part = {name: [values[row] for row in rows] for name, values in FRAME.items()}
     assert transformed(spec, part, [(row, 0) for row in rows]) == [whole[row] for row in rows]
 
 
-def test_copies_of_a_row_differ() -> None:
-    """Each row that a processor copied from a row has its own draw, always the same."""
+def test_copies_of_a_row_have_their_own_values() -> None:
+    """Each row that a processor copied from a row has its own reproducible value."""
     frame = {"n": [0.0] * 4}
     spec = Gaussian("x", mean={"column": "n"})
     values = transformed(spec, frame, [(5, 0), (5, 1), (5, 2), (6, 0)])
@@ -97,14 +97,14 @@ def test_copies_of_a_row_differ() -> None:
     assert transformed(spec, {"n": [0.0]}, [(5, 2)]) == [values[2]]
 
 
-def test_a_transform_draws_what_the_plain_sampler_draws() -> None:
-    """A parameter from a column that is the same everywhere changes nothing."""
+def test_a_constant_reference_equals_a_constant() -> None:
+    """A parameter from a column with one value everywhere gives the same values as that constant."""
     assert transformed(Uniform("x", high={"column": "n"}), {"n": [1.0] * 3_000}) == drawn(Uniform("x"), 3_000)
 
 
 @pytest.mark.parametrize("spec", FROM_SCRATCH, ids=kind)
-def test_seeds_and_names_matter(spec: Sampler) -> None:
-    """Another seed and another column give other values; the same give the same."""
+def test_values_depend_on_seed_and_column_name(spec: Sampler) -> None:
+    """Another seed or column name gives other values; the same ones give the same values."""
     values = drawn(spec, 100)
     assert drawn(spec, 100) == values
     assert drawn(spec, 100, seed=8) != values
@@ -112,22 +112,22 @@ def test_seeds_and_names_matter(spec: Sampler) -> None:
 
 
 def own_fields(spec: Sampler) -> list[str]:
-    """Name the fields that not all columns have."""
+    """The names of the fields that its class adds."""
     common = {"name", "skip_when", "skip_policy", "timeout", "dtype"}
     return [field for field in spec.__annotations__ if field not in common | {"type"}]
 
 
 @pytest.mark.parametrize("spec", FROM_SCRATCH, ids=kind)
-def test_the_declared_type_is_that_of_the_values(spec: Sampler) -> None:
-    """What a build writes has the type that was declared, without a cast that loses anything."""
+def test_values_have_the_declared_type(spec: Sampler) -> None:
+    """A build writes values of the declared type, without a lossy cast."""
     column = make_column(spec, Environment(seed=7))
     frame = seedbed.preview([column], rows=50).to_polars()
     assert frame.schema["x"] == column.dtype
     assert frame["x"].to_list() == drawn(spec, 50)
 
 
-def test_the_values_are_these() -> None:
-    """The stream is fixed: a dataset of last year can be resumed."""
+def test_recorded_values() -> None:
+    """The random stream never changes, so that old datasets can be resumed."""
     assert Stream(7, "x").words(range(1_023, 1_025)).tolist() == [[1222938780803823117], [3322414867441796408]]
     assert drawn(Category("topic", values=["tea", "bread", "rain"]), 6) == [
         "bread",
@@ -140,7 +140,7 @@ def test_the_values_are_these() -> None:
 
 
 def test_category_follows_its_weights() -> None:
-    """Shares are as the weights, which need not sum to 1; what has weight 0 never comes."""
+    """Shares follow the weights, which may have any sum; a value of weight 0 is never chosen."""
     counts = Counter(drawn(Category("x", values=["a", "b", "c", "d"], weights=[0, 30, 70, 0]), N))
     assert set(counts) == {"b", "c"}
     assert counts["b"] / N == pytest.approx(0.3, abs=0.015)
@@ -148,8 +148,8 @@ def test_category_follows_its_weights() -> None:
     assert all(count / N == pytest.approx(1 / 3, abs=0.015) for count in even.values())
 
 
-def test_category_by_case() -> None:
-    """The list is the one of the case; the default is for the others, and null stays null."""
+def test_the_case_determines_the_list() -> None:
+    """Each case has its list; the default is for all other cases, and null stays null."""
     spec = Category("city", given="country", values={"fr": ["Lyon"], "de": ["Ulm", "Jena"]}, default=["?"])
     cities = transformed(spec, {"country": ["fr", "de", None, "it", "de"] * 20})
     assert cities[0::5] == ["Lyon"] * 20
@@ -159,7 +159,7 @@ def test_category_by_case() -> None:
 
 
 def test_a_missing_case_is_an_error() -> None:
-    """Without a default, a value that is no case names itself and the cases that there are."""
+    """Without a default, the message names the unknown case and the known ones."""
     spec = Subcategory("city", category="country", values={"fr": ["Lyon"], "de": ["Ulm"]})
     with pytest.raises(Permanent, match="no values are given for country = 'it'; the cases are 'fr', 'de'"):
         transformed(spec, {"country": ["fr", "it"]})
@@ -169,7 +169,7 @@ def test_a_missing_case_is_an_error() -> None:
 
 @pytest.mark.parametrize("cases", [{1: ["one"], 2: ["two"]}, {"1": ["one"], "2": ["two"]}])
 def test_cases_of_numbers_may_be_text(cases: dict[Any, list[str]]) -> None:
-    """Files can have no keys but text."""
+    """Keys in recipe files are always text."""
     assert transformed(Category("x", given="n", values=cases), {"n": [2, 1]}) == ["two", "one"]
 
 
@@ -179,8 +179,8 @@ def test_cases_of_booleans_may_be_text(cases: dict[Any, list[int]]) -> None:
     assert transformed(Category("x", given="n", values=cases), {"n": [True, False]}) == [1, 0]
 
 
-def test_a_case_may_be_inside_of_a_structured_value() -> None:
-    """A dot reaches into another column's value; what is not there is named."""
+def test_a_case_may_be_a_field_of_a_struct() -> None:
+    """A dot selects a field of a struct; a missing field is named."""
     people: dict[str, list[Any]] = {"person": [{"sex": "female"}, {"sex": "male"}]}
     spec = Category("x", given="person.sex", values={"female": ["f"], "male": ["m"]})
     assert transformed(spec, people) == ["f", "m"]
@@ -203,7 +203,7 @@ def test_a_case_may_be_inside_of_a_structured_value() -> None:
         ([None], None),
     ],
 )
-def test_the_type_of_a_category(values: list[Any], dtype: Any) -> None:
+def test_the_type_of_a_category_is_that_of_its_values(values: list[Any], dtype: Any) -> None:
     """It is known from the values before anything is drawn."""
     assert make_column(Category("x", values=values), Environment()).dtype == dtype
 
@@ -222,23 +222,23 @@ def test_values_of_no_common_type_are_rejected(values: list[Any], message: str) 
         make_column(Category("x", values=values), Environment())
 
 
-def test_uniform() -> None:
-    """Numbers fill their range evenly."""
+def test_uniform_fills_its_range_evenly() -> None:
+    """Each eighth of the range has an eighth of the numbers."""
     values = np.array(drawn(Uniform("x", low=-2, high=6), N))
     assert values.min() >= -2
     assert values.max() <= 6
     assert np.histogram(values, bins=8)[0] / N == pytest.approx(1 / 8, abs=0.01)
 
 
-def test_uniform_with_decimals_reaches_its_bounds_as_often_as_anything() -> None:
-    """Rounding would give the bounds half of their share."""
+def test_uniform_with_decimals_includes_its_bounds_evenly() -> None:
+    """The bounds are as likely as other numbers, which rounding would not give."""
     counts = Counter(drawn(Uniform("x", low=1, high=6, decimals=0), N))
     assert set(counts) == {1, 2, 3, 4, 5, 6}
     assert all(count / N == pytest.approx(1 / 6, abs=0.015) for count in counts.values())
     assert set(drawn(Uniform("x", low=0.07, high=0.09, decimals=2), 500)) == {0.07, 0.08, 0.09}
 
 
-def test_gaussian() -> None:
+def test_gaussian_has_mean_deviation_and_bounds() -> None:
     """Mean, deviation and shape are as specified; bounds clip."""
     values = np.array(drawn(Gaussian("x", mean=10, std=2), N))
     assert values.mean() == pytest.approx(10, abs=0.05)
@@ -260,16 +260,16 @@ def test_gaussian_around_another_column() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_bernoulli(p: float) -> None:
-    """True comes with its probability, the certain ones included."""
+def test_bernoulli_has_its_probability(p: float) -> None:
+    """Probabilities of 0 and 1 are exact."""
     assert np.mean(drawn(Bernoulli("x", p=p), N)) == pytest.approx(p, abs=0.01 if 0 < p < 1 else 0)
 
 
 @pytest.mark.parametrize(
     ("n", "p"), [(10, 0.3), (1, 0.5), (0, 0.5), (7, 0.0), (7, 1.0), (1_000_000, 0.001), (10**9, 0.5)]
 )
-def test_binomial(n: int, p: float) -> None:
-    """Mean and deviation are those of the distribution, small and large."""
+def test_binomial_has_its_mean_and_deviation(n: int, p: float) -> None:
+    """Mean and deviation are those of the distribution, for small and large parameters."""
     values = np.array(drawn(Binomial("x", n=n, p=p), N))
     std = math.sqrt(n * p * (1 - p))
     assert values.min() >= 0
@@ -279,16 +279,16 @@ def test_binomial(n: int, p: float) -> None:
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.01, 4.0, 800.0, 1e9])
-def test_poisson(mean: float) -> None:
-    """Mean and deviation are those of the distribution, small and large."""
+def test_poisson_has_its_mean_and_deviation(mean: float) -> None:
+    """Mean and deviation are those of the distribution, for small and large parameters."""
     values = np.array(drawn(Poisson("x", mean=mean), N))
     assert values.min() >= 0
     assert values.mean() == pytest.approx(mean, abs=4 * math.sqrt(mean / N))
     assert values.std() == pytest.approx(math.sqrt(mean), rel=0.06)
 
 
-def test_counts_are_distributed_as_scipy_says() -> None:
-    """Every share of a binomial and a Poisson is what it should be."""
+def test_counts_are_distributed_as_in_scipy() -> None:
+    """The share of each count of a binomial and a Poisson is that of scipy."""
     stats = pytest.importorskip("scipy.stats")
     for values, law in [
         (drawn(Binomial("x", n=8, p=0.35), N), stats.binom(8, 0.35)),
@@ -299,7 +299,7 @@ def test_counts_are_distributed_as_scipy_says() -> None:
             assert counts[value] / N == pytest.approx(law.pmf(value), abs=0.012)
 
 
-def test_counts_with_many_parameters() -> None:
+def test_parameters_of_counts_may_differ_by_row() -> None:
     """Each row's count follows its own parameters."""
     values = transformed(
         Binomial("x", n={"column": "n"}, p={"column": "p"}), {"n": [0, 5, 9] * 50, "p": [0.5, 1, 0] * 50}
@@ -332,14 +332,14 @@ def test_counts_with_many_parameters() -> None:
         (Scipy("x", dist="beta", params={"a": {"column": "n"}, "b": 1}), [-1], "outside their range in some rows"),
     ],
 )
-def test_a_column_that_a_parameter_cannot_have(spec: Sampler, values: list[Any], message: str) -> None:
+def test_invalid_values_of_a_referenced_column_are_reported(spec: Sampler, values: list[Any], message: str) -> None:
     """Values from another column are checked like constants, and the message names the column."""
     with pytest.raises(Permanent, match=f"column 'x': .*{message}"):
         transformed(spec, {"n": values})
 
 
-def test_uuids() -> None:
-    """They have the shape of version 4, are all different, and take a prefix and capitals."""
+def test_uuids_are_distinct_and_of_version_4() -> None:
+    """A prefix and upper case are options."""
     values = drawn(UUID("x"), N)
     assert len(set(values)) == N
     assert {uuid.UUID(value).version for value in values[:100]} == {4}
@@ -349,7 +349,7 @@ def test_uuids() -> None:
     )
 
 
-def test_short_uuids_are_all_different() -> None:
+def test_short_uuids_are_distinct() -> None:
     """Eight random digits would collide within 100,000 rows; these do not."""
     values = drawn(UUID("x", short=True), 100_000)
     assert len(set(values)) == 100_000
@@ -357,15 +357,15 @@ def test_short_uuids_are_all_different() -> None:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8), st.sets(st.integers(0, 2**32 - 1), min_size=2))
-def test_the_permutation_is_one(key: list[int], numbers: set[int]) -> None:
+def test_permute32_is_a_permutation(key: list[int], numbers: set[int]) -> None:
     """Different numbers stay different, within 32 bits, for any key."""
     permuted = permute32(np.array(sorted(numbers), dtype=np.uint64), key)
     assert len(set(permuted.tolist())) == len(numbers)
     assert int(permuted.max()) < 2**32
 
 
-def test_datetimes() -> None:
-    """They are steps of the unit from start to end, both of which come up."""
+def test_datetimes_are_steps_of_the_unit() -> None:
+    """Start and end are included; values may be dates, text or in UTC."""
     values = drawn(Datetime("x", start="2024-02-27", end="2024-03-01", unit="D"), 200)
     days = [datetime(2024, 2, 27) + timedelta(days=step) for step in range(4)]  # noqa: DTZ001
     assert sorted(set(values)) == days
@@ -375,8 +375,8 @@ def test_datetimes() -> None:
     assert aware == [datetime(1959, 12, 31, 23, tzinfo=UTC)]
 
 
-def test_datetimes_after_those_of_another_column() -> None:
-    """The bounds may be other columns."""
+def test_bounds_of_datetimes_may_be_other_columns() -> None:
+    """Values lie between the bounds of their row; the time zones of the bounds must match."""
     starts = [datetime(2024, 1, day) for day in range(1, 29)]  # noqa: DTZ001
     values = transformed(Datetime("x", start={"column": "d"}, end="2024-01-31"), {"d": starts})
     assert all(start <= value <= datetime(2024, 1, 31) for start, value in zip(starts, values, strict=True))  # noqa: DTZ001
@@ -385,8 +385,8 @@ def test_datetimes_after_those_of_another_column() -> None:
         transformed(Datetime("x", start={"column": "d"}, end="2024-01-31"), {"d": zoned})  # type: ignore[dict-item]
 
 
-def test_timedeltas() -> None:
-    """They are whole units from low to high; with a column they are added to it."""
+def test_timedeltas_are_whole_units() -> None:
+    """Low and high are included; with `of` the span is added to that column."""
     assert set(drawn(Timedelta("x", low=-1, high=1, unit="hour"), 100)) == {
         timedelta(hours=step) for step in (-1, 0, 1)
     }
@@ -394,8 +394,8 @@ def test_timedeltas() -> None:
     assert later == [datetime(2024, 3, 1), None]  # noqa: DTZ001
 
 
-def test_scipy() -> None:
-    """Any distribution of scipy, discrete ones as whole numbers, bounded and rounded as specified."""
+def test_scipy_distributions_are_bounded_and_rounded() -> None:
+    """Discrete distributions give whole numbers, those of several dimensions lists."""
     values = np.array(drawn(Scipy("x", dist="beta", params={"a": 2, "b": 6}), N))
     assert values.mean() == pytest.approx(0.25, abs=0.01)
     assert all(isinstance(value, int) for value in drawn(Scipy("x", dist="geom", params={"p": 0.2}), 10))
@@ -426,8 +426,8 @@ def test_invalid_distributions_are_rejected(fields: dict[str, Any], message: str
         make_column(Scipy("x", **fields), Environment())
 
 
-def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without scipy the column names the extra that brings it."""
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without scipy the message names the extra to install."""
     monkeypatch.setitem(__import__("sys").modules, "scipy.stats", None)
     with pytest.raises(
         ConfigError, match=r"column 'x' needs scipy, which is not installed .*: install seedbed\[scipy\]"
@@ -436,7 +436,7 @@ def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("buffer_size", [7, 64, 1_000])
-def test_the_size_of_row_groups_does_not_show(buffer_size: int, tmp_path: Path) -> None:
+def test_values_do_not_depend_on_the_size_of_row_groups(buffer_size: int, tmp_path: Path) -> None:
     """A build has the same values for any size of row groups and any concurrency."""
     columns = [
         make_column(spec, Environment(seed=3))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def mixed_recipe(folder: Path, order: str) -> Recipe:
-    """A recipe with one column of each kind that is drawn or read."""
+    """A recipe with one column of each sampler, a seed and a validation."""
     path = folder / "rows.csv"
     pl.DataFrame({"id": range(23), "code": [f"x{row} = {row}" for row in range(23)]}).write_csv(path)
     return Recipe(
@@ -43,8 +43,8 @@ def mixed_recipe(folder: Path, order: str) -> Recipe:
 
 
 @pytest.mark.parametrize("order", ["ordered", "shuffled"])
-async def test_a_resume_has_the_same_rows(order: str, tmp_path: Path) -> None:
-    """A build that was left and resumed from its directory alone has the rows of one that was not."""
+async def test_a_resumed_build_has_the_rows_of_an_uninterrupted_one(order: str, tmp_path: Path) -> None:
+    """A build that is interrupted and resumed from its directory alone has the rows of a build in one run."""
     recipe = mixed_recipe(tmp_path, order)
     config = seedbed.RunConfig(buffer_size=8, max_concurrent_row_groups=2)
     async with seedbed.open_build(recipe, rows=100, out=tmp_path / "left", config=config) as running:

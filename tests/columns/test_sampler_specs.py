@@ -72,8 +72,8 @@ def test_invalid_parameters_are_rejected(spec: type[Sampler], fields: dict[str, 
         spec("x", **fields)
 
 
-def test_references() -> None:
-    """A mapping with a column is a reference; a dot reaches into the column's value."""
+def test_a_mapping_with_a_column_is_a_reference() -> None:
+    """`references` lists the parameters that are taken from other columns; a dot selects a field."""
     spec = Gaussian("weight", mean={"column": "person.age"}, std=2)
     assert spec.references() == {"mean": Reference("person.age")}
     assert spec.references()["mean"].root == "person"

@@ -61,8 +61,8 @@ def ids(spec: Seed, rows: range, seed: int = 7) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_rows_in_order(kind: str, tmp_path: Path) -> None:
-    """Every format gives the columns of the file, their types and the rows as they are, over batches."""
+def test_rows_are_in_the_order_of_the_file(kind: str, tmp_path: Path) -> None:
+    """Every format gives the columns, types and rows of the file, across batches."""
     frame = numbers(20_000)
     column = make_column(seed_of(kind, frame, tmp_path), Environment())
     assert column.problem is None
@@ -84,8 +84,8 @@ def test_rows_start_over(kind: str, order: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_shuffle(kind: str, tmp_path: Path) -> None:
-    """The order depends on the seed only: the same in every format, another for another seed; no row is lost."""
+def test_a_shuffle_depends_on_the_seed_only(kind: str, tmp_path: Path) -> None:
+    """The order is the same in every format and differs for another seed; no row is lost."""
     frame = numbers(15_000)
     spec = seed_of(kind, frame, tmp_path, order="shuffled")
     shuffled = ids(spec, range(15_000))
@@ -99,7 +99,9 @@ def test_a_shuffle(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", ["ordered", "shuffled"])
 @pytest.mark.parametrize(("count", "stop"), [(37, 4), (37, None), (9_000, None)])
 @given(data=st.data())
-def test_a_call_for_any_rows_is_exact(order: str, count: int, stop: int | None, data: st.DataObject) -> None:
+def test_rows_do_not_depend_on_the_order_of_requests(
+    order: str, count: int, stop: int | None, data: st.DataObject
+) -> None:
     """In any order of requests, as after a resume, each row has the values that it has in one run."""
     column, whole = restless_column(order, count, stop)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -110,14 +112,14 @@ def test_a_call_for_any_rows_is_exact(order: str, count: int, stop: int | None, 
 
 @functools.cache
 def restless_column(order: str, count: int, stop: int | None) -> tuple[seedbed.Column, list[int]]:
-    """A column whose cursor every example moves, and its rows in one run."""
+    """A column whose cursor moves with every example, and its rows in one run."""
     spec = Seed("s", frame=numbers(count), order=order, start=3, stop=stop)
     return make_column(spec, Environment(seed=7)), ids(spec, range(3 * count))
 
 
 @given(count=st.integers(0, 100), parts=st.integers(1, 9), start=st.integers(0, 20), length=st.integers(1, 100))
-def test_partitions_share_the_rows(count: int, parts: int, start: int, length: int) -> None:
-    """The parts of a slice are disjoint, together all of it, and differ by one row at most."""
+def test_partitions_divide_the_rows(count: int, parts: int, start: int, length: int) -> None:
+    """The parts of a slice are disjoint and complete, and their sizes differ by at most one row."""
     slices = [
         Seed("s", path="a.csv", start=start, stop=start + length, partition=(part, parts)) for part in range(parts)
     ]
@@ -126,13 +128,13 @@ def test_partitions_share_the_rows(count: int, parts: int, start: int, length: i
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
-def test_a_partition() -> None:
-    """A column reads its own part only, and starts over there."""
+def test_a_column_reads_its_partition_only() -> None:
+    """More rows than the partition has start over within it."""
     assert ids(Seed("s", frame=numbers(10), start=1, partition=(1, 3)), range(5)) == [4, 5, 6, 4, 5]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_slice(kind: str, tmp_path: Path) -> None:
+def test_a_column_reads_its_slice_only(kind: str, tmp_path: Path) -> None:
     """Only rows from start to stop are used, and only they are shuffled and start over."""
     spec = seed_of(kind, numbers(50), tmp_path, start=10, stop=13)
     assert ids(spec, range(7)) == [10, 11, 12, 10, 11, 12, 10]
@@ -141,7 +143,7 @@ def test_a_slice(kind: str, tmp_path: Path) -> None:
     assert sorted(ids(shuffled, range(3))) == [10, 11, 12]
 
 
-def test_without_cycle(tmp_path: Path) -> None:
+def test_without_cycle_rows_do_not_start_over(tmp_path: Path) -> None:
     """Too many rows are a problem before anything runs, and an error if they are requested anyway."""
     column = make_column(seed_of("csv", numbers(10), tmp_path, start=2, cycle=False), Environment())
     plan_build(make_source([column]), rows=8)
@@ -167,8 +169,8 @@ def test_columns_can_be_chosen_and_renamed(columns: Any, outputs: tuple[str, ...
     assert rows_of(column, range(2)).columns == list(outputs)
 
 
-def test_paths(tmp_path: Path) -> None:
-    """A path is relative to the recipe, may be compressed, and may be a pattern of several files."""
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    """A file may be compressed, and a pattern may match several."""
     numbers(3).write_csv(tmp_path / "it's a.csv")
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"id,text\n8,x\n9,y\n"))
     here = Environment(base=tmp_path)
@@ -183,8 +185,8 @@ def test_paths(tmp_path: Path) -> None:
     ]
 
 
-def test_options_go_to_the_reader(tmp_path: Path) -> None:
-    """Reader options allow other dialects."""
+def test_options_are_passed_to_the_reader(tmp_path: Path) -> None:
+    """Reader options select another dialect of CSV."""
     path = tmp_path / "rows.txt"
     path.write_text("1;don't\n2;-\n")
     options = {"delim": ";", "header": False, "names": ["a", "b"], "nullstr": ["-", "don't"]}
@@ -192,7 +194,7 @@ def test_options_go_to_the_reader(tmp_path: Path) -> None:
     assert rows_of(column, range(2)).to_dicts() == [{"a": 1, "b": None}, {"a": 2, "b": None}]
 
 
-def test_files_over_fsspec() -> None:
+def test_files_are_read_through_fsspec() -> None:
     """The file may be on any filesystem that fsspec supports."""
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
@@ -205,7 +207,7 @@ def test_files_over_fsspec() -> None:
         make_column(Seed("s", path="nosuch://x.csv"), Environment())
 
 
-def test_structured_values(tmp_path: Path) -> None:
+def test_structured_values_have_their_types(tmp_path: Path) -> None:
     """Lists and objects of JSON keep their types; types that a dataset cannot store become text."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"tags": ["a", "b"], "at": {"x": 1}}\n{"tags": [], "at": {"x": 2}}\n')
@@ -266,7 +268,7 @@ def test_invalid_seeds_are_rejected(fields: dict[str, Any], message: str) -> Non
         ("rows.csv", b"id,text\n1,a\n", {"dtype": "int"}, "dtype must be a mapping"),
     ],
 )
-def test_files_that_cannot_be_used(
+def test_unusable_files_are_reported(
     name: str, content: bytes | None, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     """Problems of a file are reported before anything runs."""
@@ -276,7 +278,7 @@ def test_files_that_cannot_be_used(
         make_column(Seed("s", path=tmp_path / name, **fields), Environment())
 
 
-def test_a_value_of_another_type_far_down(tmp_path: Path) -> None:
+def test_a_late_value_of_another_type_names_the_option(tmp_path: Path) -> None:
     """A value that does not fit the type of the first rows is an error that names the option to set."""
     path = tmp_path / "rows.csv"
     path.write_text("id\n" + "\n".join(map(str, range(60_000))) + "\nnot a number\n")
@@ -299,7 +301,7 @@ def test_the_shuffled_file_is_removed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("buffer_size", [7, 100])
-def test_a_build_from_a_seed(buffer_size: int, tmp_path: Path) -> None:
+def test_a_build_has_the_rows_and_types_of_the_file(buffer_size: int, tmp_path: Path) -> None:
     """Row groups of any size get their rows in order, and the dataset has the file's types."""
     spec = seed_of("jsonl", numbers(40), tmp_path, order="shuffled")
     column = make_column(spec, Environment(seed=7))
@@ -325,8 +327,8 @@ print(peak() - before)
 """
 
 
-def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
-    """Reading 500,000 rows, 250 MB of them, takes a small part of that beyond what the first rows took."""
+def test_a_large_file_is_read_in_batches(tmp_path: Path) -> None:
+    """Reading 500,000 rows (250 MB) takes little more memory than reading the first ones."""
     path = tmp_path / "rows.csv"
     with path.open("w") as file:
         file.write("id,text\n")
@@ -336,7 +338,7 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
     assert int(done.stdout) < 150
 
 
-def test_pieces_are_adjacent() -> None:
+def test_consecutive_calls_continue() -> None:
     """Consecutive calls continue where the last one ended, across batches and the end of the data."""
     column = make_column(Seed("s", frame=numbers(10_000)), Environment())
     edges = [0, 1, 8_191, 8_193, 9_999, 10_001, 25_000]

@@ -50,16 +50,16 @@ def test_a_seed_is_read_from_an_http_url(name: str, server: dict[str, bool]) -> 
 
 def test_a_seed_url_with_a_query_is_read() -> None:
     """A query in the URL is part of it and no pattern."""
-    with serve_files(_files()) as (url, asked):
+    with serve_files(_files()) as (url, requested):
         column = make_column(sb.Seed("s", path=f"{url}/rows.csv?version=2", format="csv"), Environment())
         generator: Any = column.generator
         assert generator.generate(range(1)).to_dicts() == [{"id": 0, "text": "t0"}]
         assert generator.content_digest().startswith("1 file, ")
-    assert set(asked) == {"/rows.csv?version=2"}
+    assert set(requested) == {"/rows.csv?version=2"}
 
 
-def test_a_seed_url_that_is_missing_is_named() -> None:
-    """The message has the server's answer for a missing file, and the reason if the server cannot be reached."""
+def test_an_unreachable_seed_url_is_named() -> None:
+    """The message has the server's response for a missing file, or the reason if the server is unreachable."""
     with serve_files({}) as (url, _), pytest.raises(ConfigError, match=r"'s': 'http://.*/none.csv' .*404.*Not Found"):
         make_column(sb.Seed("s", path=f"{url}/none.csv"), Environment())
     with pytest.raises(ConfigError, match=r"column 's': 'http://.*/rows.csv' cannot be opened: .*[Cc]onnect"):

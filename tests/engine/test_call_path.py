@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import trio
 
 import seedbed as sb
@@ -64,3 +66,32 @@ async def test_the_await_of_an_llm_column_is_shallow(tmp_path: Path) -> None:
     frames = await frames_while_waiting(column, "writer", tmp_path / "out")
     assert frames[-1].endswith("SocketWire.receive")
     assert len(frames) <= MOST_FRAMES, frames
+
+
+@pytest.mark.parametrize(
+    ("prompt", "timeout", "failure", "seconds"),
+    [
+        ("[[hang]]", None, r"no answer from 127\.0\.0\.1:\d+ within 7 s", 7),
+        ("[[hang]]", 6.0, "no result after 6 s", 6),
+        ("Code.", None, "does not fit after 1 repair", 10),
+        ("Code.", 9.0, "no result after 9 s", 9),
+    ],
+)
+def test_each_call_of_a_cell_has_its_own_time(
+    prompt: str, timeout: float | None, failure: str, seconds: float, tmp_path: Path
+) -> None:
+    """The cell's scope carries the deadline of its first call only; the timeout of the cell is for all of its calls."""
+
+    async def main() -> None:
+        async with serve_openai(latency=5.0, answer="No code.") as server:
+            model = sb.OpenAICompatible(base_url=server.url, model="m", timeout=7)
+            column = sb.LLMCode("code", model="m", prompt=prompt, language="python", max_repairs=1, timeout=timeout)
+            recipe = sb.Recipe(models={"m": model}, columns=[column])
+            began = trio.current_time()
+            config = sb.RunConfig(salvage_max_rounds=0)
+            dataset = await sb.build_async(recipe, rows=1, out=tmp_path / "out", config=config)
+            (drop,) = dataset.report.dropped
+            assert re.search(failure, drop.error)
+            assert trio.current_time() - began == pytest.approx(seconds, abs=0.5)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))

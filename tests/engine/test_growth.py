@@ -71,7 +71,7 @@ def test_groups_keep_their_rows(tmp_path: Path) -> None:
     dataset = sb.resume(out, rows=40, allow_paths=[tmp_path])
     assert parts(dataset) == [10, 2, 10, 3, 10, 5]
     assert dataset.parts[:2] == before
-    header = read(out).manifest.header
+    header = read(out).header
     assert header is not None
     assert (header.rows, header.segments) == (40, (12, 25))
 

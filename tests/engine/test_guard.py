@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import seedbed as sb
 from seedbed.engine.fingerprint import check_resumable
@@ -129,7 +129,7 @@ def test_growth() -> None:
     """More rows make another header, whose groups follow those that are there."""
     grown = check_resumable(header({}), {}, outputs=("a",), rows=15)
     assert (grown.rows, grown.segments) == (15, (10,))
-    assert attrs.evolve(grown, rows=10, segments=()) == header({})
+    assert replace(grown, rows=10, segments=()) == header({})
 
 
 class TestRecipes:

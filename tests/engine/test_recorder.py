@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from trio.testing import MockClock
 
-    from seedbed.store.journal import Batch
-
 
 ONE, OTHER = Key(group=0), Key(group=1)
 
@@ -39,15 +37,15 @@ class FakeJournal:
         self.fail = False
         self.unpicklable: Counter[str] = Counter()
 
-    def commit(self, batch: Batch) -> int:
+    def commit(self, groups: dict[Key, list[Any]], **_: object) -> int:
         if self.fail:
             raise StoreError("no space left")
-        for entries in batch.groups.values():
+        for entries in groups.values():
             self.unpicklable.update(
                 each.column for each in entries if isinstance(each, Finished) and each.value == "unpicklable"
             )
-        self.commits.append((trio.current_time(), {key: list(entries) for key, entries in batch.groups.items()}))
-        return sum(map(len, batch.groups.values()))
+        self.commits.append((trio.current_time(), {key: list(entries) for key, entries in groups.items()}))
+        return sum(map(len, groups.values()))
 
     def free(self, key: Key, *, finished: int | None = None) -> None:
         self.freed.append(key)
@@ -65,7 +63,7 @@ class Scene:
             self.journal,  # type: ignore[arg-type]
             RunConfig(**options),
             in_thread=self._in_thread,
-            spending=tuple,
+            usage=tuple,
             finished=int,
             on_commit=self._on_commit,
             on_unpicklable=self.unpicklable.append,

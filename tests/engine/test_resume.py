@@ -10,7 +10,7 @@ import trio
 import seedbed as sb
 from seedbed import Column, Dataset, ManifestError, OutputDirectoryError, RunConfig
 from seedbed.store.entries import Failed, FinishedRows, Key
-from seedbed.store.journal import Batch, Journal
+from seedbed.store.journal import Journal
 from seedbed.store.log import scan
 from seedbed.store.manifest import MANIFEST_NAME
 
@@ -195,7 +195,7 @@ async def test_a_journal_that_no_run_wrote_is_rejected(tmp_path: Path, entry: En
         async with sb.open_build(given, rows=50, out=out, config=CONFIG) as calls.build:
             await calls.build.wait()
     journal, _ = Journal.open(out, trusted=False)
-    journal.commit(Batch(groups={Key(group=2): [entry]}))
+    journal.commit({Key(group=2): [entry]})
     journal.close()
     given[1] = Column("v", Calls(), key="k")
     with pytest.raises(

@@ -91,7 +91,7 @@ def test_a_directory_that_another_wrote_meanwhile(rows: int, tmp_path: Path) -> 
     sb.build(numbers, rows=3, out=out, config=config)
     if rows == 3:  # as a run leaves it that ended before its last row group
         manifest = out / MANIFEST_NAME
-        header, first = read(out).manifest.header, read(out).manifest.groups[0]
+        header, first = read(out).header, read(out).groups[0]
         assert header is not None
         manifest.write_bytes(encode(header) + encode(first))
     plan = plan_build(make_source(numbers), rows=rows, out=out, resume=True)

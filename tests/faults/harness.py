@@ -38,6 +38,9 @@ PATIENCE = 60.0
 """Seconds after which a child hangs; it is killed, and its test fails."""
 
 FAULTS = Path(__file__).parent
+SOURCE = "".join(path.read_text() for path in sorted(Path(sb.__file__).parent.rglob("*.py")))
+# Every point that the source names.
+POINTS = tuple(dict.fromkeys(re.findall(r'(?:faults\.reach\(\s*|written=)"([^"]+)"', SOURCE)))
 Cell = tuple[str, int]
 
 
@@ -337,7 +340,7 @@ def check_accounted(directory: Path, shape: Shape) -> None:
     assert written == shape.written()
     drops = {(drop.row, drop.copy) for drop in dataset.drops}
     assert len(drops) == len(dataset.drops)
-    groups = read(directory).manifest.groups.values()
+    groups = read(directory).groups.values()
     removed, added = sum(group.removed for group in groups), sum(group.added for group in groups)
     assert len(written) + len(drops) + removed == shape.rows + added
     for drop in dataset.drops:

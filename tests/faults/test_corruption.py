@@ -71,7 +71,7 @@ def cells_of_groups(shape: Shape, groups: Any) -> set[Cell]:
 def check_damage(world: World, snapshot: Snapshot, name: str, harm: Harm, expected: Made) -> None:
     """Damage a file of a killed run, and continue: everything is made again that was hit, and nothing else."""
     directory, shape = snapshot.directory, world.shape
-    listed = read_manifest(directory).manifest.groups
+    listed = read_manifest(directory).groups
     parts = {group.part.name: index for index, group in listed.items() if group.part is not None}
     note(f"killed at {snapshot.point!r}, {name}: {harm}")
     harm.do(directory / name)
@@ -86,7 +86,7 @@ def check_damage(world: World, snapshot: Snapshot, name: str, harm: Harm, expect
         return
     if name in parts:
         assert any(name in sentence for sentence in told), told
-    unlisted = listed.keys() - read_manifest(directory).manifest.groups.keys()
+    unlisted = listed.keys() - read_manifest(directory).groups.keys()
     if name == MANIFEST_NAME and unlisted and harm.how != "cut":
         assert any(name in sentence for sentence in told), told
     dataset, _ = grow(after, directory)

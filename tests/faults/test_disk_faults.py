@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import Ended, Made, open_trial
+from harness import POINTS, Ended, Made, open_trial
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from shapes import PLAIN
 
 from seedbed.cli.exit_codes import ExitCode
-from seedbed.runtime.faults import POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="needs fork and /proc")
 
-AFTERWARDS = {"journal committed", "journal kept", "journal freed", "journal marked", "journal closed"}
+AFTERWARDS = {"journal committed", "journal freed", "journal marked", "journal closed"}
 FAULTS = settings(
     max_examples=settings.default.max_examples // 16,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import attrs
 import pytest
-from harness import Made, check_frame, check_same
+from harness import POINTS, Made, check_frame, check_same
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
 from shapes import PLAIN, ColumnShape, Shape
 from snapshots import Snapshot, World, check_paid_once, grow
 
-from seedbed.runtime.faults import POINTS
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import is_dataset
 

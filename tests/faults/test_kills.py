@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from harness import Made, open_trial, processes_of
+from harness import POINTS, Made, open_trial, processes_of
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
 from shapes import PLAIN, ColumnShape, Shape
 
 import seedbed as sb
-from seedbed.runtime.faults import POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,30 +1,15 @@
-"""What is ready in one row group."""
+"""Which tasks of one row group are ready."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+from plain import Plain
 
 from seedbed.graph import GROUP, Frontier, Kind, build_graph
 
 if TYPE_CHECKING:
     from seedbed.graph import Graph
-
-
-@attrs.frozen
-class Plain:
-    """A column as the graph sees it."""
-
-    name: str
-    requires: tuple[str, ...] = ()
-    kind: Kind = Kind.CELL
-    side_effects: tuple[str, ...] = ()
-    allow_resize: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.name,)
 
 
 SEED, CELL, WHOLE, LAST, FREE = range(5)
@@ -48,13 +33,13 @@ def test_roots_are_ready_at_admission() -> None:
     assert Frontier(make_graph(), 2).begin() == [(SEED, GROUP), (FREE, 0), (FREE, 1)]
 
 
-def test_a_barrier_keeps_back_all_but_seeds() -> None:
+def test_a_barrier_holds_back_all_but_columns_from_scratch() -> None:
     """Before the pre-batch processors ran, a column without requirements waits too."""
     frontier = Frontier(make_graph(), 2, barrier=True)
     assert frontier.begin() == [(SEED, GROUP)]
-    assert not frontier.seeds_done
+    assert not frontier.from_scratch_done
     frontier.complete_group(SEED)
-    assert frontier.seeds_done
+    assert frontier.from_scratch_done
 
 
 def test_a_cell_makes_its_own_row_ready() -> None:
@@ -83,7 +68,7 @@ def test_complete_when_nothing_is_left() -> None:
 
 
 def test_dropping_the_last_missing_row_makes_a_whole_column_ready() -> None:
-    """A whole column does not wait for a row that will not come."""
+    """A whole column does not wait for a dropped row."""
     frontier = Frontier(make_graph(), 3)
     frontier.complete_group(SEED)
     frontier.complete_cell(CELL, 0)
@@ -94,7 +79,7 @@ def test_dropping_the_last_missing_row_makes_a_whole_column_ready() -> None:
 
 
 def test_a_row_dropped_while_its_whole_column_runs() -> None:
-    """The column is not made ready a second time, and the row's cells stay undone."""
+    """The column does not become ready a second time, and the row's cells are not done."""
     frontier = Frontier(make_graph(), 2)
     frontier.complete_group(SEED)
     frontier.complete_cell(CELL, 0)
@@ -118,7 +103,7 @@ def test_a_dropped_row_is_ignored() -> None:
 
 
 def test_all_rows_dropped_is_complete_and_runs_nothing() -> None:
-    """A group without a row left is complete, and no full column becomes ready for it."""
+    """A group whose rows are all dropped is complete, and no full column becomes ready for it."""
     frontier = Frontier(make_graph(), 2)
     frontier.complete_group(SEED)
     assert frontier.drop_row(0) == []
@@ -128,7 +113,7 @@ def test_all_rows_dropped_is_complete_and_runs_nothing() -> None:
 
 
 def test_a_failed_cell_drops_its_row_and_a_failed_column_all() -> None:
-    """`fail` says which rows went with it and what became ready."""
+    """`fail` returns the dropped rows and the tasks that became ready."""
     frontier = Frontier(make_graph(), 3)
     frontier.complete_group(SEED)
     assert frontier.fail(CELL, 1) == ([1], [])
@@ -150,7 +135,7 @@ def test_rebuild_starts_over_with_other_rows() -> None:
 
 
 def test_rebuild_without_rows_is_complete() -> None:
-    """A processor that took every row out leaves nothing to do."""
+    """After a processor that removed every row the group is complete."""
     frontier = Frontier(make_graph(), 2, barrier=True)
     frontier.complete_group(SEED)
     assert frontier.rebuild(0) == []
@@ -165,7 +150,7 @@ def test_no_rows_are_complete_from_the_beginning() -> None:
 
 
 def test_each_task_is_ready_exactly_once() -> None:
-    """Whatever the order of completions and drops, nothing is handed out twice."""
+    """In any order of completions and drops, no task is returned twice."""
     frontier = Frontier(make_graph(), 4)
     seen = frontier.begin()
     todo = list(seen)

@@ -1,12 +1,12 @@
-"""The frontier against a model that looks at every cell again after each step."""
+"""The frontier against a model that scans every cell after each step."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plain import Plain
 
 from seedbed.graph import GROUP, Frontier, Graph, Kind, build_graph
 
@@ -14,33 +14,20 @@ if TYPE_CHECKING:
     from seedbed.graph.frontier import Ready
 
 
-@attrs.frozen(kw_only=True)
-class PlainColumn:
-    name: str
-    kind: Kind
-    requires: tuple[str, ...] = ()
-    side_effects: tuple[str, ...] = ()
-    allow_resize: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (self.name,)
-
-
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """Up to six columns of any kind, declared in any order."""
-    columns: list[PlainColumn] = []
+    columns: list[Plain] = []
     for index in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL, Kind.CELL, Kind.FULL_COLUMN]))
         names = [column.name for column in columns]
         requires = draw(st.lists(st.sampled_from(names), unique=True)) if names and kind != Kind.FROM_SCRATCH else ()
-        columns.append(PlainColumn(name="abcdef"[index], kind=kind, requires=tuple(requires)))
+        columns.append(Plain("abcdef"[index], tuple(requires), kind))
     return build_graph(draw(st.permutations(columns)))
 
 
 class Model:
-    """Which cells are done and which rows dropped; everything else is found by looking."""
+    """Stores which cells are done and which rows are dropped; everything else is found by scanning."""
 
     def __init__(self, graph: Graph, rows: int, *, barrier: bool, always: frozenset[int]) -> None:
         self.graph = graph
@@ -83,7 +70,7 @@ class Model:
         return dropped
 
     def newly_ready(self) -> set[Ready]:
-        """All that may run and was not said to be ready before."""
+        """All tasks that may run and were not reported as ready before."""
         ready: set[Ready] = set()
         for node in self.graph.nodes:
             if self.barrier and node.index not in self.seeds:
@@ -184,7 +171,7 @@ class FrontierMachine(RuleBasedStateMachine):
         assert frontier.left == model.left
         assert frontier.complete == (model.left == 0)
         if model.barrier:
-            assert frontier.seeds_done == (model.finished_seeds == model.seeds)
+            assert frontier.from_scratch_done == (model.finished_seeds == model.seeds)
         for node in model.graph.nodes:
             for row in model.rows_of(node.index):
                 assert frontier.is_done(node.index, row) == ((node.index, row) in model.done)
@@ -195,7 +182,9 @@ class FrontierMachine(RuleBasedStateMachine):
     @invariant()
     def never_stalls(self) -> None:
         """As long as something is left, something is under way, or the barrier can be passed."""
-        at_barrier = self.model.barrier and (self.model.finished_seeds == self.model.seeds or self.frontier.seeds_over)
+        at_barrier = self.model.barrier and (
+            self.model.finished_seeds == self.model.seeds or self.frontier.barrier_unreachable
+        )
         assert self.frontier.complete or self.under_way or at_barrier
 
 

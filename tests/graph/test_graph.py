@@ -1,30 +1,18 @@
-"""The graph of columns, and what is said about columns that make none."""
+"""The graph of columns, and the problems of columns that cannot be put into one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import pytest
+from plain import Plain
 
 from seedbed.errors import DatasetGenerationError, SeedbedError
 from seedbed.graph import Kind, build_graph, nearest
 
 
-@attrs.frozen
-class Plain:
-    """A column as the graph sees it."""
-
-    name: str
-    requires: tuple[str, ...] = ()
-    kind: Kind = Kind.CELL
-    outputs: tuple[str, ...] = attrs.Factory(lambda self: (self.name,), takes_self=True)
-    side_effects: tuple[str, ...] = ()
-    allow_resize: bool = False
-
-
 def problems(*columns: Plain, **options: Any) -> tuple[str, ...]:
-    """Everything that is wrong with these columns."""
+    """All problems of these columns."""
     with pytest.raises(DatasetGenerationError) as raised:
         build_graph(columns, **options)
     return raised.value.problems
@@ -84,13 +72,13 @@ class TestAccessors:
         assert graph.node("second").name == "pair"
         assert graph.outputs == ("first", "second", "sum")
 
-    def test_an_unknown_name_is_answered_with_the_nearest(self) -> None:
-        """Asking for a column that is not there says which one was probably meant."""
+    def test_an_unknown_name_has_a_suggestion(self) -> None:
+        """The error for an unknown column suggests the nearest name."""
         with pytest.raises(SeedbedError, match=r"no column named 'botom'; did you mean 'bottom'\?"):
             build_graph(DIAMOND).upstream("botom")
 
     def test_the_representation_names_the_columns_in_order(self) -> None:
-        """What a prompt shows is the order in which columns can be made."""
+        """The columns are listed in topological order."""
         assert repr(build_graph(DIAMOND)) == "<Graph of 4 columns: top, left, right, bottom>"
 
 
@@ -155,20 +143,20 @@ class TestProblems:
             "column 'b' requires 'a__trac', which no column generates; did you mean 'a__trace'?",
         )
 
-    def test_an_unknown_column_that_is_near_to_nothing(self) -> None:
-        """Where no name is near, the known ones are listed."""
+    def test_an_unknown_column_without_a_near_name(self) -> None:
+        """Without a near name, the known ones are listed."""
         assert problems(Plain("one"), Plain("two", ("zzzz",))) == (
             "column 'two' requires 'zzzz', which no column generates (known: 'one', 'two')",
         )
 
-    def test_the_cycle_is_spelled_out(self) -> None:
-        """A circle is named in the direction in which the data would flow, and closed."""
+    def test_a_cycle_is_listed_column_by_column(self) -> None:
+        """A cycle is listed in the direction of the data, from a column back to itself."""
         assert problems(Plain("a", ("c",)), Plain("b", ("a",)), Plain("c", ("b",))) == (
             "circular dependency between columns: a → b → c → a",
         )
 
-    def test_two_knots_are_two_problems(self) -> None:
-        """Every knot is reported, also one through a side effect."""
+    def test_two_cycles_are_two_problems(self) -> None:
+        """Every cycle is reported, also one through a side effect."""
         found = problems(
             Plain("a", ("b",)),
             Plain("b", ("a",)),
@@ -180,13 +168,13 @@ class TestProblems:
             "circular dependency between columns: c → d → c",
         )
 
-    def test_a_column_given_twice_is_one_problem(self) -> None:
-        """The same name twice is said once, not once for each output."""
+    def test_a_duplicate_column_is_one_problem(self) -> None:
+        """A duplicate name is reported once, not once for each output."""
         twice = Plain("a", side_effects=("a__trace",))
         assert problems(twice, twice) == ("duplicate column 'a'",)
 
-    def test_an_output_made_twice(self) -> None:
-        """Two columns that make one output are both named."""
+    def test_a_duplicate_output(self) -> None:
+        """Two columns with the same output are both named."""
         assert problems(Plain("a"), Plain("b", side_effects=("a",))) == ("duplicate output 'a', of 'a' and 'b'",)
 
     def test_its_own_output(self) -> None:
@@ -196,7 +184,7 @@ class TestProblems:
         )
 
     def test_from_scratch_with_requirements(self) -> None:
-        """What is generated from scratch cannot need anything."""
+        """A column from scratch cannot have requirements."""
         assert problems(Plain("a"), Plain("b"), Plain("seed", ("a", "b"), kind=Kind.FROM_SCRATCH)) == (
             "column 'seed' is generated from scratch and cannot require 'a', 'b'",
         )
@@ -235,7 +223,7 @@ class TestProblems:
             assert part in text, part
 
     def test_a_long_chain_is_walked_without_recursion(self) -> None:
-        """Thousands of columns in a row do not meet Python's recursion limit."""
+        """Thousands of columns in a row do not reach Python's recursion limit."""
         chain = [Plain("c0"), *(Plain(f"c{n}", (f"c{n - 1}",)) for n in range(1, 5_000))]
         assert build_graph(chain).topological_order()[-1] == "c4999"
 
@@ -245,6 +233,6 @@ class TestNearest:
         """A long list of known names is cut."""
         assert nearest("zzz", [f"a{n}" for n in range(9)]).endswith("'a7', …)")
 
-    def test_nothing_known_says_nothing(self) -> None:
-        """Without a known name there is no hint."""
+    def test_without_known_names_there_is_no_hint(self) -> None:
+        """The hint is empty."""
         assert nearest("zzz", []) == ""

@@ -68,9 +68,7 @@ class FakeContext:
             report(answer)
         return answer
 
-    def bind_model(
-        self, alias: str, spec: Any, client: Any, *, ends_at_failure: bool = False, **options: Any
-    ) -> CellModel:
+    def bind_model(self, alias: str, spec: Any, client: Any, **options: Any) -> CellModel:
         return CellModel(alias, spec, client, self, **options)  # type: ignore[arg-type]
 
     def run(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:

@@ -251,32 +251,29 @@ HANG = b'{"messages": [{"role": "user", "content": "[[hang]]"}]}'
 
 
 def test_a_scope_of_the_caller_carries_the_deadline_of_the_call() -> None:
-    """A timeout in the caller's scope is the same failure; each call restores the scope's deadline."""
+    """A deadline of the caller's scope counts as that of the call, unless it is later."""
 
     async def main() -> None:
         async with serve_openai() as server, open_http(timeout=7) as client:
-            begun = trio.current_time()
-            with trio.CancelScope(deadline=begun + 100) as scope:
-                assert (await chat(client, server).send(BODY, scope)).status == 200
-                assert scope.deadline == begun + 100
-                with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+ within 7 s"):
-                    await chat(client, server).send(HANG, scope)
-                assert scope.deadline == begun + 100
-            assert not scope.cancelled_caught
-            assert trio.current_time() - begun == pytest.approx(7, abs=0.1)
+            for deadline in (7, 100):
+                begun = trio.current_time()
+                with trio.CancelScope(deadline=begun + deadline) as scope:
+                    assert (await chat(client, server).send(BODY, scope)).status == 200
+                    with pytest.raises(Retryable, match=r"no answer from 127\.0\.0\.1:\d+ within 7 s"):
+                        await chat(client, server).send(HANG, scope)
+                    assert scope.deadline == begun + deadline
+                assert not scope.cancelled_caught
+                assert trio.current_time() - begun == pytest.approx(7, abs=0.1)
             await server.wait_until(disconnects=1)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
 
 def test_a_scope_of_the_caller_can_end_before_the_call() -> None:
-    """An earlier deadline of the caller's scope or of an outer one, or a cancellation, is not turned into a failure."""
+    """An earlier deadline of an outer scope, or a cancellation, is not turned into a failure."""
 
     async def main() -> None:
         async with serve_openai() as server, open_http(timeout=7) as client:
-            with trio.move_on_after(3) as earlier:
-                await chat(client, server).send(HANG, earlier)
-            assert earlier.cancelled_caught
             with trio.move_on_after(3) as outer, trio.CancelScope() as inner:
                 await chat(client, server).send(HANG, inner)
             assert outer.cancelled_caught

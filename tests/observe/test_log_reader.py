@@ -14,7 +14,7 @@ def dropped(row: int, error: str = "no") -> events.RowDropped:
 
 
 def test_a_drop_is_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    """A dropped row says why, and which column of which row group it was."""
+    """The line of a dropped row has its reason, column and row group."""
     LogReader()(dropped(41))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -59,7 +59,9 @@ def test_equal_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
         ),
     ],
 )
-def test_the_rest_is_logged(event: events.Event, level: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_events_are_logged(
+    event: events.Event, level: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Salvage rounds, skips, conflicts, stops and late threads are logged, each at its level."""
     caplog.set_level(logging.INFO, logger="seedbed")
     LogReader()(event)

@@ -105,8 +105,8 @@ def test_cells_without_a_task_are_done_when_their_group_ends() -> None:
     assert (view.written, view.dropped, view.eta) == (9, 1, 0.0)
 
 
-def test_all_but_one_row_is_not_all() -> None:
-    """The percentage says 100 only when every row is done."""
+def test_the_percentage_is_100_only_when_all_rows_are_done() -> None:
+    """999 of 1000 rows are 99 percent."""
     made = state(rows=1000)
     for row in range(999):
         made(finished(101.0, row))
@@ -114,7 +114,7 @@ def test_all_but_one_row_is_not_all() -> None:
 
 
 def test_processors_change_the_total() -> None:
-    """Rows that a pre-batch processor adds or removes change how many there are to do."""
+    """Rows that a pre-batch processor adds or removes change the total."""
     made = state()
     made(started(100.0, None, column="a", kind="from_scratch"))
     made(finished(100.0, None, column="a", kind="from_scratch"))
@@ -134,7 +134,7 @@ def test_rows_of_earlier_runs_are_done() -> None:
 
 
 def test_the_end_is_counted() -> None:
-    """A stop and the end of the run are seen, and time stands still afterwards."""
+    """A stop and the end of the run are counted, and the elapsed time no longer changes."""
     made = state()
     made(started(100.0, 0))
     made(events.StopRequested(time=101.0, reason="enough"))
@@ -157,7 +157,7 @@ def test_a_skipped_group_is_dropped() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.01, 5), st.integers(0, 100)), min_size=1, max_size=50))
 def test_a_rate_lies_between_the_slowest_and_the_fastest(steps: list[tuple[float, int]]) -> None:
-    """However irregularly one looks, a rate is within what was counted."""
+    """For any intervals between samples the rate is between the lowest and the highest of the steps."""
     meter, now, count = Meter(), 0.0, 0
     meter.sample(now, count)
     for pause, more in steps:
@@ -194,4 +194,4 @@ async def test_it_agrees_with_the_report_of_a_build(failing: bool, autojump_cloc
     assert column(view).failed == len(report.dropped)
     assert column(view).retried == (report.attempts["b"] - 25)
     assert view.keys["key"].tokens == report.usage["b"].tokens
-    assert view.cost == report.usage["b"].cost
+    assert view.keys["key"].cost == report.usage["b"].cost

@@ -11,7 +11,7 @@ from seedbed.observe.svg import crossings, draw_graph, order_layers
 
 
 def anything(**needed: object) -> int:
-    """A cell function that needs what it is told to."""
+    """A cell function that accepts any requirements."""
     return len(needed)
 
 
@@ -27,7 +27,7 @@ def graphs(draw: st.DrawFn) -> list[Column]:
 
 @given(graphs())
 def test_every_edge_goes_down_one_layer_at_a_time(columns: list[Column]) -> None:
-    """Each column has one place, and each need is a chain from its layer down to the next and the next."""
+    """Each column has one place, and each edge is a chain that descends one layer at a time."""
     graph = build_graph(columns)
     layers, chains = order_layers(graph)
     depth = {place: number for number, row in enumerate(layers) for place in row}
@@ -51,8 +51,8 @@ def test_it_is_svg(columns: list[Column]) -> None:
     assert all(float(box.attrib["x"]) + float(box.attrib["width"]) <= width for box in boxes)
 
 
-def test_edges_are_untangled() -> None:
-    """Two needs that would cross as declared are drawn without crossing."""
+def test_crossings_are_avoided() -> None:
+    """Two edges that would cross in declared order are drawn without crossing."""
     names = {"a": [], "b": [], "c": ["b"], "d": ["a"]}
     graph = build_graph([Column(name, anything, requires=needs) for name, needs in names.items()])
     layers, chains = order_layers(graph)

@@ -36,7 +36,7 @@ def trace(**fields: Any) -> TaskTrace:
     return TaskTrace(**{**given, **fields})
 
 
-def test_the_wait_is_put_down_to_what_was_waited_for() -> None:
+def test_waits_are_counted_by_their_reason() -> None:
     """Waiting counts as permit, slot or queue by what the task needed, and what follows as call."""
     found = {
         each.column: each
@@ -61,8 +61,8 @@ def test_the_wait_is_put_down_to_what_was_waited_for() -> None:
     assert all(each.total == 5.0 for each in found.values())
 
 
-def test_traces_of_all_runs_are_kept_with_the_dataset(tmp_path: Path) -> None:
-    """Each run keeps its traces in a file of its own, and the profile is of all of them."""
+def test_traces_of_all_runs_are_stored_with_the_dataset(tmp_path: Path) -> None:
+    """Each run stores its traces in its own file, and the profile covers all of them."""
     assert load_profile(tmp_path) == []
     save_traces([trace(), trace(row=None, finished=20.0)], tmp_path)
     save_traces([trace(row_group=7)], tmp_path)
@@ -72,7 +72,7 @@ def test_traces_of_all_runs_are_kept_with_the_dataset(tmp_path: Path) -> None:
 
 
 def test_calls_are_separated_from_parsing_if_the_trace_has_them(tmp_path: Path) -> None:
-    """Seconds inside calls are call, what was waited between them is permit, and the rest is parse."""
+    """Seconds inside calls count as call, waits between them as permit, and the rest as parse."""
     path = save_traces([trace()], tmp_path)
     pl.read_ipc(path).with_columns(called=pl.lit(1.0), waited=pl.lit(0.5)).write_ipc(path)
     (found,) = load_profile(tmp_path)
@@ -80,7 +80,7 @@ def test_calls_are_separated_from_parsing_if_the_trace_has_them(tmp_path: Path) 
 
 
 def test_a_run_without_tasks_has_a_profile(tmp_path: Path) -> None:
-    """Nothing traced is nothing to show, and no error."""
+    """Without traces the profile is empty."""
     save_traces([], tmp_path)
     assert load_profile(tmp_path) == []
 

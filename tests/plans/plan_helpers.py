@@ -1,4 +1,4 @@
-"""Plans in few words, endpoints that count what they are asked, and engines whose costs are fixed."""
+"""Short forms for plans, endpoints that record their reads, and engines whose costs are fixed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def with_ops(*ops: OpSpec) -> OpRegistry:
 
 
 class FakeEndpoint:
-    """Hashes and lists in memory; remembers every key that it was asked for, and can be slow or down."""
+    """Hashes and lists in memory; records every key that was read, and can be slow or down."""
 
     def __init__(self, hashes: Mapping[str, dict[str, str]], lists: Mapping[str, list[str]]) -> None:
         self.hashes = hashes
@@ -111,14 +111,14 @@ class NoEndpoints:
 
 @asynccontextmanager
 async def open_engine(**options: Any) -> AsyncIterator[PlanEngine]:
-    """An engine without endpoints and with fixed costs, unless the options say otherwise; nothing may be left in it."""
+    """An engine without endpoints and with fixed costs, unless the options differ; checks that nothing is left."""
     async with PlanEngine(**{"endpoints": NoEndpoints(), "costs": INLINE, "cpu_threads": 2, **options}) as engine:
         yield engine
         assert_nothing_left(engine)
 
 
 def assert_nothing_left(engine: PlanEngine) -> None:
-    """No request runs or waits in the engine, and nobody waits for a thread."""
+    """No request runs or waits in the engine, and no task waits for a thread."""
     statistics = engine.statistics()
     assert (statistics.running, statistics.queued) == (0, 0)
     assert not engine._executions
@@ -126,7 +126,7 @@ def assert_nothing_left(engine: PlanEngine) -> None:
 
 
 async def jump_at(event: trio.Event, clock: MockClock, seconds: float) -> None:
-    """Let the time pass as soon as the event has happened."""
+    """Advance the clock as soon as the event is set."""
     await event.wait()
     clock.jump(seconds)
 

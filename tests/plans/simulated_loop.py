@@ -37,7 +37,7 @@ class Costs:
 
     @property
     def alone(self) -> float:
-        """What a request takes if there is no other, in good and bad times together."""
+        """The time that a request takes alone, averaged over good and bad times."""
         return (self.work + TURNS * self.loop_pass + (TURNS - 1) * self.wait) * (1 + self.slow) / 2
 
     def in_bad_times(self) -> Costs:
@@ -53,7 +53,7 @@ class Costs:
 
 @attrs.define
 class Tally:
-    """What became of the requests."""
+    """The outcomes of the requests."""
 
     seconds: float
     answered: int = 0
@@ -62,13 +62,13 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return self.answered / self.seconds
 
 
 @attrs.define(eq=False, kw_only=True)
 class Stream:
-    """Requests of one plan: so many a second, evenly, each with so much time."""
+    """Requests of one plan at a constant rate, each with the same deadline."""
 
     rate: float
     deadline: float
@@ -81,7 +81,7 @@ class Stream:
 
 @attrs.define(eq=False)
 class Visit:
-    """A request on its way."""
+    """A request in progress."""
 
     stream: Stream
     deadline: float
@@ -112,7 +112,7 @@ class SimulatedLoop:
         return self._instant
 
     def run(self, *streams: Stream, seconds: float) -> list[Tally]:
-        """Go on from where the last run ended."""
+        """Continue from the end of the last run."""
         began = self._now
         tallies = {stream: Tally(seconds) for stream in streams}
         for stream in streams:

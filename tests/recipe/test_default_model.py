@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_model_without_a_type_speaks_openai_s_api(tmp_path: Path) -> None:
+def test_a_model_without_a_type_is_openai_compatible(tmp_path: Path) -> None:
     """An address and a name are enough."""
     path = tmp_path / "r.yaml"
     path.write_text(

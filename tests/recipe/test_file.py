@@ -91,7 +91,7 @@ def loaded(folder: Path, text: str, name: str = "recipe.yaml", *, allow_code: bo
 
 
 def problems(folder: Path, text: str, name: str = "recipe.yaml") -> list[str]:
-    """Load a wrong recipe file; its problems without the directory in front."""
+    """Load an invalid recipe file; its problems without the directory in front."""
     with pytest.raises(DatasetGenerationError) as caught:
         loaded(folder, text, name)
     return [problem.removeprefix(f"{folder}/") for problem in caught.value.problems]
@@ -100,8 +100,8 @@ def problems(folder: Path, text: str, name: str = "recipe.yaml") -> list[str]:
 @pytest.mark.parametrize(
     ("name", "text"), [("r.yaml", YAML), ("r.yml", YAML), ("r.toml", TOML), ("r.json", json.dumps(DATA))]
 )
-def test_one_recipe_in_each_format(tmp_path: Path, name: str, text: str) -> None:
-    """The same recipe comes of a file of each format."""
+def test_each_format_gives_the_same_recipe(tmp_path: Path, name: str, text: str) -> None:
+    """YAML, TOML and JSON files of the same content load as equal recipes."""
     recipe = loaded(tmp_path, text, name)
     assert recipe == Recipe(
         name="small",
@@ -117,7 +117,7 @@ def test_one_recipe_in_each_format(tmp_path: Path, name: str, text: str) -> None
     assert recipe.base == tmp_path
 
 
-def test_all_problems_of_a_file(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     """Every problem is reported with its line and path: keys, types, fields, values, options and the graph."""
     text = """\
 sed: 7
@@ -185,7 +185,7 @@ run: {buffer_sise: 3, max_active_tasks: 0}
         ("r.yaml", "columns: [{type: custom, name: a, function: 'os:getcwd', outputs: 3}]", "columns[0].outputs: "),
     ],
 )
-def test_places(tmp_path: Path, name: str, text: str, problem: str) -> None:
+def test_problems_have_the_nearest_known_line(tmp_path: Path, name: str, text: str, problem: str) -> None:
     """A problem is reported with the nearest line that the format provides."""
     assert [each for each in problems(tmp_path, text, name) if problem in each]
 
@@ -202,16 +202,16 @@ def test_places(tmp_path: Path, name: str, text: str, problem: str) -> None:
         ("r.txt", "", r"r\.txt: a recipe file ends in \.yaml, \.yml, \.toml, \.json, not '\.txt'"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, text: str, message: str) -> None:
-    """A file that cannot be parsed is one error, with its line where there is one."""
+def test_unreadable_files_are_one_error(tmp_path: Path, name: str, text: str, message: str) -> None:
+    """A file that cannot be parsed is one error, with its line if the parser reports one."""
     with pytest.raises(ConfigError, match=message):
         loaded(tmp_path, text, name)
     with pytest.raises(ConfigError, match=r"missing\.yaml cannot be read: "):
         load(tmp_path / "missing.yaml")
 
 
-def test_scalars_are_those_of_json(tmp_path: Path) -> None:
-    """YAML's old surprises are not there: no, 12:30, 010 and dates are what they look like."""
+def test_scalars_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """`no`, `12:30` and dates are text, and `010` is ten."""
     text = """
 columns: [{type: expression, name: a, expr: "1"}]
 models:
@@ -243,14 +243,14 @@ CODE = "columns: [{type: custom, name: path, function: 'os:getcwd', retry_on: [O
 
 
 def test_problems_of_columns_have_their_line(tmp_path: Path) -> None:
-    """Problems that are found when a column is created have a line too, beside those of the file."""
+    """Problems that are found when a column is created have a line too."""
     text = "sed: 1\ncolumns:\n  - {type: custom, name: a, function: 'nowhere:f'}\n"
     with pytest.raises(DatasetGenerationError) as caught:
         loaded(tmp_path, text, allow_code=True)
     assert "recipe.yaml:3: columns[0]: column 'a', function: 'nowhere' cannot be imported" in caught.value.problems[1]
 
 
-def test_code_only_where_it_is_allowed(tmp_path: Path) -> None:
+def test_code_needs_permission(tmp_path: Path) -> None:
     """A file that names code is rejected with the option that allows it, before anything is imported."""
     assert problems(tmp_path, CODE) == [
         (
@@ -263,8 +263,8 @@ def test_code_only_where_it_is_allowed(tmp_path: Path) -> None:
     assert spec.retry_on == (OSError, "json:JSONDecodeError")
 
 
-def test_paths_begin_at_the_file(tmp_path: Path) -> None:
-    """Relative paths begin at the file, or at its base."""
+def test_relative_paths_start_at_the_file_or_its_base(tmp_path: Path) -> None:
+    """`base` may be relative to the file or absolute."""
     columns = "columns: [{type: expression, name: a, expr: '1'}]"
     assert loaded(tmp_path, columns).base == tmp_path
     assert loaded(tmp_path, f"base: deeper\n{columns}").base == tmp_path / "deeper"

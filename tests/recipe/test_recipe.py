@@ -13,8 +13,7 @@ from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
-    from seedbed.columns import Model
-    from seedbed.columns.base import Column
+    from seedbed.columns.base import Column, Model
 
 
 @column
@@ -29,13 +28,13 @@ def resolved(recipe: Recipe) -> tuple[Column, ...]:
     return recipe.resolve(environment)
 
 
-def test_columns_in_any_order() -> None:
-    """Columns may be in any order, which the resolved columns have too."""
+def test_columns_may_be_in_any_order() -> None:
+    """Resolved columns have the order of the recipe."""
     recipe = Recipe(columns=[Expression("b", "number + 1"), number])
     assert [each.name for each in resolved(recipe)] == ["b", "number"]
 
 
-def test_all_problems_at_once() -> None:
+def test_all_problems_are_in_one_error() -> None:
     """All problems that can be found before a run are in one error."""
 
     @column
@@ -67,7 +66,7 @@ def test_all_problems_at_once() -> None:
     )
 
 
-def test_a_column_that_cannot_be_made_is_still_a_name() -> None:
+def test_an_invalid_column_still_provides_its_name() -> None:
     """A column that requires an invalid column is not reported as a problem."""
     recipe = Recipe(columns=[Custom("z", "module:function"), Expression("a", "z"), Expression("b", "z__trace")])
     with pytest.raises(DatasetGenerationError) as caught:
@@ -75,7 +74,7 @@ def test_a_column_that_cannot_be_made_is_still_a_name() -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_unknown_columns_without_a_near_name() -> None:
+def test_an_unknown_column_without_a_similar_name_lists_the_known_ones() -> None:
     """An unknown column that resembles none is reported with the known ones."""
     with pytest.raises(
         DatasetGenerationError, match=r"requires 'zzz', which no column generates \(known: 'number', 'a'\)"
@@ -83,7 +82,7 @@ def test_unknown_columns_without_a_near_name() -> None:
         resolved(Recipe(columns=[number, Expression("a", "zzz")]))
 
 
-def test_what_is_no_part_of_a_recipe() -> None:
+def test_invalid_parts_of_a_recipe_are_rejected_together() -> None:
     """Everything that is neither column, processor nor model is rejected in one error."""
 
     def plain() -> None: ...
@@ -106,7 +105,7 @@ def test_what_is_no_part_of_a_recipe() -> None:
         Recipe(columns=[])
 
 
-def test_options() -> None:
+def test_run_options_are_a_mapping_or_a_config() -> None:
     """Run options are a mapping, or a RunConfig of which only non-default fields are stored."""
     assert Recipe(columns=[number], run=RunConfig(buffer_size=10)).run == {"buffer_size": 10}
     assert Recipe(columns=[number], run={"buffer_size": 10}).run == {"buffer_size": 10}
@@ -114,7 +113,7 @@ def test_options() -> None:
         Recipe(columns=[number], run=3)
 
 
-def test_it_is_a_value() -> None:
+def test_a_recipe_is_immutable() -> None:
     """A recipe is frozen, and later changes of the collections passed to it do not affect it."""
     models = {"a": Toy(model="m")}
     recipe = Recipe(columns=[number], models=models, processors=[DropColumns(columns="number")])

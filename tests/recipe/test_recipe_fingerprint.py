@@ -24,7 +24,7 @@ from seedbed.recipe.recipe import Recipe
 
 @column(timeout=3, dtype="list[int]")
 def listed(number: int) -> list[int]:
-    """Be named in a file."""
+    """A function that a recipe file names."""
     return [number]
 
 
@@ -51,7 +51,7 @@ def dump(recipe: Recipe, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "recipe.json"])
-def test_a_stored_recipe_loads_as_the_same(tmp_path: Path, name: str) -> None:
+def test_a_stored_recipe_loads_as_an_equal_one(tmp_path: Path, name: str) -> None:
     """The stored file loads as an equal recipe, and holds only the fields that differ from their defaults."""
     dump(RECIPE, tmp_path / name)
     assert load(tmp_path / name) == RECIPE
@@ -69,8 +69,8 @@ VALUES = st.recursive(
 @example("1e3")
 @example("0o17")
 @example(["no", "12:30", "~", "<<", " a\nb ", "2024-01-31", "\x85", "=", "1_000", "0b1"])
-def test_every_value_comes_back(value: object) -> None:
-    """Whatever a field holds, what is written reads as the same."""
+def test_every_value_survives_storing_and_loading(value: object) -> None:
+    """Any value of a field is read back as it was written."""
     recipe = Recipe(columns=RECIPE.columns, models={"m": Toy(model="m", parameters={"value": value})})
     with TemporaryDirectory() as folder:
         for name in ("recipe.yaml", "recipe.json"):
@@ -78,7 +78,7 @@ def test_every_value_comes_back(value: object) -> None:
             assert load(Path(folder, name)).models == recipe.models
 
 
-def test_functions_by_name(tmp_path: Path) -> None:
+def test_functions_are_stored_by_name(tmp_path: Path) -> None:
     """A function is written as module:name, and the file generates the same data."""
     recipe = Recipe(columns=[Expression("number", "1"), listed])
     dump(recipe, tmp_path / "recipe.yaml")
@@ -87,8 +87,8 @@ def test_functions_by_name(tmp_path: Path) -> None:
     assert fingerprint(loaded) == fingerprint(recipe)
 
 
-def test_relative_paths_stay_where_they_were(tmp_path: Path) -> None:
-    """A recipe that is stored elsewhere still begins its paths where it did."""
+def test_relative_paths_do_not_depend_on_where_the_file_is_stored(tmp_path: Path) -> None:
+    """A recipe that is stored elsewhere resolves its paths as before."""
     recipe = attrs.evolve(RECIPE, base=tmp_path / "here")
     (tmp_path / "there").mkdir()
     dump(recipe, tmp_path / "there" / "recipe.json")
@@ -121,8 +121,8 @@ def test_operational_fields_are_not_in_the_fingerprint() -> None:
         {"processors": ()},
     ],
 )
-def test_what_is_in_the_fingerprint(change: dict[str, object]) -> None:
-    """What determines the data changes the fingerprint."""
+def test_fields_that_determine_the_data_are_in_the_fingerprint(change: dict[str, object]) -> None:
+    """A change of such a field changes the fingerprint."""
     assert fingerprint(attrs.evolve(RECIPE, **change)) != fingerprint(RECIPE)  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def test_what_is_in_the_fingerprint(change: dict[str, object]) -> None:
         (pl.col("a") + 1, '[(col("a")) + (dyn int: 1)]'),
     ],
 )
-def test_plain_values(value: object, expected: object) -> None:
+def test_plain_represents_values_as_a_recipe_file_does(value: object, expected: object) -> None:
     """Values are represented as in a recipe file, or by a digest."""
     assert plain(value) == expected
 

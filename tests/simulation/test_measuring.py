@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import seedbed as sb
-from seedbed.observe.report import write_chrome_trace
-from seedbed.simulation.profiles import measure_path, measure_report
+from seedbed.observe.report import traces_frame, write_chrome_trace
+from seedbed.simulation.profiles import measure, measure_path
 from seedbed.store.dataset import save_traces
 from seedbed.testing import serve_openai_sync, virtual_time
 
@@ -126,7 +126,7 @@ def test_many_latencies_are_sampled() -> None:
     """Of a long run about 2,000 latencies are used, over the whole range."""
     with virtual_time():
         report = sb.preview(recipe(), rows=5_000, config=sb.RunConfig(trace=True)).report
-    profiles = measure_report(report)
+    profiles = measure(traces_frame(report.traces), report.usage)
     assert 2_000 <= len(profiles["question"].latency["choice"]) < 4_000
     assert report.rows == 5_000
 

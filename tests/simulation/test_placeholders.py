@@ -14,7 +14,7 @@ from recipes import model
 import seedbed as sb
 from seedbed.columns.spec import processor_types, spec_types
 from seedbed.simulation.calls import of_type
-from seedbed.simulation.stage import _is_ours
+from seedbed.simulation.stage import _is_built_in
 from seedbed.store.schema import declared_type
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def calls_of(found: sb.Simulation) -> dict[str, float]:
     return {each.column: each.calls.mean for each in found.base.columns}
 
 
-def test_every_kind_of_column_of_a_model_goes_through() -> None:
+def test_every_kind_of_model_column_is_simulated() -> None:
     """Texts, code, structured values, judges, vectors and pictures have values that what comes after them can use."""
     found = simulate(
         recipe(
@@ -289,6 +289,6 @@ def test_exactly_the_built_in_specs_are_trusted() -> None:
     """Columns and processors of seedbed run as they are; a package with a similar name is user code."""
     built_in = [*spec_types().values(), *processor_types().values()]
     assert len(built_in) > 20
-    assert all(_is_ours(kind) for kind in built_in)
+    assert all(_is_built_in(kind) for kind in built_in)
     for module in ("seedbed.columns_extra", "seedbed_columns.text", "seedbed.columnsx.text", "plugin.seedbed.columns."):
-        assert not _is_ours(type("Mine", (), {"__module__": module}))
+        assert not _is_built_in(type("Mine", (), {"__module__": module}))

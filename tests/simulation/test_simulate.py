@@ -198,7 +198,7 @@ def test_assumptions_are_listed() -> None:
 
 
 def test_a_scripted_model_declares_its_profile() -> None:
-    """The behaviour that a recipe gives a scripted model is what is simulated."""
+    """The simulation uses the behaviour that a recipe declares for a scripted model."""
     recipe = sb.Recipe(
         models={"writer": sb.Scripted(latency=200.0, max_parallel_requests=1)},
         columns=[sb.LLMText("a", model="writer", prompt="x")],
@@ -317,3 +317,10 @@ def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(sb.SeedbedError, match="ended with status 1: no output"):
         sb.simulate(chain("question"), rows=4, seeds=2, processes=2)
+
+
+def test_a_run_that_ends_before_its_first_sample() -> None:
+    """Calls that take no time leave no samples; the throttle is reported with its ceiling."""
+    found = simulate(chain("question"), rows=3, calls={"writer": {"latency": 0}})
+    assert [load.limit for load in found.base.keys] == [4.0]
+    assert found.bottleneck.startswith("none")

@@ -16,7 +16,7 @@ import polars as pl
 
 from seedbed.observe.report import Drop
 from seedbed.runtime import faults
-from seedbed.store.records import Header
+from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), publishes_at_end=True, created=0.0, version="0")
@@ -36,9 +36,9 @@ def write(directory: Path, survive: int, steps: int) -> None:
     drop = Drop(row=1, column="b", attempts=3, error="no", kind="failed")
     faults.hook = hook
     with DatasetWriter.create(directory, HEADER) as writer:
-        writer.write_group(0, {"a": [1], "b": [None]}, start=0, stop=2, drops=[drop])
-        writer.write_group(1, {"a": [0.5, 2.5], "b": ["x", "y"]}, start=2, stop=4)
-        writer.add_rows(0, {"a": [7], "b": [None]}, order=[1, 0], drops=[])
+        writer.write_group(GroupRecord(index=0, start=0, stop=2, drops=(drop,)), {"a": [1], "b": [None]})
+        writer.write_group(GroupRecord(index=1, start=2, stop=4), {"a": [0.5, 2.5], "b": ["x", "y"]})
+        writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [7], "b": [None]}, order=[1, 0])
         writer.unify()
         writer.publish(pl.DataFrame({"z": [1, 2, 3]}))
         writer.finish()

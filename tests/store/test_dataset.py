@@ -20,7 +20,7 @@ from seedbed.observe.report import Drop
 from seedbed.store.dataset import Dataset
 from seedbed.store.manifest import MANIFEST_NAME
 from seedbed.store.parts import part_name
-from seedbed.store.records import Header
+from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 Columns = dict[str, list[Any]]
@@ -47,7 +47,7 @@ def write(
     )
     with DatasetWriter.create(directory, header) as writer:
         for index in reversed(range(len(groups))):
-            writer.write_group(index, groups[index], start=index * 2, stop=index * 2 + 2)
+            writer.write_group(GroupRecord(index=index, start=index * 2, stop=index * 2 + 2), groups[index])
         if finish:
             writer.finish()
     return Dataset.open(directory)
@@ -108,7 +108,7 @@ def test_no_rows(tmp_path: Path) -> None:
     assert dataset.drops == ()
 
 
-def test_every_row_gone(tmp_path: Path) -> None:
+def test_a_dataset_whose_rows_were_all_dropped(tmp_path: Path) -> None:
     """Groups without rows leave an empty dataset with the right columns."""
     dataset = write(tmp_path, {"a": [], "b": []}, None, order="ab")
     assert (dataset.complete, dataset.rows, dataset.to_polars().columns) == (True, 0, ["a", "b"])
@@ -137,8 +137,8 @@ def test_a_conflict_hides_only_its_column(tmp_path: Path, finish: bool) -> None:
 
 
 @pytest.mark.parametrize("finish", [True, False])
-def test_text_of_mixed_values_never_passes_for_strings(tmp_path: Path, finish: bool) -> None:
-    """A column that one part had to keep as JSON text is in conflict even if all others hold strings."""
+def test_text_of_mixed_values_is_not_taken_for_strings(tmp_path: Path, finish: bool) -> None:
+    """A column that one part stores as JSON text is in conflict even if all others hold strings."""
     dataset = write(tmp_path, {"a": ["x", "y"]}, {"a": ["x", 1]}, finish=finish)
     with pytest.raises(SchemaConflict, match=r"column 'a' of batch_0000001.parquet holds values of int and str"):
         dataset.to_polars()
@@ -154,7 +154,7 @@ def test_a_value_that_would_be_rounded_is_a_conflict_before_the_end_too(tmp_path
 
 
 def test_an_unknown_column_is_named(tmp_path: Path) -> None:
-    """Asking for a column that is not there says which are."""
+    """The error for an unknown column lists the columns."""
     with pytest.raises(KeyError, match="no column 'z'; it has 'a', 'b'"):
         write(tmp_path, {"a": [1, 2], "b": [1, 2]}).to_polars(["z"])
 
@@ -186,7 +186,7 @@ def test_a_damaged_record_costs_its_group(tmp_path: Path) -> None:
 
 
 def test_a_damaged_header_costs_nothing(tmp_path: Path) -> None:
-    """The header is there twice."""
+    """The header is written twice."""
     write(tmp_path, {"a": [1, 2]})
     path = tmp_path / MANIFEST_NAME
     path.write_bytes(b"?" + path.read_bytes()[1:])
@@ -232,8 +232,8 @@ def test_drops_come_in_row_order(tmp_path: Path) -> None:
     drops = [Drop(row=row, column="a", attempts=1, error="no", kind="Permanent") for row in (0, 3)]
     header = Header(rows=4, buffer_size=2, columns=("a",), created=0.0, version="0")
     with DatasetWriter.create(tmp_path, header) as writer:
-        writer.write_group(1, {"a": [1]}, start=2, stop=4, drops=drops[1:])
-        writer.write_group(0, {"a": [1]}, start=0, stop=2, drops=drops[:1])
+        writer.write_group(GroupRecord(index=1, start=2, stop=4, drops=drops[1:]), {"a": [1]})
+        writer.write_group(GroupRecord(index=0, start=0, stop=2, drops=drops[:1]), {"a": [1]})
         dataset = Dataset.open(tmp_path)
     assert dataset.drops == tuple(drops)
     assert repr(dataset) == f"<Dataset {str(tmp_path)!r}: 2 rows, 2 dropped, incomplete, columns a>"
@@ -241,8 +241,8 @@ def test_drops_come_in_row_order(tmp_path: Path) -> None:
         dataset.drops[0].row = 5  # type: ignore[misc]
 
 
-def test_a_directory_that_is_none(tmp_path: Path) -> None:
-    """Opening something else says what it is not."""
+def test_a_directory_that_is_no_dataset(tmp_path: Path) -> None:
+    """Opening anything else raises an error that names the reason."""
     with pytest.raises(ManifestError, match="is not a dataset"):
         Dataset.open(tmp_path / "nothing")
 

@@ -80,7 +80,7 @@ def test_declared_types(declared: object, kind: pa.DataType) -> None:
     ],
 )
 def test_types_that_cannot_be_declared(declared: object) -> None:
-    """A type that says nothing or cannot be stored is refused with its name."""
+    """A type without content, or that cannot be stored, is an error that names it."""
     with pytest.raises(ConfigError, match="a column cannot be declared as"):
         declared_type(declared)
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from seedbed.errors import StoreError
 from seedbed.models.base import ChatAnswer
+from seedbed.observe.report import Drop
 from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import (
@@ -32,7 +33,7 @@ from seedbed.store.entries import (
     Rebuilt,
 )
 from seedbed.store.files import PRIVATE
-from seedbed.store.journal import SEGMENT_SIZE, Batch, Journal, Recovered
+from seedbed.store.journal import SEGMENT_SIZE, Journal, Recovered
 
 SPENT = (("review", "small", 3, 10, 20, 0.5),)
 
@@ -74,23 +75,21 @@ def reopen(journal: Journal) -> tuple[Journal, Recovered]:
 
 
 def left_in(journal: Journal) -> Recovered:
-    """Close it and say what the next who opens it finds."""
+    """Close it and return what is recovered when it is opened again."""
     journal, found = reopen(journal)
     journal.close()
     return found
 
 
-def test_what_was_committed_comes_back_in_order(tmp_path: Path) -> None:
-    """Entries of several groups and commits, the usage and the newest states are there after opening."""
+def test_commits_are_recovered_in_order(tmp_path: Path) -> None:
+    """Entries of several groups and commits, the usage and the newest states are recovered."""
     journal = Journal.create(tmp_path)
-    batch = Batch(groups={build(0): cells(1, 2), build(5): cells(3)}, states={"count": b"1"})
-    assert journal.commit(batch) == 3
-    batch = Batch(groups={build(0): cells(0)}, spending=SPENT, states={"count": b"2", "other": b"x"})
-    assert journal.commit(batch) == 1
-    assert journal.commit(Batch()) == 0
+    assert journal.commit({build(0): cells(1, 2), build(5): cells(3)}, states={"count": b"1"}) == 3
+    assert journal.commit({build(0): cells(0)}, usage=SPENT, states={"count": b"2", "other": b"x"}) == 1
+    assert journal.commit({}) == 0
     journal, found = reopen(journal)
     states = {"count": b"2", "other": b"x"}
-    assert found == Recovered(groups={build(0): 3, build(5): 1}, spending=SPENT, states=states)
+    assert found == Recovered(groups={build(0): 3, build(5): 1}, usage=SPENT, states=states)
     assert journal.read(build(0)) == cells(1, 2, 0)
     assert journal.read(build(5)) == cells(3)
     assert journal.read(build(9)) == []
@@ -106,7 +105,7 @@ def test_what_was_committed_comes_back_in_order(tmp_path: Path) -> None:
         Rebuilt(
             columns={"a": [1]},
             resized=(("filter", 1, 0),),
-            drops=[{"row": 1, "column": "p", "attempts": 1, "error": "e", "kind": "removed"}],
+            drops=[Drop(row=1, column="p", attempts=1, error="e", kind="removed")],
         ),
         FinishedRows(column="a", rows=[0, 2], columns=[[1, 2]]),
         KeptRows(order=[(0, 0)], identities=[(1, 0), (1, 1)], resized=(("filter", 0, 1),), count=2),
@@ -114,39 +113,39 @@ def test_what_was_committed_comes_back_in_order(tmp_path: Path) -> None:
     ],
     ids=lambda entry: type(entry).__name__,
 )
-def test_every_kind_of_entry_comes_back(tmp_path: Path, entry: Entry) -> None:
+def test_every_kind_of_entry_is_restored(tmp_path: Path, entry: Entry) -> None:
     """What was committed is equal to what is read."""
     journal = Journal.create(tmp_path)
-    journal.commit(Batch(groups={build(0): [entry]}))
+    journal.commit({build(0): [entry]})
     assert journal.read(build(0)) == [entry]
     journal.close()
 
 
-def test_keys_that_differ_in_anything_are_others(tmp_path: Path) -> None:
-    """Row group, revision and purpose each tell entries apart."""
+def test_entries_are_stored_by_the_whole_key(tmp_path: Path) -> None:
+    """Entries whose row group, revision or purpose differs are separate."""
     keys = [
         Key(group=group, revision=revision, purpose=each) for group in (0, 1) for revision in (0, 1) for each in Purpose
     ]
     journal = Journal.create(tmp_path)
-    journal.commit(Batch(groups={key: cells(number) for number, key in enumerate(keys)}))
+    journal.commit({key: cells(number) for number, key in enumerate(keys)})
     journal, _ = reopen(journal)
     assert [journal.read(key) for key in keys] == [cells(number) for number in range(len(keys))]
     journal.close()
 
 
 def test_a_finished_group_is_freed(tmp_path: Path) -> None:
-    """Freeing a group forgets its entries; what is kept of it stays until it is freed or replaced."""
+    """Freeing a group forgets its entries; its long-lived entries stay until they are freed or replaced."""
     journal = Journal.create(tmp_path)
-    journal.commit(Batch(groups={build(0): cells(1, 2), build(1): cells(3)}))
-    journal.keep(kept(0), cells(2))
+    journal.commit({build(0): cells(1, 2), build(1): cells(3)})
+    journal.commit({kept(0): cells(2)})
     journal.free(build(0))
     journal.free(build(7))
-    journal.keep(kept(7), [])
+    journal.commit({kept(7): []})
     journal, found = reopen(journal)
     assert (found.groups, found.kept, found.damage) == ({build(1): 1}, {kept(0)}, ())
     assert (journal.read(build(0)), journal.read(kept(0)), journal.read(kept(1))) == ([], cells(2), [])
-    journal.commit(Batch(groups={build(0): cells(8)}))
-    journal.keep(kept(0), cells(8, 9))
+    journal.commit({build(0): cells(8)})
+    journal.commit({kept(0): cells(8, 9)})
     journal.free(build(0))
     assert journal.read(kept(0)) == cells(8, 9)
     journal.free(kept(0))
@@ -154,35 +153,35 @@ def test_a_finished_group_is_freed(tmp_path: Path) -> None:
     assert left_in(journal) == Recovered(groups={build(1): 1})
 
 
-def test_segments_go_with_their_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a build runs, the journal holds what is unfinished and kept, and little else."""
+def test_segments_are_removed_with_their_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a build runs, the journal holds unfinished and long-lived entries, and little else."""
     monkeypatch.setattr("seedbed.store.journal.SEGMENT_SIZE", 10_000)
     journal = Journal.create(tmp_path)
-    journal.commit(Batch(groups={build(1_000): cells(1)}, states={"a": b"state"}, spending=SPENT))
+    journal.commit({build(1_000): cells(1)}, states={"a": b"state"}, usage=SPENT)
     largest = 0
     for group in range(60):
         for number in range(10):
-            journal.commit(Batch(groups={build(group): cells(*range(number, number + 20))}))
+            journal.commit({build(group): cells(*range(number, number + 20))})
         if group % 20 == 0:
-            journal.keep(kept(group), cells(group))
+            journal.commit({kept(group): cells(group)})
         journal.free(build(group))
         largest = max(largest, size(tmp_path))
     assert largest < 60_000
     journal, found = reopen(journal)
     states = {"a": b"state"}
     keys = frozenset(map(kept, (0, 20, 40)))
-    assert found == Recovered(groups={build(1_000): 1}, kept=keys, states=states, spending=SPENT)
+    assert found == Recovered(groups={build(1_000): 1}, kept=keys, states=states, usage=SPENT)
     assert journal.read(build(1_000)) == cells(1)
     assert journal.read(kept(20)) == cells(20)
     journal.close()
 
 
-def test_the_end_of_a_build_leaves_nothing(tmp_path: Path) -> None:
-    """Without anything kept the files go; with something kept only that stays, in a file that has shrunk."""
+def test_a_finished_build_removes_the_journal(tmp_path: Path) -> None:
+    """Without long-lived entries all files are removed; otherwise only these stay, in a smaller file."""
     journal = Journal.create(tmp_path)
     for _ in range(3):
-        journal.commit(Batch(groups={build(0): cells(*range(20_000))}, states={"a": b"x" * 9_000}))
-    journal.keep(kept(1), cells(1))
+        journal.commit({build(0): cells(*range(20_000))}, states={"a": b"x" * 9_000})
+    journal.commit({kept(1): cells(1)})
     large = size(tmp_path)
     journal.finish()
     assert len(names(tmp_path)) == 1
@@ -195,43 +194,43 @@ def test_the_end_of_a_build_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_missing_journal_is_made(tmp_path: Path) -> None:
+def test_a_missing_journal_is_created(tmp_path: Path) -> None:
     """A directory without a journal gets an empty one."""
     journal, found = Journal.open(tmp_path, trusted=False)
     assert found == Recovered()
-    assert journal.commit(Batch(groups={build(0): cells(1)})) == 1
+    assert journal.commit({build(0): cells(1)}) == 1
     journal.close()
 
 
-def test_entries_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
+def test_entries_that_cannot_be_stored_are_counted(tmp_path: Path) -> None:
     """An entry whose value cannot be stored is left out and counted under its column; the others are durable."""
     journal = Journal.create(tmp_path)
     odd = finished(threading.Lock(), column="handles")
-    assert journal.commit(Batch(groups={build(0): [*cells(1), odd, *cells(2)], build(1): [odd]})) == 2
+    assert journal.commit({build(0): [*cells(1), odd, *cells(2)], build(1): [odd]}) == 2
     assert journal.unpicklable == {"handles": 2}
     assert journal.read(build(0)) == cells(1, 2)
     journal.free(build(0))
-    journal.keep(kept(0), [odd])
+    journal.commit({kept(0): [odd]})
     assert journal.unpicklable == {"handles": 3}
     assert left_in(journal) == Recovered()
 
 
-def test_a_closed_journal_says_so(tmp_path: Path) -> None:
+def test_a_closed_journal_raises(tmp_path: Path) -> None:
     """Nothing can be written or read after closing, and closing again does nothing."""
     journal = Journal.create(tmp_path)
     journal.close()
     journal.close()
     with pytest.raises(StoreError, match="is closed"):
-        journal.commit(Batch(groups={build(0): cells(1)}))
+        journal.commit({build(0): cells(1)})
 
 
 @pytest.mark.parametrize("gone", ["directory", "file", "replaced"])
-def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None:
-    """A commit into a file that nobody will ever find again is an error, not a success."""
+def test_a_removed_journal_is_an_error(tmp_path: Path, gone: str) -> None:
+    """A commit into a file that was removed or replaced is an error."""
     out = tmp_path / "out"
     out.mkdir()
     journal = Journal.create(out)
-    journal.commit(Batch(groups={build(0): cells(1)}))
+    journal.commit({build(0): cells(1)})
     if gone == "directory":
         shutil.rmtree(out)
     else:
@@ -240,19 +239,19 @@ def test_a_journal_that_is_gone_stops_the_run(tmp_path: Path, gone: str) -> None
     if gone == "replaced":
         segment.write_bytes(b"other")
     with pytest.raises(StoreError, match=r"the journal in '.*out' cannot be used: .*(No such file|removed)"):
-        journal.commit(Batch(groups={build(0): cells(2)}))
+        journal.commit({build(0): cells(2)})
     journal.close()
 
 
-def test_threads_take_turns(tmp_path: Path) -> None:
-    """Commits of several threads at once are all there."""
+def test_commits_of_several_threads(tmp_path: Path) -> None:
+    """Commits of several threads at once are all stored."""
     journal = Journal.create(tmp_path)
     barrier = threading.Barrier(4)
 
     def work(group: int) -> None:
         barrier.wait()
         for number in range(20):
-            journal.commit(Batch(groups={build(group): cells(number)}))
+            journal.commit({build(group): cells(number)})
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -267,7 +266,7 @@ class Killed(BaseException):
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """Whatever is done and wherever it is killed, what had been committed is there and nothing else is lost."""
+    """After any operations, and a kill at any point, everything that was committed is recovered."""
 
     @initialize()
     def start(self) -> None:
@@ -287,7 +286,7 @@ class JournalMachine(RuleBasedStateMachine):
     )
     def commit(self, groups: dict[Key, list[Any]], states: dict[str, bytes]) -> None:
         """Add entries and states."""
-        assert self.journal.commit(Batch(groups=groups, states=states)) == sum(map(len, groups.values()))
+        assert self.journal.commit(groups, states=states) == sum(map(len, groups.values()))
         for group, entries in groups.items():
             if entries:
                 self.groups.setdefault(group, []).extend(entries)
@@ -302,18 +301,18 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(group=st.integers(0, 3).map(kept), kept=st.lists(st.text().map(finished), max_size=2))
     def keep(self, group: Key, kept: list[Any]) -> None:
         """Keep entries beyond the end of a group."""
-        self.journal.keep(group, kept)
+        self.journal.commit({group: kept})
         self.kept.pop(group, None)
         if kept:
             self.kept[group] = kept
 
     @rule(group=st.integers(0, 3).map(kept))
     def drop_kept(self, group: Key) -> None:
-        """Forget what was kept."""
+        """Forget long-lived entries."""
         self.journal.free(group)
         self.kept.pop(group, None)
 
-    @rule(point=st.sampled_from(["journal written", "journal committed", "journal kept"]))
+    @rule(point=st.sampled_from(["journal written", "journal committed"]))
     def killed(self, point: str) -> None:
         """Die in the middle of a commit; what is on disk at that instant is what the next process finds."""
         self.copies += 1
@@ -327,10 +326,7 @@ class JournalMachine(RuleBasedStateMachine):
         faults.hook = hook
         try:
             with pytest.raises(Killed):
-                if point == "journal kept":
-                    self.journal.keep(kept(9), [])
-                else:
-                    self.journal.commit(Batch(groups={build(8): [finished("late")]}))
+                self.journal.commit({build(8): [finished("late")]})
         finally:
             faults.hook = None
         with contextlib.suppress(StoreError):
@@ -338,8 +334,7 @@ class JournalMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
         found.rename(self.directory)
         # What was written but not waited for may be there or not.
-        if point != "journal kept":
-            self.groups.setdefault(build(8), []).append(finished("late"))
+        self.groups.setdefault(build(8), []).append(finished("late"))
         self.open_again()
 
     @rule()
@@ -357,8 +352,8 @@ class JournalMachine(RuleBasedStateMachine):
         assert found.states == self.states
 
     @invariant()
-    def all_there(self) -> None:
-        """Every group reads as it was written."""
+    def everything_is_recovered(self) -> None:
+        """Every group is read as it was written."""
         for group in range(10):
             assert self.journal.read(build(group)) == self.groups.get(build(group), [])
             assert self.journal.read(kept(group)) == self.kept.get(kept(group), [])

@@ -17,7 +17,7 @@ from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import Entry, Finished, Key, Purpose
 from seedbed.store.files import PRIVATE
-from seedbed.store.journal import Batch, Journal, Recovered, inspect_journal
+from seedbed.store.journal import Journal, Recovered, inspect_journal
 from seedbed.store.log import scan
 from seedbed.store.records import Header
 from seedbed.store.writer import DatasetWriter
@@ -52,7 +52,7 @@ class Written:
 
 @functools.cache
 def written() -> Written:
-    """A journal of several segments, with entries that are unfinished, freed and kept."""
+    """A journal of several segments, with unfinished, freed and long-lived entries."""
     groups: dict[Key, list[list[Entry]]] = {}
     size, journal_module.SEGMENT_SIZE = journal_module.SEGMENT_SIZE, 20_000
     try:
@@ -63,13 +63,13 @@ def written() -> Written:
                 keys = [Key(group=commit // 5), Key(group=100, revision=2, purpose=Purpose.RETRY)]
                 batch = {key: [finished(commit, str(at) * (3, 500, 3_000)[commit % 3])] for at, key in enumerate(keys)}
                 states = {"counter": bytes(commit), "other": b"x" * 50}
-                journal.commit(Batch(groups=batch, spending=SPENT, states=states))
+                journal.commit(batch, usage=SPENT, states=states)
                 for key, entries in batch.items():
                     groups.setdefault(key, []).append(list(entries))
                 if commit % 10 == 9:
                     kept = Key(group=commit // 5, purpose=Purpose.KEPT)
                     groups[kept] = [[finished(commit, "k" * 600)]]
-                    journal.keep(kept, groups[kept][0])
+                    journal.commit({kept: groups[kept][0]})
                     journal.free(keys[0])
                     del groups[keys[0]]
             journal.close()
@@ -99,7 +99,7 @@ def check(before: Written, *, commits: int = 0) -> tuple[Recovered, int]:
             assert found.states == {}
         # It is whole from now on, and can be written.
         late = Key(group=5_000)
-        journal.commit(Batch(groups={late: [finished(1, "late")]}))
+        journal.commit({late: [finished(1, "late")]})
         journal.close()
         journal, again = Journal.open(directory, trusted=False, commits=commits)
         assert again == attrs.evolve(found, groups={**found.groups, late: 1}, damage=())
@@ -109,9 +109,9 @@ def check(before: Written, *, commits: int = 0) -> tuple[Recovered, int]:
 
 
 def test_whole_files_are_not_damaged() -> None:
-    """Without damage nothing is said and all is there."""
+    """Without damage nothing is reported and everything is recovered."""
     found, lost = check(written(), commits=written().commits)
-    assert (found.damage, lost, found.spending, found.states) == ((), 0, SPENT, written().states)
+    assert (found.damage, lost, found.usage, found.states) == ((), 0, SPENT, written().states)
 
 
 # Every example writes and reads a few hundred kilobytes and waits for the disk.
@@ -134,7 +134,7 @@ def test_a_flipped_byte_costs_one_commit(name: str, data: st.DataObject) -> None
 
 @fewer
 @given(names, st.data())
-def test_a_segment_that_is_cut_off_is_named(name: str, data: st.DataObject) -> None:
+def test_a_truncated_segment_is_reported(name: str, data: st.DataObject) -> None:
     """What is cut off is lost and no more; it is named, as far as later records know that there was more."""
     content = written().files[name]
     length = data.draw(st.integers(0, len(content) - 1))
@@ -144,7 +144,7 @@ def test_a_segment_that_is_cut_off_is_named(name: str, data: st.DataObject) -> N
     assert lost <= 2 * len(whole) or max(len(record.payload) for record in whole) > 10_000
 
 
-def test_a_journal_that_is_gone_is_named() -> None:
+def test_a_missing_journal_is_reported() -> None:
     """If the manifest knows of commits, a journal without them is damaged; a half-written commit at its end is not."""
     found, _ = check(attrs.evolve(written(), files={}), commits=7)
     assert found.damage[0].startswith("the journal ends at commit 0 of at least 7; ")
@@ -155,7 +155,7 @@ def test_a_journal_that_is_gone_is_named() -> None:
 
 
 @pytest.mark.parametrize("point", ["journal written", "journal recovered"])
-def test_killed_while_damage_is_cleared_away(tmp_path: Path, point: str) -> None:
+def test_a_kill_while_damage_is_removed(tmp_path: Path, point: str) -> None:
     """A process that dies while it copies what is left of a damaged segment costs nothing more."""
 
     class Killed(BaseException):
@@ -182,8 +182,8 @@ def test_killed_while_damage_is_cleared_away(tmp_path: Path, point: str) -> None
     assert (found.groups, found.kept, found.states) == (expected.groups, expected.kept, {})
 
 
-def test_looking_while_a_build_writes(tmp_path: Path) -> None:
-    """The journal of a running build can be read beside it: every commit is there once it was waited for."""
+def test_reading_while_a_build_writes(tmp_path: Path) -> None:
+    """The journal can be read while a build writes it: every commit that has returned is found."""
     out = tmp_path / "out"
     header = Header(rows=2, buffer_size=2, columns=("a",), created=0.0, version="0")
     with DatasetWriter.create(out, header):
@@ -191,7 +191,7 @@ def test_looking_while_a_build_writes(tmp_path: Path) -> None:
         journal = Journal.create(out)
         assert inspect_journal(out) == Recovered()
         for number in range(1, 4):
-            journal.commit(Batch(groups={Key(group=0): [finished(number, "x")]}))
+            journal.commit({Key(group=0): [finished(number, "x")]})
             assert inspect_journal(out) == Recovered(groups={Key(group=0): number})
         journal.close()
 

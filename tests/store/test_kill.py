@@ -17,6 +17,7 @@ from seedbed.errors import ManifestError
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
 from seedbed.store.parts import PARTS, internal_name, part_name
+from seedbed.store.records import GroupRecord
 from seedbed.store.writer import DatasetWriter, check_output
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -24,15 +25,13 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 FILE = ["part written", "part synced", "part renamed", "part directory synced"]
 RECORD = ["record written", "record synced"]
 CREATE = [*RECORD, "manifest renamed", "manifest directory synced"]
-GROUP = [*FILE, *RECORD]
-REPLACE = [*FILE[:2], *RECORD, "part listed", *FILE[2:]]
+GROUP = [*FILE[:2], *RECORD, "part listed", *FILE[2:]]
 PUBLISH = [*FILE[:2], *FILE[:2], *RECORD, "published listed", *FILE[2:], *FILE[2:]]
-STEPS = [*CREATE, *GROUP, *GROUP, *REPLACE, *REPLACE, *PUBLISH, *RECORD]
+STEPS = [*CREATE, *GROUP, *GROUP, *GROUP, *GROUP, *PUBLISH, *RECORD]
 
 # How many steps there are until the named thing counts: a line counts as soon as it is written, not only once synced.
 CREATED = CREATE.index("manifest renamed") + 1
-LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("record written") + 1 for number in (0, 1)]
-ADDED = len(CREATE) + 2 * len(GROUP) + REPLACE.index("record written") + 1
+LISTED = [len(CREATE) + len(GROUP) * number + GROUP.index("record written") + 1 for number in (0, 1, 2)]
 FINISHED = len(STEPS) - len(RECORD) + 1
 
 FIRST: list[tuple[Any, ...]] = [(1.0, None)]
@@ -65,7 +64,7 @@ def rows_of(dataset: Dataset) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("step", range(len(STEPS) + 1))
-def test_every_complete_group_is_there(killed: Path, step: int) -> None:
+def test_every_listed_group_is_readable(killed: Path, step: int) -> None:
     """Whenever the process dies, the directory opens and holds exactly the groups that were listed, undamaged."""
     directory = killed / str(step)
     # The process was killed at step number `step`, counted from 0: after doing step + 1 things.
@@ -78,17 +77,17 @@ def test_every_complete_group_is_there(killed: Path, step: int) -> None:
     dataset = Dataset.open(directory)
     dataset.verify()
     dataset.raw().verify()
-    expected = [*(FIRST_GROWN if done >= ADDED else FIRST if done >= LISTED[0] else [])]
+    expected = [*(FIRST_GROWN if done >= LISTED[2] else FIRST if done >= LISTED[0] else [])]
     expected += SECOND if done >= LISTED[1] else []
     assert rows_of(dataset) == expected
     assert dataset.raw().to_arrow().num_rows == len(expected)
-    assert len(dataset.drops) == (LISTED[0] <= done < ADDED)
+    assert len(dataset.drops) == (LISTED[0] <= done < LISTED[2])
     assert dataset.complete is (done >= FINISHED)
     assert dataset.columns == (("z",) if done >= FINISHED else ("a", "b"))
 
 
 @pytest.mark.parametrize("step", range(CREATED - 1, len(STEPS) + 1))
-def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
+def test_writing_can_be_resumed(killed: Path, step: int, tmp_path: Path) -> None:
     """Whenever the process died, another can write what is missing, and the end is the same."""
     directory = tmp_path / "copy"
     shutil.copytree(killed / str(step), directory)
@@ -98,9 +97,9 @@ def test_the_writing_can_go_on(killed: Path, step: int, tmp_path: Path) -> None:
         for index, rows in enumerate((FIRST, SECOND)):
             if index not in manifest.groups:
                 a, b = map(list, zip(*rows, strict=True))
-                writer.write_group(index, {"a": a, "b": b}, start=index * 2, stop=index * 2 + 2)
+                writer.write_group(GroupRecord(index=index, start=index * 2, stop=index * 2 + 2), {"a": a, "b": b})
         if 0 not in manifest.groups or not manifest.groups[0].revision:
-            added = writer.add_rows(0, {"a": [7.0], "b": [None]}, order=[1, 0], drops=[])
+            added = writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [7.0], "b": [None]}, order=[1, 0])
             assert added is not None
             assert (added.revision, added.rows, added.drops) == (1, 2, ())
         writer.unify()

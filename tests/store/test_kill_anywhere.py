@@ -1,4 +1,4 @@
-"""Any writes, stopped at any point: what is on disk at that instant is a dataset, and can be gone on with."""
+"""Any writes, stopped at any point: the directory at that instant is a dataset and can be resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
 from seedbed.store.parts import PARTS, internal_name, part_name
-from seedbed.store.records import Header
+from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class Write:
         if self.index not in rows:
             start = 2 * self.index
             drop = attrs.evolve(DROP, row=start)
-            writer.write_group(self.index, {"a": self.values}, start=start, stop=start + 2, drops=[drop])
+            writer.write_group(
+                GroupRecord(index=self.index, start=start, stop=start + 2, drops=(drop,)), {"a": self.values}
+            )
 
 
 @attrs.frozen
@@ -70,12 +72,14 @@ class Add:
         if self.index in rows:
             old, new = len(rows[self.index]), len(self.values)
             order = [*range(old, old + new), *range(old)]
-            writer.add_rows(self.index, {"a": self.values}, order=order, drops=[])
+            start = 2 * self.index
+            group = GroupRecord(index=self.index, start=start, stop=start + 2)
+            writer.write_group(group, {"a": self.values}, order=order)
 
 
 @attrs.frozen
 class Finish:
-    """One schema for all, and what a processor makes of it."""
+    """Unify the schema and publish the output of a processor."""
 
     def change(self, rows: Rows) -> None:
         """Rows stay."""
@@ -132,7 +136,9 @@ def with_rows(rows: Rows) -> Rows:
 
 @settings(max_examples=settings.default.max_examples // 2)
 @given(values, values, operations)
-def test_stopped_anywhere(first: list[Any], second: list[Any], todo: list[tuple[Write | Add | Finish, int]]) -> None:
+def test_a_writer_that_is_stopped_anywhere_can_be_resumed(
+    first: list[Any], second: list[Any], todo: list[tuple[Write | Add | Finish, int]]
+) -> None:
     """Every write counts as a whole or not at all, however often the process dies, and nothing is left behind."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch, "0")

@@ -36,7 +36,7 @@ def test_whole_groups_need_no_segment() -> None:
     assert Layout(rows=15, size=10).grown(25).grown(27).segments == (15,)
 
 
-def test_a_group_that_is_not_there() -> None:
+def test_a_group_that_does_not_exist() -> None:
     """It is an error, not an empty range."""
     with pytest.raises(IndexError, match="no row group 2, only 2"):
         Layout(rows=15, size=10).group_rows(2)

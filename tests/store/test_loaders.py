@@ -64,7 +64,7 @@ async def test_every_loader_reads_exactly_the_dataset(name: str, autojump_clock:
     rows = duckdb.sql(f"select * from read_parquet('{out}/*.parquet', file_row_number = false)").fetchall()
     assert rows == expected.rows()
     # What was requested and what processors added is written, removed or dropped; each processor is named.
-    manifest = read(out).manifest
+    manifest = read(out)
     resized = [each for group in manifest.groups.values() for each in group.resized]
     resized += manifest.published.resized if manifest.published is not None else ()
     assert 11 + sum(added for _, _, added in resized) == expected.height + sum(removed for _, removed, _ in resized)

@@ -23,8 +23,8 @@ def written(log: list[tuple[int, bytes]]) -> tuple[bytes, list[LogRecord]]:
 
 
 @given(logs, st.data())
-def test_a_log_that_ends_anywhere_is_whole_up_to_there(log: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """Wherever a log is cut off, as it is while a record is written, the records before that are there, undamaged."""
+def test_a_truncated_log_is_read_up_to_its_end(log: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    """Wherever a log is cut off, as it is while a record is written, the records before that are read, undamaged."""
     whole, records = written(log)
     length = data.draw(st.integers(0, len(whole)))
     found = scan(whole[:length])
@@ -37,7 +37,7 @@ def test_a_log_that_ends_anywhere_is_whole_up_to_there(log: list[tuple[int, byte
 
 @given(logs, st.data())
 def test_a_flipped_byte_costs_the_record_it_hits(log: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    """One changed byte is found, and every other record is there."""
+    """One changed byte is found, and every other record is read."""
     whole, records = written(log)
     place = data.draw(st.integers(0, len(whole) - 1))
     damaged = bytearray(whole)
@@ -66,7 +66,7 @@ def test_any_bytes_are_accounted_for(before: bytes, junk: bytes, data: st.DataOb
     assert position == found.end <= len(content)
 
 
-def test_headers_that_claim_more_than_there_is_are_passed_over_in_linear_time() -> None:
+def test_headers_with_invalid_lengths_are_skipped_in_linear_time() -> None:
     """Many false headers cost no more than looking at each of them once, and the records behind them are found."""
     false = frame(1, bytes(1_000_000))[:HEADER_SIZE]
     found = scan(false * 50_000 + frame(2, b"real"))

@@ -11,7 +11,7 @@ import pytest
 from seedbed.errors import PartError
 from seedbed.runtime import faults
 from seedbed.store.files import is_temporary, open_file
-from seedbed.store.parts import PARTS, checksum, damage, discard, locate, part_name, place, read_table, stage
+from seedbed.store.parts import PARTS, checksum, damage, discard, part_name, place, read_table, stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def write_part(directory: Path, index: int, table: pa.Table) -> PartRecord:
 
 
 def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record says what the file holds; the file is zstd parquet and the only one there."""
+    """The record describes the file, which is zstd parquet and the only one."""
     steps: list[str] = []
     monkeypatch.setattr(faults, "hook", steps.append)
     record = write_part(tmp_path, 3, TABLE)
@@ -51,26 +51,27 @@ def test_a_part_is_compressed_and_described(tmp_path: Path, monkeypatch: pytest.
     assert record.staged is None
     assert damage(tmp_path, record) is None
     assert pq.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
-    assert read_table(path.parent, path.name).equals(TABLE)
+    assert read_table(tmp_path, record).equals(TABLE)
     assert steps == ["part written", "part synced", "part renamed", "part directory synced"]
 
 
 def test_a_staged_part_is_found_before_and_after_its_rename(tmp_path: Path) -> None:
-    """New content is where its record says as long as it is staged, and under the name of the part from then on."""
+    """Staged content is read before its rename and after it."""
     old = write_part(tmp_path, 0, TABLE)
     staged = stage(tmp_path, part_name(0), TABLE.slice(1))
-    assert is_temporary(tmp_path / locate(tmp_path, staged))
+    assert staged.staged is not None
+    assert is_temporary(tmp_path / staged.staged)
     for record, rows in ((old, 3), (staged, 2)):
         assert damage(tmp_path, record) is None
-        assert read_table(tmp_path, locate(tmp_path, record)).num_rows == rows
+        assert read_table(tmp_path, record).num_rows == rows
     place(tmp_path, staged)
-    assert locate(tmp_path, staged) == part_name(0)
+    assert read_table(tmp_path, staged).num_rows == 2
     assert damage(tmp_path, staged) is None
     assert "bytes and should have" in (damage(tmp_path, old) or "")
 
 
-def test_a_discarded_part_is_not_there(tmp_path: Path) -> None:
-    """What was staged and is not wanted leaves the part as it was."""
+def test_a_discarded_part_is_removed(tmp_path: Path) -> None:
+    """A staged file that is discarded leaves the part unchanged."""
     old = write_part(tmp_path, 0, TABLE)
     discard(tmp_path, stage(tmp_path, part_name(0), TABLE.slice(1)))
     assert names(tmp_path) == [old.name]
@@ -93,7 +94,7 @@ def test_an_error_leaves_no_temporary_file(tmp_path: Path, at: str, monkeypatch:
     assert names(tmp_path) == []
 
 
-def test_what_is_wrong_with_a_part(tmp_path: Path) -> None:
+def test_damage_to_a_part_is_described(tmp_path: Path) -> None:
     """A part that is missing, too short or changed is named with what is wrong."""
     record = write_part(tmp_path, 0, TABLE)
     path = tmp_path / record.name
@@ -112,17 +113,18 @@ def test_what_is_wrong_with_a_part(tmp_path: Path) -> None:
 def test_reading_some_columns(tmp_path: Path) -> None:
     """Only columns asked for come, those the file lacks are left out, and a dot in a name is part of the name."""
     table = pa.table({"s": [{"x": 1}], "s.x": [2], "b": [3]})
-    write_part(tmp_path, 0, table)
-    path = tmp_path / part_name(0)
-    assert read_table(path.parent, path.name, ["s.x", "gone"]).to_pydict() == {"s.x": [2]}
-    assert read_table(path.parent, path.name, ["b", "s"]).to_pydict() == {"b": [3], "s": [{"x": 1}]}
-    assert read_table(path.parent, path.name, ["gone"]).num_rows == 1
+    part = write_part(tmp_path, 0, table)
+    assert read_table(tmp_path, part, ["s.x", "gone"]).to_pydict() == {"s.x": [2]}
+    assert read_table(tmp_path, part, ["b", "s"]).to_pydict() == {"b": [3], "s": [{"x": 1}]}
+    assert read_table(tmp_path, part, ["gone"]).num_rows == 1
 
 
 def test_parts_that_cannot_be_read(tmp_path: Path) -> None:
     """A missing and a damaged part are named."""
+    part = write_part(tmp_path, 0, TABLE)
+    (tmp_path / part.name).unlink()
     with pytest.raises(PartError, match=r"'batch_0000000.parquet' is missing"):
-        read_table(tmp_path, part_name(0))
-    (tmp_path / part_name(1)).write_bytes(b"no parquet")
-    with pytest.raises(PartError, match=r"'batch_0000001.parquet' .* cannot be read"):
-        read_table(tmp_path, part_name(1))
+        read_table(tmp_path, part)
+    (tmp_path / part.name).write_bytes(b"no parquet")
+    with pytest.raises(PartError, match=r"'batch_0000000.parquet' .* cannot be read"):
+        read_table(tmp_path, part)

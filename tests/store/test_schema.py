@@ -57,8 +57,10 @@ def test_declared_types_win(values: list[Any], declared: pa.DataType, read: list
         ([1, "a"], pa.int64(), TEXT),
     ],
 )
-def test_a_misfit_is_kept_and_reported(values: list[Any], declared: pa.DataType, kind: pa.DataType) -> None:
-    """A value that a declared type cannot hold without loss is kept with its own type, and the column is named."""
+def test_a_value_of_another_type_is_stored_and_reported(
+    values: list[Any], declared: pa.DataType, kind: pa.DataType
+) -> None:
+    """A value that a declared type cannot hold without loss is stored with its own type, and the column is named."""
     table, (conflict,) = arrow_table({"fine": [0] * len(values), "c": values}, {"c": declared}, part="part 7")
     assert table.schema == pa.schema([("fine", pa.int64()), ("c", kind)])
     assert (conflict.column, conflict.part, conflict.expected) == ("c", "part 7", str(declared))
@@ -78,7 +80,7 @@ def test_frames_are_spelled_the_same() -> None:
     )
 
 
-def test_empty_structs_can_be_stored_and_come_back() -> None:
+def test_empty_structs_are_stored_and_read_back() -> None:
     """On disk a struct without fields has one of nothing, at any depth, and conforming drops it again."""
     schema = pa.schema({"e": pa.struct([]), "deep": pa.large_list(struct(x=pa.struct([])))})
     table = pa.table({"e": [{}, None], "deep": [[{"x": {}}], None]}, schema=schema)

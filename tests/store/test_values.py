@@ -71,7 +71,7 @@ def test_values_keep_their_meaning(values: list[Any], kind: pa.DataType | None, 
 
 
 def test_aware_datetimes_are_instants() -> None:
-    """Datetimes of several zones are kept as instants in UTC."""
+    """Datetimes of several zones become instants in UTC."""
     noon = datetime(2020, 1, 2, 12, tzinfo=UTC)
     array = arrow_array([noon, noon.astimezone(timezone(timedelta(hours=5)))])
     assert array.type == pa.timestamp("us", "UTC")
@@ -115,7 +115,7 @@ def deep() -> list[Any]:
         ([10**5000], ["<int>"]),
     ],
 )
-def test_values_without_one_type_are_refused_and_become_text(values: list[Any], text: list[Any] | None) -> None:
+def test_values_without_one_type_raise_or_become_text(values: list[Any], text: list[Any] | None) -> None:
     """What no arrow type holds is refused, and its text is JSON or, where JSON has no word, `str`."""
     with pytest.raises((TypeError, ValueError, OverflowError)):
         arrow_array(values)
@@ -126,7 +126,7 @@ def test_values_without_one_type_are_refused_and_become_text(values: list[Any], 
         assert array.to_pylist() == text
 
 
-def test_bottomless_values_become_text() -> None:
+def test_circular_values_become_text() -> None:
     """A value nested deeper than Python can follow, or inside itself, still has a text."""
     loop: list[Any] = []
     loop.append(loop)
@@ -137,7 +137,7 @@ def test_bottomless_values_become_text() -> None:
 
 
 def test_numpy_values() -> None:
-    """Arrays keep their number type as list items, scalars become what they are in Python."""
+    """Arrays become lists of their number type, scalars become Python values."""
     np = pytest.importorskip("numpy")
     vectors = arrow_array([np.array([1.5, 2], np.float32), None])
     assert (vectors.type, vectors.to_pylist()) == (pa.large_list(pa.float32()), [[1.5, 2.0], None])

@@ -40,7 +40,7 @@ class ExitCode(enum.IntEnum):
         return member
 
 
-# The first class that fits decides.
+# The first matching class decides.
 _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.Interrupted, ExitCode.INTERRUPTED),
     (errors.EarlyShutdown, ExitCode.TOO_MANY_ERRORS),

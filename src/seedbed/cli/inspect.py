@@ -48,7 +48,7 @@ def inspect(
     from .exit_codes import ExitCode
 
     dataset = Dataset.open(directory)
-    found = _facts(dataset, read(directory).manifest)
+    found = _facts(dataset, read(directory))
     found["running"] = is_being_written(directory)
     damage = dataset.damage() if verify else ()
     code = ExitCode.BAD_DATASET if damage else ExitCode.OK
@@ -80,8 +80,8 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     journal = inspect_journal(dataset.path, commits=manifest.commits)
     reasons = Counter(drop.reason for drop in dataset.drops)
     # The usage since the last checkpoint is in the journal only.
-    spent = {entry[:2]: entry for entry in (manifest.spending.entries if manifest.spending else ())}
-    for entry in journal.spending if journal else ():
+    spent = {entry[:2]: entry for entry in manifest.usage}
+    for entry in journal.usage if journal else ():
         spent[entry[:2]] = max(entry, spent.get(entry[:2], entry), key=lambda each: each[2])
     entries = [dict(zip(_SPENDING, entry, strict=True)) for entry in spent.values()]
     return {

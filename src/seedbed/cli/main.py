@@ -67,24 +67,20 @@ def _run_command(given: list[str]) -> int:
 
 
 def _app() -> App:
+    from importlib.metadata import version
+
     from cyclopts import App
 
     app = App(
         name="seedbed",
         help="Build synthetic datasets from recipes, and run plans.",
-        version=_version,
+        version=lambda: f"seedbed {version('seedbed')}",
         help_format="plaintext",
         suppress_keyboard_interrupt=False,  # `_run` reports it like every other exception
     )
     for name, place, sentence in _COMMANDS:
         app.command(f"seedbed.cli.{place}", name=name, help=sentence)
     return app
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"seedbed {version('seedbed')}"
 
 
 def _message(error: BaseException) -> str:
@@ -108,21 +104,18 @@ def _details(error: BaseException) -> dict[str, Any]:
     """What --json adds to the kind and message of an error of a plan or a request."""
     from ..errors import InvalidPlan, PlanError
 
-    if not isinstance(error, PlanError):
-        return {}
-    details: dict[str, Any] = {"code": error.code, "node": error.node}
     if isinstance(error, InvalidPlan):
         from .plan_work import problems_data
 
-        details["problems"] = problems_data(error)
-    return details
+        return {"code": error.code, "node": error.node, "problems": problems_data(error)}
+    return {"code": error.code, "node": error.node} if isinstance(error, PlanError) else {}
 
 
 def _fail(message: str, code: ExitCode, kind: str, given: list[str], details: Mapping[str, Any] | None = None) -> int:
     if "--json" in given:
         import json
 
-        found = {"kind": kind, "message": message, "exit_code": int(code), **(details or {})}
-        print(json.dumps({"error": found}))  # noqa: T201
+        error = {"kind": kind, "message": message, "exit_code": int(code), **(details or {})}
+        print(json.dumps({"error": error}))  # noqa: T201
     print(f"seedbed: {message}", file=sys.stderr)  # noqa: T201
     return code

@@ -143,7 +143,7 @@ def named_values(option: str, given: Iterable[str]) -> list[tuple[str, Any]]:
 @Parameter(name="*", group=Group("Output of the run", sort_key=2))
 @attrs.frozen(kw_only=True)
 class Watching:
-    """What is shown and stored of a run."""
+    """Progress, traces and the rows shown at the end."""
 
     progress: Literal["auto", "panel", "lines", "none"] = "auto"
     """A live panel, a line every 10 seconds, or neither; auto: the panel if standard error is a terminal."""
@@ -160,7 +160,7 @@ class Watching:
 @Parameter(name="*", group=Group("Source of the plan", sort_key=1))
 @attrs.frozen(kw_only=True)
 class PlanSource:
-    """What a plan is loaded with."""
+    """The registries of a plan, and the permission to run its file."""
 
     registries: Path | None = None
     """Keys, params and endpoints: a TOML or JSON file instead of the embedded ones."""
@@ -180,7 +180,7 @@ class RequestLimits:
     fusion: Literal["off", "auto"] = "auto"
     """auto: chains of CPU nodes run as one, on the loop if that is quicker than a thread; off: each node alone."""
     partial: Flag = False
-    """Answer with what is done by the deadline, and list what is missing."""
+    """Answer with the nodes that are done by the deadline, and list those that are missing."""
     cpu_threads: int | None = None
     """Threads for CPU nodes; by default one per core."""
 

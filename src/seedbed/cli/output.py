@@ -1,4 +1,4 @@
-"""What commands print: lines, tables and records for people, JSON for machines, and log lines."""
+"""Output of the commands: lines, tables and records for people, JSON for machines, and log lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..observe.report import BuildReport
 
-# A cell of a record is cut after so many characters; the dataset has it all.
+# Longer cells of a record are cut; the dataset has all of their text.
 _LONGEST = 1_000
 
 
@@ -125,7 +125,7 @@ def report_data(report: BuildReport) -> dict[str, Any]:
 
 
 def print_drops(drops_by_reason: Mapping[str, int], *, most: int = 10) -> None:
-    """Show why rows were dropped, the most frequent reasons first; nothing if no row was."""
+    """Show the reasons of dropped rows, the most frequent first; nothing if no row was dropped."""
     if not drops_by_reason:
         return
     print_line(f"{sum(drops_by_reason.values()):,} rows dropped", style="bold")

@@ -15,7 +15,7 @@ from .options import Flag, Machine, Permissions, RecipeChanges, RecipeFile, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..observe.progress import Show
+    from ..observe.progress import Display
     from ..observe.report import BuildReport
     from ..recipe.recipe import Recipe
     from ..store.dataset import Dataset
@@ -204,17 +204,17 @@ def _run_watched(
     return _final_code(report, resume)
 
 
-def _shows(title: str, watching: Watching, rows_before: int) -> list[Show]:
+def _shows(title: str, watching: Watching, rows_before: int) -> list[Display]:
     """The display that the options select, if any."""
     import sys
 
-    from ..observe.progress import Lines, Panel, ProgressState, Show
+    from ..observe.progress import Lines, Panel, ProgressState
 
     if watching.progress == "none":
         return []
     has_panel = watching.progress == "panel" or (watching.progress == "auto" and sys.stderr.isatty())
-    view = Panel(sys.stderr, title=title) if has_panel else Lines(sys.stderr)
-    return [Show(ProgressState(rows_before=rows_before), view)]
+    state = ProgressState(rows_before=rows_before)
+    return [Panel(state, sys.stderr, title=title) if has_panel else Lines(state, sys.stderr)]
 
 
 def _finished_rows(directory: Path, *, retry_dropped: bool = False) -> int:
@@ -223,7 +223,7 @@ def _finished_rows(directory: Path, *, retry_dropped: bool = False) -> int:
 
     if not is_dataset(directory):
         return 0
-    groups = read(directory).manifest.groups.values()
+    groups = read(directory).groups.values()
     retried = sum(drop.kind in RETRIED for group in groups for drop in group.drops) if retry_dropped else 0
     return sum(group.stop - group.start for group in groups) - retried
 

@@ -26,7 +26,7 @@ class Calls:
     rate_limited: Several = ()
     """NAME=SHARE of calls that are rate-limited (429)."""
     failed: Several = ()
-    """NAME=SHARE of calls that fail in a way that a retry may mend (5xx)."""
+    """NAME=SHARE of calls that fail with a retryable error (5xx)."""
     capacity: Several = ()
     """NAME=CALLS that the server processes concurrently; further ones are rate-limited."""
     skipped: Several = ()
@@ -36,7 +36,7 @@ class Calls:
     measured_from: Annotated[Path | None, Parameter(name="--from")] = None
     """Measure the rest in an earlier run: a dataset built with --profile or --trace, or the file of --trace."""
     probe: int = 0
-    """Measure the rest in so many real rows, which are generated and paid for."""
+    """Measure the rest in this number of real rows, which are generated and paid for."""
 
 
 def simulate(

@@ -80,13 +80,10 @@ class CellContext(Protocol):
         *,
         seed: int = 0,
         dedupe: Dedupe | None = None,
-        ends_at_failure: bool = False,
     ) -> Model:
         """The model for this cell, as a parameter of type `Model` gets it.
 
-        `seed` is the recipe's. With `dedupe`, equal chats of all cells are sent once. `ends_at_failure` promises that
-        the cell's function awaits nothing after a chat that failed: then the cell's cancel scope carries the deadline
-        of each chat, which is cheaper than a scope for each.
+        `seed` is the recipe's. With `dedupe`, equal chats of all cells are sent once.
         """
 
 
@@ -312,7 +309,7 @@ def _exceptions(value: type[Exception] | Iterable[type[Exception]]) -> tuple[typ
     return (value,) if isinstance(value, type) else tuple(value)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class Column:
     """A generator and its outputs.
 
@@ -328,35 +325,38 @@ class Column:
     `CellError` fails only its own row.
     """
 
-    name: str
-    generator: Any
-    kind: Kind = attrs.field(default=Kind.CELL, converter=_as_kind, kw_only=True)
+    name: str = attrs.field(kw_only=False)
+    generator: Any = attrs.field(kw_only=False)
+    kind: Kind = attrs.field(default=Kind.CELL, converter=_as_kind)
     # Columns that it requires; by default the parameters of a cell function.
-    requires: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names, kw_only=True)
+    requires: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names)
     # Throttle key of its calls, if it has any.
-    key: str | None = attrs.field(default=None, kw_only=True)
+    key: str | None = None
     # Other keys of its calls through `CellContext.call`; they may have limits too.
-    other_keys: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, kw_only=True)
+    other_keys: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
     # Tokens that one call is expected to use, for tokens-per-minute limits and max_tokens.
-    tokens: int = attrs.field(default=0, kw_only=True)
-    outputs: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names, kw_only=True)
-    side_effects: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, kw_only=True)
+    tokens: int = 0
+    outputs: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names)
+    side_effects: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
     # A polars, pyarrow or Python type, or a mapping of them by output.
-    dtype: Any = attrs.field(default=None, kw_only=True)
-    timeout: float | None = attrs.field(default=None, kw_only=True)
-    is_stateful: bool = attrs.field(default=None, kw_only=True)
-    process: bool = attrs.field(default=False, kw_only=True)
+    dtype: Any = None
+    timeout: float | None = None
+    # That of its first chat, if its function awaits nothing before it and nothing after a chat that failed. Then the
+    # cell's cancel scope carries the deadline of that chat, which is cheaper than a scope for it (overhead benchmark).
+    first_call_timeout: float | None = None
+    is_stateful: bool = attrs.field(default=None)
+    process: bool = False
     # The event loop that its async function targets, `trio` (the default) or `asyncio`.
-    runtime: str | None = attrs.field(default=None, kw_only=True)
-    allow_resize: bool = attrs.field(default=False, kw_only=True)
+    runtime: str | None = None
+    allow_resize: bool = False
     # Exceptions of its own code that are retried.
-    retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions, kw_only=True)
-    skip: SkipRule | None = attrs.field(default=None, kw_only=True)
+    retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions)
+    skip: SkipRule | None = None
     # A cell with a skipped input is `run` with a null, or `skip`ped too.
-    skip_policy: str = attrs.field(default="run", kw_only=True)
+    skip_policy: str = "run"
     # The limit of its concurrent calls if it is lower than that of its key; columns of one `lane` share it.
-    lane: str | None = attrs.field(default=None, kw_only=True)
-    lane_limit: int | None = attrs.field(default=None, kw_only=True)
+    lane: str | None = None
+    lane_limit: int | None = None
     # The columns whose values its generator gets: `requires` without those that only its skip rule reads.
     inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
     # How the generator is called, or why it cannot be.

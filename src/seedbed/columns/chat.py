@@ -19,6 +19,7 @@ from ..errors import BadOutput, ConfigError, Permanent, Retryable
 from ..models.base import NOT_IN_FINGERPRINT, Dedupe, Image, Message
 from ..models.distributions import check_distribution, is_distribution
 from ..models.openai import media_type_of
+from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
 from .base import Column
 from .spec import ColumnSpec, Environment
@@ -55,15 +56,14 @@ def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: 
             raise ConfigError(f"{spec.error_prefix}{error}") from None
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ModelColumnSpec(ColumnSpec):
     """The fields of all columns of one model; `parameters` override the inference parameters of the model."""
 
     model: str = attrs.field(
-        kw_only=True,
-        validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value)),
+        validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
     )
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=_check_parameters)
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
 
     def template(self, field: str) -> Template:
         """The compiled template of a field that is set."""
@@ -80,18 +80,17 @@ class ModelColumnSpec(ColumnSpec):
         return {"key": key, "lane": f"{self.model} {domain}", "lane_limit": model.max_parallel_requests}
 
     def bind(self, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-        """Its model, for one cell whose function awaits nothing after a chat that failed."""
+        """Its model, for one cell."""
         return context.bind_model(
             self.model,
             environment.model(self.model),
             environment.client(self.model),
             seed=environment.seed,
             dedupe=dedupe,
-            ends_at_failure=True,
         )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ChatSpec(ModelColumnSpec):
     """The fields of all columns of a chat model.
 
@@ -103,12 +102,12 @@ class ChatSpec(ModelColumnSpec):
     `<name>__reasoning_content`. With `dedupe` equal requests are sent once, unless the temperature is above 0.
     """
 
-    system: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(check_prompt))
-    images: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=checks.as_names, validator=checks.names)
-    max_repairs: int = attrs.field(default=2, kw_only=True, validator=checks.whole(0), metadata=NOT_IN_FINGERPRINT)
-    trace: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-    reasoning: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
-    dedupe: bool = attrs.field(default=False, kw_only=True, validator=checks.flag)
+    system: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
+    images: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    max_repairs: int = attrs.field(default=2, validator=checks.whole(0), metadata=NOT_IN_FINGERPRINT)
+    trace: bool = attrs.field(default=False, validator=checks.flag)
+    reasoning: bool = attrs.field(default=False, validator=checks.flag)
+    dedupe: bool = attrs.field(default=False, validator=checks.flag)
 
     @property
     def trace_name(self) -> str:
@@ -134,65 +133,56 @@ _LONG = 20_000
 _SHOWN = 1_000
 
 
-def chat_column(
-    spec: ChatSpec,
-    environment: Environment,
-    *,
-    requires: tuple[str, ...],
-    ask: Ask,
-    read: Read,
-    expected: str,
-    dtype: Any,
-    schema: Mapping[str, Any] | None = None,
-) -> Column:
-    """A column whose cells are conversations; `expected` describes an answer that fits."""
-    throttle = spec.throttle_options(environment, "chat")
-    parameters = {**environment.model(spec.model).parameters, **spec.parameters}
-    system = None if spec.system is None else spec.template("system")
-    limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
-    if spec.images:
-        environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
-    side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
-    side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
-    conversation = _Conversation(
-        spec=spec,
-        environment=environment,
-        ask=ask,
-        read=read,
-        expected=expected,
-        schema=schema,
-        system=system,
-        dedupe=Dedupe() if spec.dedupe and not _is_varied(parameters) else None,
-    )
-    return Column(
-        spec.name,
-        conversation.agenerate,
-        requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
-        tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
-        side_effects=tuple(side_effects),
-        dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
-        **throttle,
-    )
-
-
-def _is_varied(parameters: Mapping[str, Any]) -> bool:
-    """True if equal prompts should have different answers: the temperature is random, or not 0."""
-    temperature = parameters.get("temperature")
-    return is_distribution(temperature) or bool(temperature)
-
-
 @attrs.frozen(kw_only=True, eq=False)
-class _Conversation:
-    """How one column calls its model; it holds no state of a cell."""
+class Conversation:
+    """How one column calls its model; it holds no state of a cell. `expected` describes an answer that fits."""
 
     spec: ChatSpec
     environment: Environment
     ask: Ask
     read: Read
     expected: str
-    schema: Mapping[str, Any] | None
-    system: Template | None
-    dedupe: Dedupe | None
+    schema: Mapping[str, Any] | None = None
+    system: Template | None = attrs.field(init=False)
+    # The inference parameters of the model and the column.
+    parameters: Mapping[str, Any] = attrs.field(init=False)
+    dedupe: Dedupe | None = attrs.field(init=False)
+
+    @system.default
+    def _system(self) -> Template | None:
+        return None if self.spec.system is None else self.spec.template("system")
+
+    @parameters.default
+    def _parameters(self) -> Mapping[str, Any]:
+        spec = self.spec
+        return {**self.environment.model(spec.model, spec.error_prefix).parameters, **spec.parameters}
+
+    @dedupe.default
+    def _dedupe(self) -> Dedupe | None:
+        # With a temperature that is random, or not 0, equal prompts should have different answers.
+        temperature = self.parameters.get("temperature")
+        return Dedupe() if self.spec.dedupe and not (is_distribution(temperature) or temperature) else None
+
+    def column(self, *, requires: tuple[str, ...], dtype: Any) -> Column:
+        """A column whose cells are conversations; `requires` are the columns of their prompts."""
+        spec, system, model = self.spec, self.system, self.environment.model(self.spec.model)
+        limits = (self.parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        if spec.images:
+            self.environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
+        side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
+        side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
+        # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
+        timeout = model.timeout if isinstance(model, HttpModel) and not spec.images and not spec.dedupe else None
+        return Column(
+            spec.name,
+            self.agenerate,
+            first_call_timeout=timeout,
+            requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
+            tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
+            side_effects=tuple(side_effects),
+            dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
+            **spec.throttle_options(self.environment, "chat"),
+        )
 
     async def agenerate(self, context_: CellContext, /, **values: Any) -> Any:
         """Fill one cell."""
@@ -202,8 +192,11 @@ class _Conversation:
             return {spec.name: None} if spec.trace or spec.reasoning else None
         if not prompt.strip() and not spec.images:
             raise Permanent(f"column {spec.name!r}: its prompt is empty")
-        images = await self._images(values) if spec.images else ()
-        messages = [Message(role="user", text=prompt, images=images)]
+        pictures: list[Image] = []
+        for name in spec.images:
+            where = f"column {spec.name!r}, images: {name!r}"
+            pictures += await _load_pictures(values[name], self.environment, where)
+        messages = [Message(role="user", text=prompt, images=tuple(pictures))]
         if self.system is not None:
             messages.insert(0, Message(role="system", text=self.system.render(values)))
         model = spec.bind(self.environment, context_, self.dedupe)
@@ -238,13 +231,6 @@ class _Conversation:
             cell[spec.reasoning_name] = answer.reasoning or thoughts
         return cell
 
-    async def _images(self, values: Mapping[str, Any]) -> tuple[Image, ...]:
-        images: list[Image] = []
-        for name in self.spec.images:
-            where = f"column {self.spec.name!r}, images: {name!r}"
-            images += await _load_pictures(values[name], self.environment, where)
-        return tuple(images)
-
     def _failure(self, problem: str, text: str) -> str:
         count = self.spec.max_repairs
         after = f" after {count} repair{'' if count == 1 else 's'}" if count else ""
@@ -265,18 +251,29 @@ async def _load_pictures(value: Any, environment: Environment, where: str) -> li
         return []
     if isinstance(value, list | tuple):
         return [image for each in value for image in await _load_pictures(each, environment, where)]
-    if not isinstance(value, bytes | str | Path):
+    if isinstance(value, str | Path):
+        text = str(value)
+        if text[:5].lower() == "data:":
+            return [_from_data_url(text, where)]
+        if text.lower().startswith(_REMOTE):
+            raise Permanent(f"{where}: {text[:200]!r} is not fetched; pictures are bytes, data URLs or local paths")
+        value = await finish_in_thread(partial(_read, text, environment, where))
+    if not isinstance(value, bytes):
         raise Permanent(f"{where}: a picture is bytes, a data URL or a path, not a value of {type(value).__name__}")
-    text = "" if isinstance(value, bytes) else str(value)
-    if text[:5].lower() == "data:":
-        return [_from_data_url(text, where)]
-    if text.lower().startswith(_REMOTE):
-        raise Permanent(f"{where}: {text[:200]!r} is not fetched; pictures are bytes, data URLs or local paths")
-    data = value if isinstance(value, bytes) else await finish_in_thread(partial(_read, text, environment, where))
-    media_type = media_type_of(data)
-    if media_type == "image/png" and not data.startswith(b"\x89PNG"):  # the fallback of `media_type_of`
-        raise Permanent(f"{where}: {len(data)} bytes that are not a PNG, JPEG, GIF or WebP picture")
-    return [Image(data=data, media_type=media_type)]
+    media_type = media_type_of(value)
+    if media_type == "image/png" and not value.startswith(b"\x89PNG"):  # the fallback of `media_type_of`
+        raise Permanent(f"{where}: {len(value)} bytes that are not a PNG, JPEG, GIF or WebP picture")
+    return [Image(data=value, media_type=media_type)]
+
+
+def _from_data_url(text: str, where: str) -> Image:
+    found = _DATA_URL.match(text)
+    if found is None:
+        raise Permanent(f"{where}: {text[:40]!r} is not a data URL of a picture in base64")
+    try:
+        return Image(data=base64.b64decode(text[found.end() :], validate=True), media_type=found.group(1).lower())
+    except (binascii.Error, ValueError) as error:
+        raise Permanent(f"{where}: the data URL is not base64: {error}") from error
 
 
 def _read(text: str, environment: Environment, where: str) -> bytes:
@@ -296,17 +293,6 @@ def _read(text: str, environment: Environment, where: str) -> bytes:
     except (OSError, ValueError) as error:
         raise Permanent(f"{where}: {text[:200]!r} cannot be read: {error}") from error
     raise Permanent(f"{where}: missing file {text[:200]!r}")
-
-
-def _from_data_url(text: str, where: str) -> Image:
-    found = _DATA_URL.match(text)
-    if found is None:
-        raise Permanent(f"{where}: {text[:40]!r} is not a data URL of a picture in base64")
-    try:
-        data = base64.b64decode(text[found.end() :], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise Permanent(f"{where}: the data URL is not base64: {error}") from error
-    return Image(data=data, media_type=found.group(1).lower())
 
 
 # A fence opens with three or more backticks or tildes and closes with as many of the same.

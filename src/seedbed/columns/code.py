@@ -1,4 +1,4 @@
-"""User-defined code: imported by its name `module:name`, and a digest by which an edit of it is noticed on resume."""
+"""User-defined code: imports of `module:name`, and digests by which resume detects edits."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def find_name(module: Any, name: str) -> Any:
 def reference_to(value: Any) -> str:
     """The `module:name` of a function or class; of any other object its name in the module of its class, or that class.
 
-    An object that only a local variable holds has no name of its own.
+    An object that is only in a local variable has no name.
     """
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}:{value.__qualname__}"

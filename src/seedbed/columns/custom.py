@@ -143,10 +143,7 @@ class Custom(ColumnSpec, Generic[P, R]):
         if spec.models and spec.process:
             raise ConfigError(f"column {spec.name!r} runs in a process, where its function cannot call a model")
         if spec.models:
-            try:
-                models = [environment.model(alias) for alias in spec.aliases()]
-            except ConfigError as error:
-                raise ConfigError(f"{spec.error_prefix}{error}") from None
+            models = [environment.model(alias, spec.error_prefix) for alias in spec.aliases()]
             key = models[0].key("chat") if key is None else key
             generator, requires = _with_models(spec, kind, taken, environment)
         elif spec.process and not is_async:
@@ -166,7 +163,7 @@ class Custom(ColumnSpec, Generic[P, R]):
             side_effects=spec.side_effects or (),
             dtype=spec.dtype,
             timeout=spec.timeout,
-            # An object declares itself whether it is stateful.
+            # A generator object has its own `is_stateful`.
             is_stateful=spec.is_stateful or bool(getattr(spec.function, "is_stateful", False)),
             process=spec.process,
             # With models the generator is `_with_models`, which targets trio and calls the adapted function.

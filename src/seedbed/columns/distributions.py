@@ -158,7 +158,7 @@ class Bernoulli(Sampler):
 
 @attrs.frozen(kw_only=True)
 class Binomial(Sampler):
-    """How many of `n` trials succeed, each with probability `p`."""
+    """The number of successes in `n` trials, each with probability `p`."""
 
     type: ClassVar[str] = "binomial"
 
@@ -175,7 +175,7 @@ class Binomial(Sampler):
 
 @attrs.frozen(kw_only=True)
 class Poisson(Sampler):
-    """How many events happen if `mean` are expected."""
+    """The number of events if `mean` are expected."""
 
     type: ClassVar[str] = "poisson"
 
@@ -293,7 +293,7 @@ def _counts(table: Callable[..., Table], uniform: NDArray[np.float64], *paramete
         return pl.Series(first + np.searchsorted(shares, uniform))
     spread = np.stack(np.broadcast_arrays(*parameters), axis=1)
     distinct, belongs = np.unique(spread, axis=0, return_inverse=True)
-    # Rows of the same parameters next to each other: one search in each table, however many rows there are.
+    # Rows of equal parameters become adjacent: one search per table, independent of the number of rows.
     order = np.argsort(belongs.reshape(-1), kind="stable")
     ends = np.cumsum(np.bincount(belongs.reshape(-1)))
     counts = np.empty(len(uniform), dtype=np.int64)

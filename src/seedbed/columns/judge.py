@@ -14,7 +14,7 @@ from .. import checks
 from ..checks import is_number
 from ..errors import BadOutput, ConfigError
 from ..graph import nearest
-from .chat import ChatSpec, as_text, chat_column, check_prompt, extract_json
+from .chat import ChatSpec, Conversation, as_text, check_prompt, extract_json
 
 if TYPE_CHECKING:
     from .base import Column
@@ -157,7 +157,7 @@ _check_scores = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Judge(ChatSpec):
     """Scores that a model gives by a rubric.
 
@@ -169,14 +169,13 @@ class Judge(ChatSpec):
     type: ClassVar[str] = "llm-judge"
 
     scores: Mapping[str, Score] = attrs.field(
-        kw_only=True,
         # mypy does not know converters that get their instance.
         converter=attrs.Converter(_scores, takes_self=True),  # type: ignore[misc]
         validator=_check_scores,
     )
-    of: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=checks.as_names, validator=checks.names)
-    prompt: str | None = attrs.field(default=None, kw_only=True, validator=checks.optional(check_prompt))
-    explain: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
+    of: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    prompt: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
+    explain: bool = attrs.field(default=True, validator=checks.flag)
 
     def __attrs_post_init__(self) -> None:
         if not self.of and self.prompt is None:
@@ -200,16 +199,16 @@ class Judge(ChatSpec):
             shown += [f"<{name}>\n{as_text(values[name])}\n</{name}>" for name in self.of]
             return "\n\n".join([*shown, rubric])
 
-        return chat_column(
-            self,
-            environment,
-            requires=(*self.of, *(prompt.requires if prompt else ())),
+        chat = Conversation(
+            spec=self,
+            environment=environment,
             ask=ask,
             read=lambda text: self._read(extract_json(text)),
             expected=f"one JSON object that has {', '.join(self.scores)}",
-            dtype=self._struct() if self.dtype is None else self.dtype,
             schema=self._schema(),
         )
+        requires = (*self.of, *(prompt.requires if prompt else ()))
+        return chat.column(requires=requires, dtype=self._struct() if self.dtype is None else self.dtype)
 
     def _rubric(self) -> str:
         what = f" {' and '.join(self.of)}" if self.of else ""

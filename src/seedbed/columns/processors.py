@@ -127,7 +127,7 @@ class SchemaTransform(ProcessorSpec):
         self.compiled()
 
     def compiled(self) -> tuple[dict[str, Fill], list[Template | Condition]]:
-        """What fills each column of `template`, and every text in it."""
+        """The function that fills each column of `template`, and every compiled text in it."""
         texts: list[Template | Condition] = []
         fills = {name: _compile(each, f"{self.label}, template.{name}", texts) for name, each in self.template.items()}
         return fills, texts

@@ -62,7 +62,7 @@ class Stream:
 
 
 def blocks_of(rows: Rows) -> Iterator[tuple[tuple[int, int], slice | NDArray[np.intp], slice | NDArray[np.int64]]]:
-    """For each block that has some of the rows: its number and copy, where among the rows, and where in the block."""
+    """For each block with some of the rows: its number and copy, their positions among the rows and in the block."""
     if isinstance(rows, range):
         for block in range(rows.start // BLOCK, -(-rows.stop // BLOCK) if rows else 0):
             first, last = max(rows.start, block * BLOCK), min(rows.stop, (block + 1) * BLOCK)
@@ -292,8 +292,8 @@ class Category(Sampler):
     """One of `values`, in proportion to its weight (weights may have any sum; without them all are equally likely).
 
     With `given`, another column's value determines the list to choose from: `values` (and `weights`) map each case to
-    its list, and `default` is the list for all other cases. Without a default a value that is no case is an error; null
-    gives null.
+    its list, and `default` is the list for all other cases. Without a default an unknown case is an error; null gives
+    null.
     """
 
     type: ClassVar[str] = "category"
@@ -307,7 +307,7 @@ class Category(Sampler):
         self.cases()
 
     def cases(self) -> tuple[dict[Any, Choices], Choices | None]:
-        """The choices of each case, and those of all others: without `given` there are only these."""
+        """The choices of each case, and the default choices; without `given` all rows have the default."""
         prefix = self.error_prefix
         if self.given is None:
             if isinstance(self.values, Mapping):
@@ -335,7 +335,7 @@ class Category(Sampler):
         return {} if self.given is None else {"given": Reference(self.given)}
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of one of several values, perhaps by case."""
+        """A column from scratch, or with `given` a full column."""
         cases, default = self.cases()
         everything = [*cases.values(), *([default] if default else [])]
         dtype = _dtype(self.error_prefix, [value for choices in everything for value in choices.values])
@@ -510,8 +510,8 @@ class Datetime(Sampler):
 class Timedelta(Sampler):
     """A span of time of `low` to `high` whole units, both included.
 
-    With `of`, the name of a column of dates or datetimes, it is added to that column's value: an instant so much later
-    (or, below 0, earlier).
+    With `of`, the name of a column of dates or datetimes, it is added to that column's value; a span below 0
+    gives an earlier instant.
     """
 
     type: ClassVar[str] = "timedelta"
@@ -549,7 +549,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _text(case: object) -> str:
-    # Files have no keys but text: the case True of a boolean column is "true" or "True" there.
+    # Keys in files are text: the case True of a boolean column is "true" or "True" there.
     text = str(case)
     return text.lower() if text in ("True", "False") else text
 

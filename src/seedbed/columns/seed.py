@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import itertools
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -35,16 +35,6 @@ _FORMATS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "jsonl": ((".jsonl", ".ndjson", ".json"), "read_json", {"format": "auto"}),
     "parquet": ((".parquet", ".pq"), "read_parquet", {}),
 }
-
-
-_WILDCARD = re.compile(r"[*?\[]")
-
-
-def _fixed_part(path: Path) -> Path:
-    """The part before the first wildcard of a pattern; the path itself if it has none."""
-    parts = path.parts
-    first = next((at for at, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
-    return Path(*parts[:first])
 
 
 def _as_path(value: Any) -> Any:
@@ -91,7 +81,7 @@ class Seed(ColumnSpec):
     """Rows of a CSV, JSONL or parquet file (or several, by a pattern with `*`), or of a frame; read in batches.
 
     It has an output for each column of the file, or for those of `columns`: a list of names, or a mapping from new
-    names to those in the file. `name` stands for all of them in messages and in progress. `path` may be relative to the
+    names to those in the file. Messages and progress use `name` for all of them. `path` may be relative to the
     recipe file, or a URL of any filesystem that fsspec supports; credentials are configured there.
 
     Rows come in the order of the file, or with `order="shuffled"` in one that depends on the recipe's seed (the data is
@@ -257,8 +247,8 @@ class SeedReader:
         self.outputs: tuple[str, ...] = tuple(schema.names)
         self.dtypes = {field.name: _declared(field.type) for field in schema if not pa.types.is_null(field.type)}
         self._check_not_empty()
-        # Changed by `generate` only: the cursor, the rest of its last batch, and the row of the dataset that is next
-        # (None if that is unknown, before the first call and after an error).
+        # Changed by `generate` only: the cursor, the rest of its last batch, and the next row of the dataset (None
+        # before the first call and after an error).
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
         self._next: int | None = None
@@ -269,7 +259,7 @@ class SeedReader:
         return None if self._spec.cycle else self._count
 
     def content_digest(self) -> str | None:
-        """What represents the files in the fingerprint of a build; None for a frame, which the recipe holds."""
+        """Represents the files in the fingerprint of a build; None for a frame, which the recipe holds."""
         path = self._spec.path
         if path is None:
             return None
@@ -312,7 +302,7 @@ class SeedReader:
             yield taken
 
     def _read(self, row: int) -> Iterator[pa.RecordBatch]:
-        """All rows from this one of the selected ones on; with `cycle` they start over."""
+        """All selected rows from this one on; with `cycle` they start over."""
         while True:
             count, small = 0, list[pa.RecordBatch]()
             with self._connect() as connection:
@@ -424,7 +414,7 @@ class SeedReader:
         where = f"column {self._spec.name!r}, path"
         # Also before anything is listed: a pattern must not walk through folders that the recipe may not read.
         path = self._environment.base / Path(given).expanduser()
-        self._environment.path(_fixed_part(path), where)
+        self._environment.path(Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts)), where)
         if not _is_pattern(str(path)) and not path.is_file():
             raise ConfigError(f"{self._spec.error_prefix}file not found: {str(path)!r}")
         for name in self._matches(str(path)):

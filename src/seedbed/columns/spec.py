@@ -1,4 +1,4 @@
-"""Specs, which users write: their bases, the environment that turns them into columns, what a recipe file may reach.
+"""Base classes of specs, the environment that turns specs into columns, the access of recipe files, and plug-ins.
 
 A file may come from someone else, so it reads below its own folder only, unless the user grants more. A recipe that is
 written in Python has no `Access` and is not restricted: it is the user's own code.
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .base import Column
 
 
-# The filesystems of fsspec that a recipe file may name. Those that open local files (`file`, `zip`, `simplecache`, …)
-# are not among them, nor are those that nobody has looked at.
+# The filesystems of fsspec that a recipe file may name: reviewed ones, which cannot open local files as `file`, `zip`
+# and `simplecache` can.
 REMOTE_PROTOCOLS = frozenset(
     "abfs abfss adl az ftp gcs gs hdfs hf http https memory s3 s3a sftp webhdfs".split()  # noqa: SIM905  easier to read
 )
@@ -49,7 +49,7 @@ def _names(value: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen(kw_only=True)
 class Grants:
-    """What the user allows a recipe file: `--allow-code`, `--allow-path` and `--allow-env`."""
+    """The permissions of a recipe file: `--allow-code`, `--allow-path` and `--allow-env`."""
 
     code: bool = False
     paths: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
@@ -66,13 +66,13 @@ class Grants:
 
 @attrs.frozen(kw_only=True)
 class Access:
-    """What one recipe file may reach: what is below the folder that it is in, and what the user grants."""
+    """The access of one recipe file: to files below its folder, and by what the user grants."""
 
     folder: Path
     grants: Grants = Grants()
 
     def allows(self, path: Path) -> bool:
-        """True if the recipe may read there; a symbolic link counts as what it leads to."""
+        """True if the recipe may read a path; symbolic links are resolved."""
         found = path.resolve()
         return any(found.is_relative_to(allowed.resolve()) for allowed in (self.folder, *self.grants.paths))
 
@@ -94,13 +94,13 @@ class Access:
             raise ConfigError(f"{where}: a recipe file may not use the protocol {protocol!r}, only {known}")
 
     def granting(self, paths: Iterable[Path]) -> Access:
-        """The same with more paths, such as one that was given on the command line."""
+        """A copy with more paths, such as one from the command line."""
         return attrs.evolve(self, grants=attrs.evolve(self.grants, paths=(*self.grants.paths, *paths)))
 
 
 @attrs.frozen(kw_only=True)
 class Environment:
-    """What a spec needs to become a column of a build.
+    """The inputs of `to_column` besides the spec.
 
     The engine fills `clients`, by alias, and `connections`, for any other server, only while a build runs. Relative
     paths of a recipe file start at `base`. `artifacts` is the dataset's directory, to which files such as images are
@@ -163,11 +163,10 @@ def _check_name(_: object, __: object, value: Any) -> None:
 
 @checks.field_check
 def _check_skip_when(spec: ColumnSpec, _: object, value: Any) -> None:
-    if value is not None:
-        compile_condition(value, where=f"column {spec.name!r}, skip_when")
+    compile_condition(value, where=f"column {spec.name!r}, skip_when")
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ColumnSpec:
     """Base of the frozen specs of columns; users write `Category("topic", values=[…])`.
 
@@ -178,11 +177,11 @@ class ColumnSpec:
 
     type: ClassVar[str]
 
-    name: str = attrs.field(validator=_check_name)
-    skip_when: str | None = attrs.field(default=None, kw_only=True, validator=_check_skip_when)
-    skip_policy: str = attrs.field(default="run", kw_only=True, validator=checks.one_of("run", "skip"))
-    timeout: float | None = attrs.field(default=None, kw_only=True, validator=checks.optional(checks.seconds))
-    dtype: Any = attrs.field(default=None, kw_only=True, converter=read_dtype)
+    name: str = attrs.field(kw_only=False, validator=_check_name)
+    skip_when: str | None = attrs.field(default=None, validator=checks.optional(_check_skip_when))
+    skip_policy: str = attrs.field(default="run", validator=checks.one_of("run", "skip"))
+    timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.seconds))
+    dtype: Any = attrs.field(default=None, converter=read_dtype)
 
     @property
     def error_prefix(self) -> str:
@@ -288,7 +287,7 @@ Processing = tuple[str, str, Callable[[Any], Any]]
 def make_column(spec: ColumnSpec, environment: Environment) -> Column:
     """The engine's column for a spec. Raises `ConfigError` (or `DatasetGenerationError`) for an invalid spec."""
     column = spec.to_column(environment)
-    # What all columns have in common; `to_column` may have been more precise about the type and the timeout.
+    # Options of all columns; `to_column` may have set a more precise type or timeout.
     return attrs.evolve(
         column,
         skip=spec.skip_rule(),

@@ -14,7 +14,7 @@ import yaml
 
 from .. import checks
 from ..errors import BadOutput, ConfigError
-from .chat import ChatSpec, chat_column, check_prompt, extract_json
+from .chat import ChatSpec, Conversation, check_prompt, extract_json
 
 if TYPE_CHECKING:
     from .base import Column
@@ -50,7 +50,7 @@ _check_schema = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class LLMStructured(ChatSpec):
     """A value that fits `schema`: a JSON Schema, a pydantic model, or the path of a schema file.
 
@@ -60,8 +60,8 @@ class LLMStructured(ChatSpec):
 
     type: ClassVar[str] = "llm-structured"
 
-    prompt: str = attrs.field(kw_only=True, validator=check_prompt)
-    schema: Any = attrs.field(kw_only=True, validator=_check_schema)
+    prompt: str = attrs.field(validator=check_prompt)
+    schema: Any = attrs.field(validator=_check_schema)
 
     def code(self) -> tuple[str, ...]:
         """The name of the pydantic model, if it is one."""
@@ -88,16 +88,11 @@ class LLMStructured(ChatSpec):
         def read(text: str) -> Any:
             return shaped(fit(extract_json(text)), dtype)
 
-        return chat_column(
-            self,
-            environment,
-            requires=prompt.requires,
-            ask=prompt.render,
-            read=read,
-            expected="one JSON value that fits the schema",
-            dtype=dtype if self.dtype is None else self.dtype,
-            schema=schema,
+        expected = "one JSON value that fits the schema"
+        chat = Conversation(
+            spec=self, environment=environment, ask=prompt.render, read=read, expected=expected, schema=schema
         )
+        return chat.column(requires=prompt.requires, dtype=dtype if self.dtype is None else self.dtype)
 
 
 def find_schema(spec: LLMStructured, environment: Environment) -> Any:

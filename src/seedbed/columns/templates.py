@@ -51,7 +51,7 @@ class _NullEnvironment(_Environment):
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    """As Jinja2's own filter, but for prompts: `<` stays `<`."""
+    """Jinja2's filter for prompts, which does not escape HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
@@ -88,6 +88,11 @@ class _Compiled:
     _compiled: jinja2.Template = attrs.field(repr=False)
     # The same as a format of Python, if it inserts columns and does nothing else.
     _format: str | None = attrs.field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Jinja2's compiled code cannot be pickled: it is compiled again."""
+        compile_text = compile_condition if isinstance(self, Condition) else compile_template
+        return functools.partial(compile_text, self.text, where=self.where), ()
 
     def _context(self, given: Mapping[str, Any]) -> BoundedContext:
         """The context of one rendering: `Template.new_context` would copy a ChainMap in Python each time."""

@@ -1,4 +1,4 @@
-"""What a model generates from one prompt or value: text, code, vectors and images."""
+"""Text, code, vectors and images that a model generates from one prompt or value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import BadOutput, ConfigError
 from ..runtime.threads import finish_in_thread
 from ..store.files import PRIVATE, write_file
 from .base import CellContext, Column
-from .chat import ChatSpec, ModelColumnSpec, as_text, chat_column, check_prompt, extract_code
+from .chat import ChatSpec, Conversation, ModelColumnSpec, as_text, check_prompt, extract_code
 from .validation import python_problem
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .spec import Environment
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class _TextSpec(ChatSpec):
     """A prompt that is answered with text."""
 
-    prompt: str = attrs.field(kw_only=True, validator=check_prompt)
+    prompt: str = attrs.field(validator=check_prompt)
 
     def __attrs_post_init__(self) -> None:
         if self.dtype not in (None, str, pl.String):
@@ -39,7 +39,7 @@ class _TextSpec(ChatSpec):
             )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class LLMText(_TextSpec):
     """Text that a model writes, without the white space around it."""
 
@@ -48,15 +48,8 @@ class LLMText(_TextSpec):
     def to_column(self, environment: Environment) -> Column:
         """A column of texts."""
         prompt = self.template("prompt")
-        return chat_column(
-            self,
-            environment,
-            requires=prompt.requires,
-            ask=prompt.render,
-            read=str.strip,
-            expected="text",
-            dtype=pl.String,
-        )
+        chat = Conversation(spec=self, environment=environment, ask=prompt.render, read=str.strip, expected="text")
+        return chat.column(requires=prompt.requires, dtype=pl.String)
 
 
 _check_language = checks.expect(
@@ -65,7 +58,7 @@ _check_language = checks.expect(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class LLMCode(_TextSpec):
     """Code in one language that a model writes: the content of the fence in its answer.
 
@@ -74,8 +67,8 @@ class LLMCode(_TextSpec):
 
     type: ClassVar[str] = "llm-code"
 
-    language: str = attrs.field(kw_only=True, validator=_check_language)
-    check: bool = attrs.field(default=True, kw_only=True, validator=checks.flag)
+    language: str = attrs.field(validator=_check_language)
+    check: bool = attrs.field(default=True, validator=checks.flag)
 
     def to_column(self, environment: Environment) -> Column:
         """A column of code."""
@@ -97,15 +90,8 @@ class LLMCode(_TextSpec):
                 raise BadOutput(f"its code is not valid {self.language}: {problem}")
             return code
 
-        return chat_column(
-            self,
-            environment,
-            requires=prompt.requires,
-            ask=ask,
-            read=read,
-            expected=expected,
-            dtype=pl.String,
-        )
+        chat = Conversation(spec=self, environment=environment, ask=ask, read=read, expected=expected)
+        return chat.column(requires=prompt.requires, dtype=pl.String)
 
 
 def _json_problem(code: str) -> str | None:
@@ -122,13 +108,13 @@ _CHECKERS: dict[str, Callable[[str], str | None]] = {
 }
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Embedding(ModelColumnSpec):
     """The vector of a column's text, or of the JSON of other values. A null stays null."""
 
     type: ClassVar[str] = "embedding"
 
-    of: str = attrs.field(kw_only=True, validator=checks.name)
+    of: str = attrs.field(validator=checks.name)
 
     def to_column(self, environment: Environment) -> Column:
         """A column of vectors, one call per cell."""
@@ -153,7 +139,7 @@ class Embedding(ModelColumnSpec):
 _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Image(ModelColumnSpec):
     """A picture that a model generates from `prompt`, a Jinja2 template.
 
@@ -163,10 +149,10 @@ class Image(ModelColumnSpec):
 
     type: ClassVar[str] = "image"
 
-    prompt: str = attrs.field(kw_only=True, validator=check_prompt)
+    prompt: str = attrs.field(validator=check_prompt)
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of pictures: paths if there is a directory for them, else bytes."""
+        """A column of pictures: paths if the build has a directory, else bytes."""
         prompt, artifacts = self.template("prompt"), environment.artifacts
         # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
         folder = f"{PRIVATE}/images/{quote(self.name, safe='').replace('.', '%2E')}"

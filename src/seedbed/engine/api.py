@@ -282,7 +282,7 @@ def resume(
     recipe came from grants nothing.
     """
     path = Path(directory)
-    header = read_manifest(path).manifest.header
+    header = read_manifest(path).header
     assert header is not None  # a manifest without one cannot be read
     if recipe is None:
         recipe = stored_recipe(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))

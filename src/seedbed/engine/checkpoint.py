@@ -14,6 +14,7 @@ from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import FinishedRows, KeptRows, Key, Purpose
+from ..store.records import GroupRecord
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
 from .resume import call_entries, kept_entries, read_state
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ..observe.report import Drop
     from ..store.journal import Journal
-    from ..store.records import GroupRecord
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
     from .rows import Identity
@@ -155,27 +155,29 @@ async def _write_part(
     """Write a part off the loop. Cancellation waits for it until a deadline; an abandoned writer does not commit."""
     is_abandoned = False
     retry, of = group.retry, group.rows
-    write: Callable[..., GroupRecord | None]
-    if retry is not None and order is not None:
-        write = partial(writer.add_rows, order=order, drops=(*retry.drops, *of.drops))
-    else:
-        write = partial(writer.write_group, start=of.source.start, stop=of.source.stop, drops=of.drops)
-    work = partial(
-        write,
-        group.index,
-        rows,
-        generated=of.before_post_batch(group.live_rows()),
+    record = GroupRecord(
+        index=group.index,
+        start=of.source.start,
+        stop=of.source.stop,
+        drops=(*(retry.drops if retry is not None else ()), *of.drops),
         resized=of.resized,
         skipped=of.skipped,
         commits=services.recorder.commits if services.recorder is not None else 0,
+    )
+    work = partial(
+        writer.write_group,
+        record,
+        rows,
+        order=order,
+        generated=of.before_post_batch(group.live_rows()),
         abandoned=lambda: is_abandoned,
     )
     try:
         with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
             scope.shield = True
-            record = await services.store_thread(work)
-            assert record is not None  # it was not abandoned
-            return record
+            written = await services.store_thread(work)
+            assert written is not None  # it was not abandoned
+            return written
     except trio.TooSlowError as slow:
         raise StoreError(
             f"writing row group {group.index} to {writer.path} took more than {CHECKPOINT_DEADLINE:g} s"
@@ -190,7 +192,7 @@ async def write_usage(services: Services, writer: DatasetWriter) -> None:
     """Record the usage of all runs of this dataset so far in the manifest."""
     entries = services.usage_entries()
     with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-        await services.store_thread(lambda: writer.write_spending(entries))
+        await services.store_thread(lambda: writer.write_usage(entries))
 
 
 async def finish(services: Services) -> None:

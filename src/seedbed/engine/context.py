@@ -17,14 +17,14 @@ from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
-from .tasks import PermitRequest, Status, TaskUsage
+from .tasks import PermitRequest, TaskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from ..models.base import ChatAnswer, Dedupe, EmbeddingAnswer, Image, ImageAnswer, ModelClient, ModelSpec
     from .services import OpenGroup, Services
-    from .tasks import Outcome, Permit, Task
+    from .tasks import Permit, Task
 
 T = TypeVar("T")
 
@@ -37,8 +37,10 @@ class Context:
         self._group = group
         self._task = task
         self.usage = TaskUsage()
-        # Of the attempt; its deadline is the cell's timeout, or that of a call that lets the scope carry it.
+        # The attempt runs under this scope. As long as that carries the deadline of the first call, `deadline` is the
+        # cell's own. Both are set by the attempt.
         self.scope: trio.CancelScope | None = None
+        self.deadline: float | None = None
         # How long the cell must wait because its first call was rate-limited.
         self.retry_delay: float | None = None
         self._answered = False
@@ -88,25 +90,20 @@ class Context:
         *,
         seed: int = 0,
         dedupe: Dedupe | None = None,
-        ends_at_failure: bool = False,
     ) -> CellModel:
-        return CellModel(
-            alias, spec, client, self, seed=seed, dedupe=dedupe, scope=self.scope if ends_at_failure else None
-        )
+        scope = None if self.deadline is None else self.scope
+        return CellModel(alias, spec, client, self, seed=seed, dedupe=dedupe, scope=scope)
 
     def count_usage(self) -> None:
         """Count the usage so far, although the attempt has not ended: it is paid for."""
         if self.usage.total.calls:
             self._services.ledger.spend(self.column, self.usage.take())
 
-    def end(self, outcome: Outcome) -> bool:
-        """The attempt has ended; True if the next one has its answers and need not send the calls again."""
-        if self._services.recorder is not None:
-            self._services.recorder.over(self)
-        return outcome.status is Status.RETRYABLE and self._keep_answers(outcome.error)
+    def keep_answers(self, error: BaseException | None) -> bool:
+        """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them.
 
-    def _keep_answers(self, error: BaseException | None) -> bool:
-        """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them."""
+        True if there are any: the next attempt need not send these calls again.
+        """
         if not isinstance(error, CellTimeout) and (error is None or error is not self._failure):
             self._task.answers = None
             return False
@@ -222,6 +219,8 @@ class Context:
     async def _permit(self, key: str, tokens: int) -> Permit:
         """The permit that the task was started with, or another one; and the expected usage of the call is reserved."""
         task = self._task
+        if self._answered and self.scope is not None and self.deadline is not None:
+            self.scope.deadline, self.deadline = self.deadline, None
         if task.permit is not None and key == task.step.key:
             permit, task.permit = task.permit, None
         else:
@@ -284,8 +283,8 @@ class Context:
 class CellModel:
     """The engine's side of `columns.Model`, created for each cell.
 
-    `scope` is the cell's where it carries the deadlines of chats. With `dedupe` a chat that was sent before is answered
-    from there, without a permit and without tokens.
+    `scope` is the cell's where it carries the deadline of the first chat. With `dedupe` a chat that was sent before is
+    answered from there, without a permit and without tokens.
     """
 
     __slots__ = ("_calls", "_client", "_context", "_dedupe", "_scope", "_seed", "_spec", "alias")
@@ -336,9 +335,8 @@ class CellModel:
         if system is not None:
             messages.insert(0, Message(role="system", text=system))
         parts, drawn = self._draw(parameters)
-        request = ChatRequest(
-            messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=self._scope
-        )
+        scope, self._scope = self._scope, None
+        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=scope)
         key, context = self._spec.key("chat"), self._context
         send = partial(self._client.chat, request)
         same = lambda: request_key(str(request.seed), request)  # noqa: E731

@@ -61,7 +61,8 @@ def _weight(error: Exception) -> int:
 
 def error_text(error: BaseException) -> str:
     """One line for reports: the class, unless it is one of ours, and the message."""
-    message = " ".join(str(error).split())
+    # Without lone surrogates, which neither the journal nor a terminal can hold.
+    message = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
     if type(error) in (Permanent, Retryable, ModelMisconfigured) and message:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 
 from ..columns.code import describe_code, same_code
 from ..columns.custom import Custom
@@ -143,8 +143,8 @@ def check_resumable(
         )
     if rows > header.rows:
         layout = header.layout.grown(rows)
-        header = attrs.evolve(header, rows=layout.rows, segments=layout.segments)
-    return attrs.evolve(header, fingerprint=dict(fingerprint)) if outside else header
+        header = msgspec.structs.replace(header, rows=layout.rows, segments=layout.segments)
+    return msgspec.structs.replace(header, fingerprint=dict(fingerprint)) if outside else header
 
 
 def _code(described: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ import trio
 from ..graph import GROUP, Kind
 from ..observe import events
 from ..store.entries import GeneratorCall, Key, Purpose
-from ..store.parts import locate, read_table
+from ..store.parts import read_table
 from .recorder import GroupEntries
 from .resume import plan_retry, restore_entries
 from .row_group import RowGroup
@@ -134,6 +134,6 @@ async def _read_part(services: Services, record: GroupRecord) -> dict[str, list[
     store, part = services.store, record.part
     if store is None or part is None:
         return {}
-    table = await services.store_thread(lambda: read_table(store.writer.path, locate(store.writer.path, part)))
+    table = await services.store_thread(lambda: read_table(store.writer.path, part))
     outputs = set(services.plan.graph.outputs)
     return {name: table.column(name).to_pylist() for name in table.column_names if name in outputs}

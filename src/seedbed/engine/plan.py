@@ -146,7 +146,7 @@ def plan_build(
     header: Header | None = None
     layout = Layout(rows=rows, size=config.buffer_size)
     if out is not None:
-        done = read_manifest(out).manifest if resume and is_dataset(out) else None
+        done = read_manifest(out) if resume and is_dataset(out) else None
         if done is None:
             check_output(out)
         fingerprint = source.fingerprint() if source.fingerprint else columns_fingerprint(columns, processors)
@@ -290,6 +290,7 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         needs_slot=not call.is_async,
         process=column.process,
         timeout=config.cell_timeout if column.timeout is None and column.kind is Kind.CELL else column.timeout,
+        first_call_timeout=column.first_call_timeout,
         outputs=(*column.outputs, *column.side_effects),
         column=column,
         instance=column.generator if column.is_stateful else None,

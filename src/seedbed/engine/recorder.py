@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from ..errors import StoreError
 from ..store.entries import Answer, Failed, Finished, cells_in
-from ..store.journal import Batch
 from .resume import read_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from ..store.entries import Entry, Key
+    from ..store.entries import Entry, Key, Usage
     from ..store.journal import Journal
     from .config import RunConfig
     from .plan import BuildPlan
@@ -46,14 +46,14 @@ class Recorder:
         config: RunConfig,
         *,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        spending: Callable[[], tuple[tuple[str, str, int, int, int, float], ...]],
+        usage: Callable[[], Usage],
         finished: Callable[[], int],
         on_commit: Callable[[int], None],
         on_unpicklable: Callable[[str], None],
     ) -> None:
         self._journal = journal
         self._in_thread = in_thread
-        self._spending = spending
+        self._usage = usage
         self._finished = finished
         self._on_commit = on_commit
         self._on_unpicklable = on_unpicklable
@@ -129,17 +129,18 @@ class Recorder:
                 return
             if self._broken:
                 return
-            batch = Batch(
-                groups=self._pending, spending=self._spending(), states=self._states, finished=self._finished()
+            groups = self._pending
+            commit = partial(
+                self._journal.commit, groups, states=self._states, usage=self._usage(), finished=self._finished()
             )
             self._pending, self._states, self._count = {}, {}, 0
             self._wanted, self._full = trio.Event(), trio.Event()
             try:
-                await self._in_thread(lambda: self._journal.commit(batch))
+                await self._in_thread(commit)
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(sum(map(cells_in, batch.groups.values())) - self._count_unpicklable())
+            self._on_commit(sum(map(cells_in, groups.values())) - self._count_unpicklable())
 
     def _count_unpicklable(self) -> int:
         """How many entries of the last commit could not be stored; each column is reported once."""
@@ -172,7 +173,7 @@ class Recorder:
     async def store(self, key: Key, entries: Sequence[Entry]) -> None:
         """Store entries that outlive the next checkpoint."""
         async with self._alone():
-            await self._in_thread(lambda: self._journal.keep(key, entries))
+            await self._in_thread(lambda: self._journal.commit({key: entries}))
 
     async def free(self, key: Key) -> None:
         """Forget the entries of a key, committed or not: its row group is in the dataset."""

@@ -16,7 +16,7 @@ import attrs
 from ..errors import StoreError
 from ..graph import Kind
 from ..observe.report import Drop, Usage
-from ..store.codec import decode, encode
+from ..store import codec
 from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
 from .row_group import Consequence
 from .rows import identities_by_position
@@ -83,7 +83,7 @@ class History:
             else:
                 ledger.dropped.extend(group.drops)
         # The journal is usually ahead of the manifest, which was written at the last checkpoint.
-        entries = (*(manifest.spending.entries if manifest.spending is not None else ()), *recovered.spending)
+        entries = (*manifest.usage, *recovered.usage)
         for column, model, calls, input_tokens, output_tokens, cost in entries:
             if calls >= ledger.usage[column, model].calls:
                 ledger.usage[column, model] = Usage(
@@ -140,12 +140,13 @@ def read_state(step: Step) -> bytes | None:
     get_state = getattr(step.instance, "get_state", None)
     if get_state is None:
         return None
-    state, lost = encode([(get_state(),)])
-    if lost:
+    state = get_state()
+    try:
+        return codec.encode(state)
+    except codec.FAILED as error:
         raise StoreError(
             f"the state of column {step.name!r} cannot be saved: the value that get_state returned cannot be pickled"
-        )
-    return state
+        ) from error
 
 
 def restore_state(steps: Sequence[Step], state: bytes | None, *, trusted: bool) -> bool:
@@ -156,9 +157,12 @@ def restore_state(steps: Sequence[Step], state: bytes | None, *, trusted: bool) 
     """
     set_state = getattr(steps[0].instance, "set_state", None)
     if state is not None and set_state is not None:
-        found = decode(state, trusted=trusted)
-        if found:
-            set_state(found[0][0])
+        try:
+            found = codec.decode(state, trusted=trusted)
+        except codec.FAILED:
+            pass  # it is replayed
+        else:
+            set_state(found)
             return True
     return not all(map(_is_replayed, steps))
 
@@ -223,7 +227,7 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                 group.restore_answer(column, row, entry.key, entry.answer)
             case Rebuilt(columns=columns) if group.can_restore_rebuilt():
                 before = group.frontier.rows
-                after = rows.take_over(columns, entry.resized, [Drop(**drop) for drop in entry.drops])
+                after = rows.take_over(columns, entry.resized, entry.drops)
                 group.restore_rebuilt(before, after)
             case FinishedRows(column=column) if column in steps:
                 group.restore_rows(steps[column], entry.rows, entry.columns)

@@ -513,9 +513,9 @@ class RowGroup:
             return
         if self.frontier.barrier and not self._processors and self.rows.skipped is None:
             if not self.frontier.live:
-                if self.frontier.seeds_over:
+                if self.frontier.barrier_unreachable:
                     self.frontier.end_at_barrier()
-            elif self.frontier.seeds_done:
+            elif self.frontier.from_scratch_done:
                 self._processors = list(self._shared.pre_batch)
                 self._start_processor()
         self._finish_phase()

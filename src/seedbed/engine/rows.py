@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import polars as pl
 
 from ..observe.report import Drop
@@ -176,7 +175,7 @@ class Rows:
         return Rebuilt(
             columns=self.buffer.take(self._plan.seed_outputs),
             resized=self.resized,
-            drops=[attrs.asdict(drop) for drop in self.drops],
+            drops=list(self.drops),
         )
 
     def take_over(self, columns: dict[str, list[Any]], resized: Resized, drops: list[Drop]) -> int:

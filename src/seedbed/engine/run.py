@@ -187,7 +187,7 @@ class Run:
                 store.journal,
                 config,
                 in_thread=self.services.store_thread,
-                spending=self.services.usage_entries,
+                usage=self.services.usage_entries,
                 finished=history.finished_groups,
                 on_commit=self.services.committed,
                 on_unpicklable=lambda column: notify.emit(events.UnjournaledColumn, column=column),

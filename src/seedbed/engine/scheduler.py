@@ -525,7 +525,6 @@ class Scheduler:
         if task.reserved is not None:
             self._budget.settle(step, task.reserved, None if usage is None else usage.total, sent=sent)
             task.reserved = None
-        if self._blocked:
             self._unblock_all(Blocked.BUDGET)
         if task.has_slot:
             task.has_slot = False

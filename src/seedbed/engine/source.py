@@ -77,7 +77,7 @@ def stored_recipe(directory: Path, grants: Grants) -> Recipe:
     try:
         content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
     except FileNotFoundError:
-        header = read_manifest(directory).manifest.header
+        header = read_manifest(directory).header
         if header is None or header.recipe is None:
             raise ManifestError(
                 f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"

@@ -81,6 +81,7 @@ class Step:
     tokens: int = 0
     needs_slot: bool = True  # it uses a thread or a process
     timeout: float | None = None
+    first_call_timeout: float | None = None
     outputs: tuple[str, ...] = ()
     column: Column | None = None  # None for a processor
     processor: Processor | None = None

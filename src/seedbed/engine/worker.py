@@ -52,11 +52,14 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
     if services.notify.events.active:
         services.notify.emit_task(events.TaskStarted, task)
     deadline = math.inf if step.timeout is None else started + step.timeout
-    scope = task.scope = trio.CancelScope(deadline=deadline)
+    first = math.inf if step.first_call_timeout is None else started + step.first_call_timeout
+    scope = task.scope = trio.CancelScope(deadline=min(first, deadline))
     context = None
     if step.wants_context:
         context = Context(services, group, task)
         context.scope = scope
+        if first < deadline:
+            context.deadline = deadline
     value: Any = None
     error: Exception | None = None
     try:
@@ -64,7 +67,8 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
             try:
                 if step.is_async_cell:
                     # Most cells, those of model columns among them: no other coroutine in between (overhead benchmark).
-                    value = cell_value(step, await call_cell(step, group.rows.buffer, task.row, context))
+                    value = await call_cell(step, group.rows.buffer, task.row, context)
+                    value = value if len(step.outputs) == 1 else cell_value(step, value)
                 else:
                     value = await _generate(services, group, task, context)
             except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
@@ -83,8 +87,9 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
         if not group.is_wanted(task):
             outcome.status = Status.CANCELLED
         else:
-            # Without a timeout it was the deadline of a call, which passed in the same instant as the answer came.
-            limit = "a call" if step.timeout is None else f"{step.timeout:g} s"
+            # Before its own timeout it was the deadline of a call, which passed in the same instant as the answer came.
+            is_own = step.timeout is not None and outcome.seconds >= step.timeout
+            limit = f"{step.timeout:g} s" if is_own else "a call"
             outcome.status, outcome.error = Status.RETRYABLE, CellTimeout(f"no result after {limit}")
     elif error is not None:
         outcome.status, outcome.error = classify(step, error)
@@ -96,8 +101,10 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
     task = outcome.task
     if context is not None:
         outcome.usage = context.usage
-        outcome.keeps_answers = context.end(outcome)
-    if task.permit is not None or context is not None or outcome.status is Status.RATE_LIMITED:
+        if services.recorder is not None:
+            services.recorder.over(context)
+        outcome.keeps_answers = outcome.status is Status.RETRYABLE and context.keep_answers(outcome.error)
+    if outcome.status is not Status.SUCCESS or task.permit is not None:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
     if services.plan.config.trace:
         services.ledger.traces.append(_trace(outcome, context))

@@ -1,4 +1,4 @@
-"""What is ready in one row group.
+"""Which tasks of one row group are ready.
 
 Counters and not scans: a finished cell decrements the counters of what needs it, so it costs O(out-degree) whatever the
 number of rows. Rows are local indices, 0 to rows - 1.
@@ -24,11 +24,11 @@ Ready = tuple[int, int]  # node index, row (or GROUP)
 class Frontier:
     """The readiness of one row group; one writer, the row group's task.
 
-    Each method that may make tasks ready returns them, each exactly once. `barrier=True` keeps everything but the
-    columns made from scratch back until `rebuild` is called with the rows that the pre-batch processors left.
+    Each method that may make tasks ready returns them, each exactly once. `barrier=True` holds back all columns except
+    those generated from scratch until `rebuild` is called with the rows that the pre-batch processors returned.
 
-    A dropped row needs nothing more, but for the nodes in `always`: those run for every row whose inputs to them
-    succeeded, dropped or not. With each node `always` must hold all that it needs.
+    Nothing runs for a dropped row except the nodes in `always`: those run for every row whose inputs to them succeeded,
+    dropped or not. `always` must also contain all that its nodes need.
     """
 
     def __init__(self, graph: Graph, rows: int, *, barrier: bool = False, always: frozenset[int] = frozenset()) -> None:
@@ -39,7 +39,7 @@ class Frontier:
         self._is_cell = [node.kind is Kind.CELL for node in nodes]
         self._cells_down = [tuple(d for d in node.downstream if self._is_cell[d]) for node in nodes]
         self._groups_down = [tuple(d for d in node.downstream if not self._is_cell[d]) for node in nodes]
-        self._seeds = [node.index for node in nodes if node.kind is Kind.FROM_SCRATCH]
+        self._from_scratch = [node.index for node in nodes if node.kind is Kind.FROM_SCRATCH]
         self.barrier = barrier
         self._reset(rows)
 
@@ -55,71 +55,68 @@ class Frontier:
         self._waits = [[len(node.upstream)] * rows if self._is_cell[node.index] else [] for node in nodes]
         self._group_waits = [len(node.upstream) * rows for node in nodes]
         self._left = len(nodes) * rows
-        self._seeds_left = len(self._seeds)
+        self._from_scratch_left = len(self._from_scratch)
 
     def begin(self) -> list[Ready]:
-        """What can run at admission."""
+        """The tasks that can run at admission."""
         if not self.rows:
             return []
-        return self._roots(self._seeds if self.barrier else range(len(self._graph.nodes)))
+        return self._roots(self._from_scratch if self.barrier else range(len(self._graph.nodes)))
 
     def rebuild(self, rows: int) -> list[Ready]:
-        """Start over with the rows that pre-batch processors returned; columns made from scratch are done."""
+        """Start over with the rows that pre-batch processors returned; columns generated from scratch are done."""
         self.barrier = False
         self._reset(rows)
         if not rows:
             return []
-        seeds = set(self._seeds)
-        ready = self._roots(index for index in range(len(self._graph.nodes)) if index not in seeds)
-        for index in self._seeds:
-            self._complete_group(index, ready)
+        ready = self._roots(index for index in range(len(self._graph.nodes)) if index not in self._from_scratch)
+        for index in self._from_scratch:
+            ready += self.complete_group(index)
         return ready
 
     def _roots(self, indices: Iterable[int]) -> list[Ready]:
         ready: list[Ready] = []
         for index in indices:
             if not self._graph.nodes[index].upstream:
-                if self._is_cell[index]:
-                    ready.extend((index, row) for row in range(self.rows))
-                else:
-                    ready.append((index, GROUP))
+                ready += [(index, row) for row in (range(self.rows) if self._is_cell[index] else (GROUP,))]
         return ready
 
     @property
-    def seeds_done(self) -> bool:
-        """Whether every column made from scratch is complete, so that the pre-batch barrier can be passed."""
-        return self._seeds_left == 0
+    def from_scratch_done(self) -> bool:
+        """True if every column generated from scratch is complete, so that the pre-batch processors can run."""
+        return self._from_scratch_left == 0
 
     @property
-    def seeds_over(self) -> bool:
-        """Whether every row is dropped before the barrier and no column made from scratch is still to be run."""
-        return not self.live and not any(self._always[index] and self.missing_rows(index) for index in self._seeds)
+    def barrier_unreachable(self) -> bool:
+        """True if every row was dropped before the barrier and no column is left to be generated from scratch."""
+        always = (index for index in self._from_scratch if self._always[index])
+        return not self.live and not any(map(self.missing_rows, always))
 
     def end_at_barrier(self) -> None:
-        """No row reached the pre-batch processors: nothing behind them will ever run."""
+        """No row reached the pre-batch processors: nothing after them will run."""
         self.barrier = False
         self._left = 0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to do; also when every row is dropped."""
+        """True if nothing is left to do; also when every row is dropped."""
         return self._left == 0
 
     @property
     def left(self) -> int:
-        """Cells that are still to be done."""
+        """The number of cells that are not done."""
         return self._left
 
     def runs_always(self, node: int) -> bool:
-        """Whether that node runs for dropped rows too."""
+        """True if that node runs for dropped rows too."""
         return bool(self._always[node])
 
     def is_dead(self, node: int, row: int) -> bool:
-        """Whether a cell of a node that always runs will never be done: it, or one that it needs, failed for good."""
+        """True if a cell of a node that always runs can never be done: it, or one that it needs, failed for good."""
         return bool(self._dead[node][row])
 
     def is_done(self, node: int, row: int) -> bool:
-        """Whether that cell is complete."""
+        """True if that cell is complete."""
         return bool(self._done[node][row])
 
     def live_rows(self) -> list[int]:
@@ -128,11 +125,9 @@ class Frontier:
 
     def complete_cell(self, node: int, row: int) -> list[Ready]:
         """A cell is finished. A dropped row is ignored, unless the node runs for those too."""
-        ready: list[Ready] = []
         if self.dropped[row]:
-            if self._always[node]:
-                self._complete_rows(node, (row,), ready)
-            return ready
+            return self.complete_rows(node, (row,)) if self._always[node] else []
+        ready: list[Ready] = []
         self._done[node][row] = 1
         self._left -= 1
         for down in self._cells_down[node]:
@@ -147,19 +142,12 @@ class Frontier:
         return ready
 
     def complete_group(self, node: int) -> list[Ready]:
-        """A task for the whole row group is finished: every row that it was for is done."""
-        ready: list[Ready] = []
-        self._complete_group(node, ready)
-        return ready
-
-    def complete_rows(self, node: int, rows: Iterable[int]) -> list[Ready]:
-        """Some rows of a whole column are finished: what an earlier run left of rows that are tried again."""
-        ready: list[Ready] = []
-        self._complete_rows(node, rows, ready)
-        return ready
+        """A task for the whole row group is finished: all of its rows are done."""
+        self._from_scratch_left -= node in self._from_scratch
+        return self.complete_rows(node, range(self.rows))
 
     def missing_rows(self, node: int) -> list[int]:
-        """The rows that a column is still to be made for, in order."""
+        """The rows for which a column is still to be generated, in order."""
         done, out = self._done[node], self._out_of(node)
         return [row for row in range(self.rows) if not out[row] and not done[row]]
 
@@ -168,23 +156,20 @@ class Frontier:
         return self._dead[node] if self._always[node] else self.dropped
 
     def note_done(self, node: int, row: int) -> None:
-        """A cell of a dropped row is finished after all: nothing waits for it, but it need not be made again."""
+        """A cell of a dropped row finished after the drop: nothing waits for it, but a retry need not generate it."""
         self._done[node][row] = 1
 
-    def _complete_group(self, node: int, ready: list[Ready]) -> None:
-        if self._graph.nodes[node].kind is Kind.FROM_SCRATCH:
-            self._seeds_left -= 1
-        self._complete_rows(node, range(self.rows), ready)
-
-    def _complete_rows(self, node: int, rows: Iterable[int], ready: list[Ready]) -> None:
+    def complete_rows(self, node: int, rows: Iterable[int]) -> list[Ready]:
+        """Some rows of a whole column are finished, as those that an earlier run generated of rows that are retried."""
+        ready: list[Ready] = []
         done, out, dropped = self._done[node], self._out_of(node), self.dropped
         found = [row for row in rows if not out[row] and not done[row]]
         for row in found:
             done[row] = 1
         self._left -= len(found)
-        # Before the barrier nothing that needs a seed may run; `rebuild` completes the seeds once more.
+        # Before the barrier nothing else may run; `rebuild` completes columns generated from scratch once more.
         if not found or self.barrier:
-            return
+            return ready
         # Row by row and not column by column: what needs several of these columns is then ready early on.
         downs = [(down, self._waits[down], self._always[down]) for down in self._cells_down[node]]
         for row in found:
@@ -193,9 +178,10 @@ class Frontier:
                 if not waits[row] and (always or not dropped[row]):
                     ready.append((down, row))
         for down in self._groups_down[node]:
-            # Rows that the column does not run for were taken off when they went.
+            # Rows that the column does not run for were subtracted when they were dropped.
             down_out = self._out_of(down)
             self._wait_for_less(down, sum(not down_out[row] for row in found), ready)
+        return ready
 
     def _wait_for_less(self, node: int, pairs: int, ready: list[Ready]) -> None:
         """A whole column is ready once all rows that it is for have their inputs, if there are any."""
@@ -205,7 +191,7 @@ class Frontier:
                 ready.append((node, GROUP))
 
     def drop_row(self, row: int) -> list[Ready]:
-        """Take a row out, but for what always runs; that may make a whole column ready or the group complete."""
+        """Drop a row for all nodes except those that always run; a whole column may become ready by this."""
         if self.dropped[row]:
             return []
         self.dropped[row] = 1
@@ -217,7 +203,7 @@ class Frontier:
         return ready
 
     def _take_off(self, index: int, row: int, ready: list[Ready]) -> None:
-        """A node does not run for a row any more."""
+        """A node no longer runs for a row."""
         done, upstream = self._done, self._graph.nodes[index].upstream
         if not done[index][row]:
             self._left -= 1
@@ -225,9 +211,9 @@ class Frontier:
             self._wait_for_less(index, sum(not done[up][row] for up in upstream), ready)
 
     def fail(self, node: int, row: int) -> tuple[list[int], list[Ready]]:
-        """A task failed for good: drop its row, or each row that it was for if it was for the whole group.
+        """A task failed for good: drop its row, or all rows of a task for the whole group.
 
-        Returns the rows that were dropped by this and what became ready.
+        Returns the rows that were dropped and the tasks that became ready.
         """
         rows = self.missing_rows(node) if row == GROUP else [row]
         live = [each for each in rows if not self.dropped[each]]
@@ -240,7 +226,7 @@ class Frontier:
         return live, [task for task in ready if task[1] != GROUP or self.missing_rows(task[0])]
 
     def _kill(self, node: int, row: int, ready: list[Ready]) -> None:
-        """Of what always runs, take out a cell and all that need it."""
+        """Mark a cell of a node that always runs, and those that need it, as never done."""
         if not self._always[node]:
             return
         dead, nodes = self._dead, self._graph.nodes

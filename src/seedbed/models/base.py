@@ -54,7 +54,7 @@ class ChatRequest:
     schema: Mapping[str, Any] | None = None
     # The seed of the recipe, the column, the row, the alias of the model and the number of the call.
     seed_parts: tuple[object, ...] = attrs.field(default=(), eq=False)
-    # A scope that the caller entered in this task; a client may set the deadline of the call on it (`Endpoint.send`).
+    # A scope that the caller entered in this task, with the deadline of this call (`Endpoint.send`).
     scope: trio.CancelScope | None = attrs.field(default=None, eq=False, repr=False)
 
     @property

@@ -265,22 +265,18 @@ class Endpoint:
     async def send(self, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
         """Send one call. Raises `Retryable`, `RateLimited` or `Permanent` if there is no response.
 
-        `scope` is one that the caller has entered in this task; it carries the deadline of the call meanwhile. After a
-        timeout it is cancelled, so the caller must not await anything else in it.
+        `scope` is one that the caller has entered in this task; its deadline counts as that of the call if it is not
+        later. After a timeout it is cancelled, so the caller must not await anything else in it.
         """
         # All of a call in one coroutine: each further one costs whenever the call resumes (overhead benchmark).
-        pool = self._pool
-        if scope is None:
+        pool, now = self._pool, trio.current_time()
+        if scope is None or scope.deadline > now + self._timeout:
             with trio.move_on_after(self._timeout) as own:
                 return await self.send(body, own)
             raise self._no_answer()
         # Sending does not wait, so without this a cancelled call would still be sent.
         await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
-        now, before = trio.current_time(), scope.deadline
-        deadline = now + self._timeout
-        if deadline < before:
-            scope.deadline = deadline
         try:
             connection = pool.take_idle(now) or await pool.take()
             while True:
@@ -300,12 +296,9 @@ class Endpoint:
                 connection = await pool.take(fresh=True)
         except trio.Cancelled as cancelled:
             # True for an outer deadline as well; then the next checkpoint raises `Cancelled` again.
-            if deadline < before and cancelled.source == "deadline" and trio.current_time() >= deadline:
+            if cancelled.source == "deadline" and trio.current_time() >= scope.deadline:
                 raise self._no_answer() from None
             raise
-        finally:
-            if deadline < before:
-                scope.deadline = before
         if connection.can_be_reused:
             pool.put(connection)
         else:

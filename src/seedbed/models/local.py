@@ -147,33 +147,34 @@ async def _open_server(options: dict[str, Any], start_timeout: float) -> AsyncIt
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        yield await _read_address(process, start_timeout)
+        with trio.move_on_after(start_timeout) as scope:
+            address = await _read_address(process.stdout)
+        if scope.cancelled_caught:
+            raise Permanent(f"the local model did not start within {start_timeout:g} s")
+        yield address
     finally:
         process.kill()  # it stores nothing
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
             await process.wait()
-            assert process.stdin is not None
-            assert process.stdout is not None
             await process.stdin.aclose()
             await process.stdout.aclose()
 
 
-async def _read_address(process: trio.Process, start_timeout: float) -> str:
+async def _read_address(stdout: trio.abc.ReceiveStream) -> str:
     """Return the address in the `listening` line of the server; llama.cpp may print other lines before."""
-    assert process.stdout is not None
     output = b""
-    with trio.move_on_after(start_timeout):
-        while data := await process.stdout.receive_some():
-            output += data
-            for line in output.decode("utf-8", "replace").split("\n")[:-1]:
-                kind, _, value = line.partition(" ")
-                if kind == "listening":
-                    return value.strip()
-                if kind == "failed":
-                    raise Permanent(f"the local model did not start: {value.strip()}")
-        raise Permanent("the local model did not start: its process ended without a message")
-    raise Permanent(f"the local model did not start within {start_timeout:g} s")
+    while data := await stdout.receive_some():
+        output += data
+        for line in output.decode("utf-8", "replace").split("\n")[:-1]:
+            kind, _, value = line.partition(" ")
+            if kind == "listening":
+                return value.strip()
+            if kind == "failed":
+                raise Permanent(f"the local model did not start: {value.strip()}")
+    raise Permanent("the local model did not start: its process ended without a message")
 
 
 def serve() -> None:
@@ -197,16 +198,12 @@ def serve() -> None:
     if options["chat_template"] is not None:
         parameters.chat_template = options["chat_template"]
     try:
-        server = xllamacpp.Server(parameters)
+        server = xllamacpp.Server(parameters)  # serves as long as it is referenced
+        line = f"listening {server.listening_address}"
     except Exception as error:  # noqa: BLE001  native code may raise anything; the parent reads one line
-        _print_line(f"failed {' '.join(str(error).split()) or type(error).__name__}")
-        return
-    _print_line(f"listening {server.listening_address}")
-    while os.read(0, 1024):
-        pass
-    os._exit(0)  # does not wait for threads of native code
-
-
-def _print_line(line: str) -> None:
+        line = f"failed {' '.join(str(error).split()) or type(error).__name__}"
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+    while line.startswith("listening") and os.read(0, 1024):
+        pass
+    os._exit(0)  # does not wait for threads of native code

@@ -7,7 +7,7 @@ import select
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import trio
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TextIO
 
-# Rates are those of the last so many seconds.
+# Rates are measured over this number of seconds.
 WINDOW = 10.0
 _KINDS = frozenset(kind.value for kind in Kind)
 
 # The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
 _SHARE = 0.04
-# Lines of the panel that are no column: head, foot, the heading of the keys, and the prompt of the shell.
+# Lines of the panel that are not columns: head, foot, and the prompt of the shell.
 _SPARE = 6
 
 
@@ -116,7 +116,7 @@ class ProgressState:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self._finished is not None
 
     @property
@@ -125,11 +125,6 @@ class ProgressState:
         unfinished = [column for column in self.columns.values() if column.done < column.total]
         known = [column.eta for column in unfinished if column.eta is not None]
         return max(known) if known else None if unfinished else 0.0
-
-    @property
-    def cost(self) -> float:
-        """The cost of all keys so far."""
-        return sum(key.cost for key in self.keys.values())
 
     def update(self, now: float) -> None:
         """Compute times, rates and ETAs as of `now`, an instant of the events' clock."""
@@ -248,31 +243,30 @@ class ProgressState:
         del self._groups[event.row_group]
 
 
-class View(Protocol):
-    """A display of progress. An exception that it raises ends the display and never the run."""
+class Display:
+    """A reader of events that counts them in `state` and shows it from a system task of the run itself.
 
-    interval: float  # the least number of seconds between two refreshes
-
-    def show(self, progress: ProgressState) -> None:
-        """Show the run as it is now; must not wait for a slow reader."""
-
-    def close(self, progress: ProgressState) -> None:
-        """Show the run as it ended, and restore the terminal."""
-
-
-class Show:
-    """A reader of events that counts them in `state` and refreshes `view` in a system task of the run itself.
-
-    The caller that starts the run calls `close` afterwards, because a run that is cancelled emits no last event.
+    The caller that starts the run calls `close` afterwards, because a run that is cancelled emits no last event. An
+    exception of a subclass, such as that of a closed terminal, ends the display and never the run.
     """
 
-    def __init__(self, state: ProgressState, view: View) -> None:
-        self._state = state
-        self._view: View | None = view
+    interval = 1.0  # the least number of seconds between two refreshes
+
+    def __init__(self, state: ProgressState) -> None:
+        self.state = state
+        self._open = True
         self._now = 0.0
 
+    def show(self) -> None:
+        """Show the run as it is now; must not wait for a slow reader."""
+        raise NotImplementedError
+
+    def show_end(self) -> None:
+        """Show the run as it ended, and restore the terminal."""
+        raise NotImplementedError
+
     def __call__(self, event: events.Event) -> None:
-        self._state(event)
+        self.state(event)
         if isinstance(event, events.BuildStarted):
             self._now = event.time
             self._refresh()
@@ -283,29 +277,28 @@ class Show:
 
     def close(self) -> None:
         """Show the end, once."""
-        view, self._view = self._view, None
-        if view is not None:
-            with suppress(Exception):  # the terminal may be closed
-                self._state.update(self._now)
-                view.close(self._state)
+        if self._open:
+            self._open = False
+            with suppress(Exception):
+                self.state.update(self._now)
+                self.show_end()
 
     async def _keep_refreshing(self) -> None:
-        pause = self._view.interval if self._view is not None else 0.0
-        while self._view is not None:
+        pause = self.interval
+        while self._open:
             await trio.sleep(pause)
-            if self._view is not None:
-                self._now = trio.current_time()
-                pause = max(self._view.interval, self._refresh() / _SHARE)
+            self._now = trio.current_time()
+            pause = max(self.interval, self._refresh() / _SHARE)
 
     def _refresh(self) -> float:
         """Show the state once; returns how long it took."""
         began = time.perf_counter()
-        if self._view is not None:
+        if self._open:
             try:
-                self._state.update(self._now)
-                self._view.show(self._state)
-            except Exception:  # noqa: BLE001  the terminal is closed or cannot show it: the run matters more
-                self._view = None
+                self.state.update(self._now)
+                self.show()
+            except Exception:  # noqa: BLE001  the run matters more
+                self._open = False
         return time.perf_counter() - began
 
 
@@ -316,33 +309,32 @@ class PipeConsole(Console):
         raise BrokenPipeError
 
 
-class Panel:
+class Panel(Display):
     """Draws the run in place, at most ten times a second. What is printed meanwhile goes above it."""
 
     interval = 0.1
 
-    def __init__(self, stream: TextIO, *, title: str = "seedbed", **console: Any) -> None:
+    def __init__(self, state: ProgressState, stream: TextIO, *, title: str = "seedbed", **console: Any) -> None:
+        super().__init__(state)
         self._stream = stream
         self._title = title
         self._console = PipeConsole(file=stream, highlight=False, **console)
         self._live: Live | None = None
 
-    def show(self, progress: ProgressState) -> None:
+    def show(self) -> None:
         if would_wait(self._stream):
             return
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
             self._live.start()
-        self._live.update(self._draw(progress), refresh=True)
+        self._live.update(self._draw(self.state), refresh=True)
 
-    def close(self, progress: ProgressState) -> None:
-        live, self._live = self._live, None
-        if live is None:
-            return
-        try:
-            live.update(self._draw(progress))
-        finally:
-            live.stop()
+    def show_end(self) -> None:
+        if self._live is not None:
+            try:
+                self._live.update(self._draw(self.state))
+            finally:
+                self._live.stop()
 
     def _draw(self, progress: ProgressState) -> Group:
         columns = list(progress.columns.values())
@@ -413,25 +405,26 @@ def _foot(progress: ProgressState) -> Text:
     return foot
 
 
-class Lines:
-    """Writes one line with everything every `interval` seconds, and one at the end: for pipes and log files."""
+class Lines(Display):
+    """Writes one line with everything every ten seconds, and one at the end: for pipes and log files."""
 
-    def __init__(self, stream: TextIO, *, interval: float = 10.0) -> None:
+    interval = 10.0
+
+    def __init__(self, state: ProgressState, stream: TextIO) -> None:
+        super().__init__(state)
         self._stream = stream
-        self.interval = interval
         self._begun = False
 
-    def show(self, progress: ProgressState) -> None:
+    def show(self) -> None:
         if not self._begun:  # there is nothing to report yet
             self._begun = True
         elif not would_wait(self._stream):
-            self.close(progress)
+            self.show_end()
 
-    def close(self, progress: ProgressState) -> None:
-        if not self._begun:  # the run ended before its first event: the error says why
-            return
-        self._stream.write(progress_line(progress) + "\n")
-        self._stream.flush()
+    def show_end(self) -> None:
+        if self._begun:  # else the run ended before its first event, and the error has the reason
+            self._stream.write(progress_line(self.state) + "\n")
+            self._stream.flush()
 
 
 def progress_line(progress: ProgressState) -> str:
@@ -461,7 +454,7 @@ def _in_flight(key: KeyProgress) -> str:
 
 
 def would_wait(stream: TextIO) -> bool:
-    """Whether writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
+    """True if writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

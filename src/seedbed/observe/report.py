@@ -1,4 +1,4 @@
-"""What a build did: the frozen report, the ledger in which the engine counts while it runs, and traces of its tasks.
+"""The report of a build, the ledger in which the engine counts while it runs, and traces of its tasks.
 
 `profile_frame` sums traces up by column; `write_chrome_trace` writes them in the format of Perfetto and chrome://tracing.
 """
@@ -82,7 +82,7 @@ class Usage:
 
 @attrs.frozen(kw_only=True)
 class BuildReport:
-    """What a build did.
+    """The result of a build in numbers.
 
     `rows` is the number that was requested; these and the rows that processors `added` are written, dropped, unfinished
     or `removed` by a processor.
@@ -107,7 +107,7 @@ class BuildReport:
     # were restored from the journal of earlier runs.
     durable: int = 0
     restored: int = 0
-    # What was damaged in the directory that the build resumed, and was generated again.
+    # Damage found in the resumed directory, whose values were generated again.
     damage: tuple[str, ...] = ()
     # Rows that processors removed and added, of all runs.
     removed: int = 0

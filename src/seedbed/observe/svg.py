@@ -30,7 +30,7 @@ _PASSAGE = 4
 
 @attrs.frozen(kw_only=True)
 class Box:
-    """Where a column is drawn, or where an edge passes through a layer."""
+    """The place of a column, or of an edge that passes through a layer."""
 
     x: float
     y: float
@@ -42,7 +42,7 @@ class Box:
 
 
 def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
-    """An SVG document; `types` says what stands below each column's name."""
+    """An SVG document; `types` has the text below each column's name."""
     labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
     layers, chains = order_layers(graph)
     boxes = _place(layers, [max(len(name), len(below)) * _LETTER + 28 for name, below in labels])

@@ -228,7 +228,7 @@ class PlanContext:
         if name.startswith("_"):
             raise AttributeError(name)
         if self._ops.get(name) is None:
-            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.all_names())}")
+            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.names)}")
         return name
 
     def op(self, name: str, /, *inputs: Node, **params: Any) -> Node:
@@ -264,7 +264,7 @@ class PlanContext:
             "inputs": [self._node_id(Value(each, f"{path}.inputs[{at}]", problems)) for at, each in enumerate(inputs)],
             "params": {param: read(param, value) for param, value in named.items()},
         }
-        # The check would report the placeholders of what is no node or no tree.
+        # The check below would report the same values again.
         problems.raise_invalid_plan()
         scope = Scope(
             registries=self._registries,

@@ -140,7 +140,7 @@ def read_node(value: Value, ops: OpRegistry, scope: Scope, capabilities: Sequenc
 
 
 def _op(value: Value, ops: OpRegistry, scope: Scope) -> OpSpec | None:
-    name = value.reference(ops.all_names(), Code.UNKNOWN_OP, "no op is named")
+    name = value.reference(ops.names, Code.UNKNOWN_OP, "no op is named")
     spec = None if name is None else ops.get(name)
     if spec is not None:
         for key_id in sorted(spec.writes - set(scope.registries.keys)):

@@ -24,23 +24,21 @@ _UNIX_MILLISECONDS = 1e12
 
 
 def parse_retry_after(value: float | str | None, wall_now: float) -> float | None:
-    """Seconds to wait, from what a server sent; None where that says nothing.
+    """The seconds to wait that a server sent; None if it sent none that can be understood.
 
     Understood: a number of seconds (also as text), a duration such as `1m30s` or `250ms`, an HTTP date, an ISO date and
-    Unix time. Dates are compared with `wall_now`; an instant that is past is 0.
+    Unix time. Dates are compared with `wall_now`; an instant in the past is 0.
     """
     if value is None:
         return None
-    if isinstance(value, str):
-        text = value.strip()
-        number = _number(text)
-        if number is None:
-            number = _duration(text)
-        if number is None:
+    try:
+        number = float(value)
+    except ValueError:
+        text = str(value).strip()
+        if not _DURATION.fullmatch(text):
             instant = _date(text)
             return None if instant is None else max(0.0, instant - wall_now)
-    else:
-        number = float(value)
+        number = sum(float(amount) * _UNITS[unit] for amount, unit in _DURATION_PART.findall(text))
     if not math.isfinite(number):
         return None
     if number >= _UNIX_MILLISECONDS:
@@ -61,19 +59,6 @@ def backoff_delay(attempt: int, base: float, maximum: float, rng: random.Random)
     """Seconds to wait after failure number `attempt` (from 1): exponential, with full jitter."""
     # 2**1000 is far past any maximum, and the largest power a float is sure to hold.
     return rng.uniform(0.0, min(maximum, base * 2.0 ** min(attempt - 1, 1000)))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _duration(text: str) -> float | None:
-    if not _DURATION.fullmatch(text):
-        return None
-    return sum(float(amount) * _UNITS[unit] for amount, unit in _DURATION_PART.findall(text))
 
 
 def _date(text: str) -> float | None:

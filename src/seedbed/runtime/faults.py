@@ -10,27 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-POINTS = (
-    "part written",
-    "part synced",
-    "part listed",
-    "part renamed",
-    "published listed",
-    "part directory synced",
-    "manifest renamed",
-    "manifest directory synced",
-    "record written",
-    "record synced",
-    "journal made",
-    "journal written",
-    "journal committed",
-    "journal kept",
-    "journal freed",
-    "journal recovered",
-    "journal closed",
-    "journal removed",
-)
-
 # Called with the name of each point as it is reached, in the thread that reaches it.
 hook: Callable[[str], None] | None = None
 

@@ -92,7 +92,7 @@ class Caller:
         self._network = network
         self._uses_engine = uses_engine
         self._timeout = math.inf if spec is None else spec.call_timeout
-        # Of one token of the prompt and of the answer.
+        # The price of one token of the prompt and of the answer.
         self._prices = (0.0, 0.0) if spec is None else (spec.input_price / 1e6, spec.output_price / 1e6)
         rng = random.Random(stable_seed(seed, column, self.alias))
         self.chance = rng.random
@@ -230,7 +230,7 @@ class SimulatedClient:
         return ImageAnswer(images=pictures, tokens=tokens)
 
 
-# What a reader of the result should know: a set in order of insertion. Notes are added by `setdefault`.
+# Remarks for the reader of the result: an ordered set, to which notes are added by `setdefault`.
 Notes = dict[str, None]
 _TEXT = "placeholder"
 # The first that a type accepts is its placeholder.
@@ -269,7 +269,7 @@ def of_outputs(outputs: tuple[str, ...], declared: Mapping[str, pa.DataType], fu
     return {name: of_type(declared[name]) if name in declared else _TEXT for name in outputs}
 
 
-# So many cells of a column are filled as in a build, with answers that fit; the others repeat their values.
+# The first cells of a column are filled as in a build, with answers that fit; later ones repeat their values.
 LEARNED = 48
 
 

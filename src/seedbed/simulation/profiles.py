@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..graph import nearest
 from ..models.distributions import check_latency, is_distribution, parse_distribution
 from ..models.scripted import Behaviour
-from ..observe.report import Usage, traces_frame
+from ..observe.report import Usage
 from ..store.dataset import load_traces
 from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
@@ -23,11 +23,9 @@ from ..store.manifest import read as read_manifest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..observe.report import BuildReport
-
 
 def _read(value: Any) -> Any:
-    """A number or a distribution, which may be a mapping or a text."""
+    """Parse the text of a number or a distribution; anything else is returned for the validator."""
     if isinstance(value, str):
         return parse_distribution(value)
     return dict(value) if isinstance(value, Mapping) else value
@@ -55,7 +53,7 @@ class CallProfile:
     output_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
     # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
     calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
-    # The share of calls that are rate-limited (429), and that fail in a way that a retry may mend (5xx).
+    # The share of calls that are rate-limited (429), and that fail with a retryable error (5xx).
     rate_limited: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
     failed: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
     # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
@@ -98,7 +96,7 @@ _DEFAULTS = CallProfile(output_tokens=0, calls=1.0, rate_limited=0.0, failed=0.0
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """The calls of a real run, by column; `models` are the aliases that each column called then, where known."""
+    """The calls of a real run, by column; `models` has the aliases that each column called, where known."""
 
     profiles: Mapping[str, CallProfile] = attrs.field(factory=dict)
     models: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
@@ -112,11 +110,9 @@ class Measured:
         return next((self.profiles[name] for name in others if name in self.profiles), None)
 
     def over(self, other: Measured) -> Measured:
-        """This, with what only `other` has measured."""
-        both = {**other.profiles, **self.profiles}
-        for name in other.profiles.keys() & self.profiles.keys():
-            both[name] = self.profiles[name].over(other.profiles[name])
-        return Measured(profiles=both, models={**other.models, **self.models})
+        """This, with the fields that only `other` measured."""
+        own = {name: each.over(other.profiles.get(name, CallProfile())) for name, each in self.profiles.items()}
+        return Measured(profiles={**other.profiles, **own}, models={**other.models, **self.models})
 
 
 def resolve_profile(
@@ -163,16 +159,12 @@ def _of_behaviour(spec: Behaviour) -> CallProfile:
 def check_names(given: Mapping[str, CallProfile], models: Mapping[str, object], columns: tuple[str, ...]) -> None:
     """Raise `ConfigError` for profiles of unknown models and columns."""
     known = (*models, *columns, *(f"columns.{name}" for name in columns))
-    problems = [
-        f"the profile of {name!r} belongs to neither a model nor a column{nearest(name, known)}"
-        for name in given
-        if name not in known
-    ]
-    problems += [
-        f"the profile of model {name!r} has skipped, which only columns have"
-        for name in given
-        if name in models and name not in columns and given[name].skipped is not None
-    ]
+    problems = []
+    for name, profile in given.items():
+        if name not in known:
+            problems.append(f"the profile of {name!r} belongs to neither a model nor a column{nearest(name, known)}")
+        elif name in models and name not in columns and profile.skipped is not None:
+            problems.append(f"the profile of model {name!r} has skipped, which only columns have")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -210,13 +202,8 @@ def load_profiles(path: Path) -> dict[str, CallProfile]:
     return {str(name): as_profile(str(name), value) for name, value in found.items()}
 
 
-# At most about so many latencies of a column are drawn from; more would make no difference.
+# About the most measured latencies of a column that are stored; more would make no difference.
 _SAMPLE = 2_000
-
-
-def measure_report(report: BuildReport) -> dict[str, CallProfile]:
-    """The profiles of a run in this process with `trace=True`."""
-    return measure(traces_frame(report.traces), report.usage)
 
 
 def measure_path(path: Path) -> Measured:
@@ -239,10 +226,9 @@ def _stored_usage(path: Path) -> tuple[dict[str, Usage], dict[str, tuple[str, ..
     """The usage of each column, and its models."""
     usage: dict[str, Usage] = {}
     models: dict[str, tuple[str, ...]] = {}
-    spending = read_manifest(path).manifest.spending
-    for column, model, calls, prompt, answer, cost in spending.entries if spending is not None else ():
-        spent = Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
-        usage[column] = usage.get(column, Usage()) + spent
+    for column, model, calls, prompt, answer, cost in read_manifest(path).usage:
+        usage.setdefault(column, Usage())
+        usage[column] += Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
         models[column] = (*models.get(column, ()), model)
     return usage, models
 
@@ -280,7 +266,7 @@ def _of_tasks(tasks: pl.DataFrame, calls: int, rows: int) -> CallProfile:
     done = tasks.filter(pl.col("status") == "success")
     if not done.height:
         return CallProfile()
-    # A cell may have made several calls, of which only the sum is known.
+    # Of a cell with several calls only the sum of their times is known.
     each = max(1.0, calls / done.height)
     seconds = done.select(pl.when(pl.col("called") > 0).then("called").otherwise(running) / each).to_series()
     if seconds.len() > _SAMPLE:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from .profiles import CallProfile
 
-# Parts of the run in a timeline.
+# The number of equal parts of the run in a timeline.
 BUCKETS = 120
-# A limit that holds work up for a smaller share of the time is no bottleneck.
+# A limit that holds up work for a smaller share of the time is not a bottleneck.
 _MATTERS = 0.25
 
 
@@ -30,7 +30,7 @@ _MATTERS = 0.25
 class KeyLoad:
     """The use of a throttle key, in shares of the run's time; `models` are the aliases that share it.
 
-    `limit`: the median of what the throttle allowed. `busy`: calls in flight, in parts of the ceiling. `at_limit`: as
+    `limit`: the median of what the throttle allowed. `busy`: calls in flight as a share of the ceiling. `at_limit`: as
     many calls in flight as allowed at the time. `held_up`: that, and work waited. `paced`: work waited although fewer
     were in flight, for rates per minute or a pause after rate limits. `rate_limited` counts calls.
     """
@@ -154,7 +154,7 @@ class Estimate:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What was neither given nor measured, by column and model."""
+        """The fields that were neither given nor measured, by column and model."""
         return tuple(
             f"{each.column} ({each.model}): {', '.join(each.assumed)}" for each in self.columns if each.assumed
         )
@@ -255,7 +255,7 @@ def _average(loads: Sequence[Any]) -> Any:
 
 
 def _find_bottleneck(keys: Sequence[KeyLoad], limits: Sequence[LimitLoad]) -> str:
-    """The limit that held work up for most of the time, in a sentence."""
+    """The limit that held up work for most of the time, in a sentence."""
     found: list[tuple[float, str]] = []
     for load in keys:
         if load.limit < 0.9 * load.ceiling and load.rate_limited:
@@ -302,11 +302,6 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
 
 
-def count_text(count: float) -> str:
-    """A whole number."""
-    return f"{count:,.0f}"
-
-
 def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table]:
     """The result for a terminal, a string or a page; the timelines are `width` characters wide."""
     base, probed = simulation.base, simulation.probed
@@ -315,10 +310,10 @@ def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table
             f"measured with {probed.rows:,} real rows: {probed.calls:,} calls, {probed.tokens:,} tokens, "
             f"cost {probed.cost:.4f}, {probed.seconds:.1f} s"
         )
-    dropped = f", {spread_text(base.dropped, count_text)} dropped" if base.dropped.high else ""
+    dropped = f", {spread_text(base.dropped, '{:,.0f}'.format)} dropped" if base.dropped.high else ""
     seeds = f"{base.seeds} seed{'' if base.seeds == 1 else 's'}"
     time = spread_text(base.seconds, seconds_text)
-    written = count_text(base.written.mean)
+    written = f"{base.written.mean:,.0f}"
     yield Text(f"{written} of {base.rows:,} rows in {time}{dropped} (simulated, {seeds})", style="bold")
     yield Text(f"bottleneck: {base.bottleneck}", style="bold")
     if base.stopped is not None:
@@ -359,7 +354,7 @@ def _usage_table(estimate: Estimate) -> Table:
         (
             column,
             model,
-            *(spread_text(spread, count_text) for spread in (used.calls, used.input_tokens, used.output_tokens)),
+            *(spread_text(spread, "{:,.0f}".format) for spread in (used.calls, used.input_tokens, used.output_tokens)),
             spread_text(used.cost, money),
         )
         for column, model, used in lines

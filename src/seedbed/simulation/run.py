@@ -22,10 +22,10 @@ from ..engine.config import RunConfig
 from ..engine.run import run_build
 from ..errors import BuildError, ConfigError, SeedbedError
 from ..observe.events import Events
-from ..observe.report import Usage
+from ..observe.report import Usage, traces_frame
 from ..recipe.recipe import Recipe
 from ..runtime.threads import in_event_loop, run_in_thread
-from .profiles import CallProfile, Measured, as_profile, measure_path, measure_report
+from .profiles import CallProfile, Measured, as_profile, measure, measure_path
 from .result import BUCKETS, KeyLoad, LimitLoad, Outcome, Probed, Simulation, Track, Variant, make_estimate
 from .stage import Setting, Staged, variants
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The most samples; at that number every other one is discarded and the interval doubled.
+# The most samples; at that number every second one is discarded and the interval doubled.
 _SAMPLES = 800
 _FIRST_INTERVAL = 0.05
 _RUN_LIMITS = (
@@ -97,7 +97,7 @@ class Sampler:
             models=models,
             ceiling=ceiling,
             # The median: a mean moves with each probe above what the server takes.
-            limit=float(median(limit for _, limit, _ in samples)),
+            limit=float(median([limit for _, limit, _ in samples] or [ceiling])),
             busy=_mean([used for used, _, _ in samples]) / ceiling,
             at_limit=_mean(full),
             held_up=_mean([a and b for a, b in zip(full, waits, strict=True)]),
@@ -218,7 +218,7 @@ async def _simulate(staged: Staged, seed: int) -> Outcome:
     )
 
 
-# A process takes about a second to start, which so many cells in all are worth.
+# With fewer cells than this, several processes are not worth the second that each takes to start.
 _WORTH_PROCESSES = 30_000
 
 
@@ -251,7 +251,7 @@ def _pickled(shares: Sequence[Sequence[tuple[Setting, int]]]) -> list[bytes] | N
 async def _in_processes(shares: Sequence[bytes]) -> list[list[Outcome]]:
     """Run each share of the jobs in a process of its own; cancelling it kills them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # Not multiprocessing, which would import the caller's script once more.
+    # Not multiprocessing, which would import the caller's script again.
     command = [sys.executable, "-c", "from seedbed.simulation.run import main; main()"]
     children: dict[int, subprocess.CompletedProcess[bytes]] = {}
 
@@ -271,7 +271,7 @@ async def _in_processes(shares: Sequence[bytes]) -> list[list[Outcome]]:
 
 
 def main() -> None:
-    """Run the jobs that standard input has."""
+    """Run the pickled jobs of standard input and write their outcomes to standard output."""
     # This process creates millions of objects, none of them in cycles, and ends.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -281,7 +281,7 @@ def main() -> None:
 
 # Seconds of one core that the engine takes for a call over HTTP on an ordinary machine.
 OVERHEAD = 0.0005
-# With more cells than this there are two seeds by default, one for each of two cores, otherwise three.
+# Above this number of cells two seeds are simulated by default, one for each of two cores; otherwise three.
 _LARGE = 250_000
 
 
@@ -363,4 +363,4 @@ def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
     spent = sum(report.usage.values(), Usage())
     probed = Probed(rows=report.rows, calls=spent.calls, tokens=spent.tokens, cost=spent.cost, seconds=report.seconds)
     models = {spec.name: spec.aliases() for spec in setting.specs if spec is not None and spec.aliases()}
-    return Measured(profiles=measure_report(report), models=models), probed
+    return Measured(profiles=measure(traces_frame(report.traces), report.usage), models=models), probed

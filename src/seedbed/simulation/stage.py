@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..runtime.throttle import KeyLimits
 
 
-# With at least so many calls, instants are rounded to this share of the shortest mean latency.
+# From this number of calls on, instants are rounded to this share of the shortest mean latency.
 _MANY = 100_000
 _ROUNDING = 0.08
 
@@ -109,12 +109,7 @@ class Staged:
         recipe: Any = setting.recipe
         if isinstance(recipe, Recipe):
             recipe = attrs.evolve(recipe, models=self._models)
-        source = make_source(
-            recipe,
-            config=config,
-            limits=setting.limits,
-            processors=setting.processors,
-        )
+        source = make_source(recipe, config=config, limits=setting.limits, processors=setting.processors)
         names = tuple(column.name for column in source.columns)
         keys = {column.key: None for column in source.columns if column.key}
         check_names(setting.given, {**self._models, **keys}, names)
@@ -127,7 +122,7 @@ class Staged:
         """The pre-batch processors that run: they decide for which rows calls are made."""
         recipe, chosen = self._setting.recipe, []
         specs = recipe.processors if isinstance(recipe, Recipe) else ()
-        safe = {spec.label for spec in specs if _is_ours(type(spec))} | self._setting.run_code
+        safe = {spec.label for spec in specs if _is_built_in(type(spec))} | self._setting.run_code
         for processor in processors:
             if processor.stage is not Stage.PRE_BATCH:
                 self.notes.setdefault(f"processor {processor.label!r} is not run: it follows the calls")
@@ -153,7 +148,7 @@ class Staged:
         assert step.key is not None
         if isinstance(spec, Validation):
             return [(step.key, "validation", step.key)]
-        chat = "function" if spec is None or isinstance(spec, Custom) or not _is_ours(type(spec)) else "chat"
+        chat = "function" if spec is None or isinstance(spec, Custom) or not _is_built_in(type(spec)) else "chat"
         found = [
             (alias, chat if domain == "chat" else domain, step.key)
             for alias in (spec.aliases() if spec is not None else ())
@@ -237,7 +232,7 @@ class Staged:
             return guarded(step.name, own, self.notes)
         if isinstance(spec, Validation) and spec.kind not in ("remote", "callable"):
             return sampled_checks(own, fallback)
-        if spec is None or not _is_ours(type(spec)) or isinstance(spec, Custom | Validation):
+        if spec is None or not _is_built_in(type(spec)) or isinstance(spec, Custom | Validation):
             return self._code(step, spec, fallback, real if is_real else set())
         if step.key is None:
             real.update(step.outputs)
@@ -267,13 +262,13 @@ class Staged:
         return code_filler(step.kind, step.outputs, fallback, own, callers)
 
 
-def _is_ours(kind: type) -> bool:
+def _is_built_in(kind: type) -> bool:
     """True for a spec of seedbed itself; others, of plug-ins too, are user code."""
     return kind.__module__.startswith("seedbed.columns.")
 
 
 _MAX_VARIANTS = 64
-# A comma that is not inside of brackets.
+# A comma outside brackets.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")
 _PATHS = "models.ALIAS.FIELD, columns.NAME.FIELD, run.OPTION or profile.NAME.FIELD"
 
@@ -327,12 +322,9 @@ def _change(setting: Setting, path: str, value: Any) -> Setting:
         return attrs.evolve(setting, recipe=attrs.evolve(recipe, models=models))
     columns = tuple(_evolve(path, spec, field, value) if spec.name == name else spec for spec in recipe.columns)
     access = recipe.access
-    if access is not None:
-        # A path that comes from the user and not from the file is allowed.
-        before = {given for spec in recipe.columns for given in spec.paths()}
-        access = access.granting(
-            recipe.base / given for spec in columns for given in spec.paths() if given not in before
-        )
+    if access is not None:  # paths that come from the user and not from the file are allowed
+        before, after = ({given for spec in specs for given in spec.paths()} for specs in (recipe.columns, columns))
+        access = access.granting(recipe.base / given for given in after - before)
     return attrs.evolve(setting, recipe=attrs.evolve(recipe, columns=columns, access=access))
 
 

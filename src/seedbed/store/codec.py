@@ -1,11 +1,8 @@
-"""Entries of the journal as bytes and back, with every value and its type exactly as it was.
+"""Values of cells as msgpack and back, each with its type exactly as it was.
 
-The bytes are msgpack. Types that msgpack does not have are extensions, each with a number of the closed list below, so
-that untrusted bytes can name no code: they give plain values or nothing. Values of user-defined types are
-pickles, kept apart from all others and read only for a caller that trusts the directory as much as its own code.
-
-A batch of entries is the array `[entries, pickled]`: the entries in order without those that hold user-defined types,
-and these as `[position, pickle]`.
+Types that msgpack does not have are extensions, each with a number of the closed list below, so that untrusted bytes
+can name no code: they give plain values or nothing. Values of user-defined types are pickles in an extension of their
+own, which is read only for a caller that trusts the directory as much as its own code.
 """
 
 from __future__ import annotations
@@ -20,11 +17,10 @@ import re
 import struct
 import uuid
 import zoneinfo
-from collections import Counter, OrderedDict, defaultdict, deque
-from contextlib import suppress
+from collections import Counter, OrderedDict, deque
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -38,10 +34,13 @@ from ..models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-Entry: TypeAlias = tuple[Any, ...]
-
-# How deep a value may be nested. A deeper one is stored as a pickle, and bytes that hold one are refused: what reads
-# values recursively must not overflow the stack.
+# What msgpack holds as it is, but for lone surrogates and large numbers.
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+# What user-defined types raise when they are pickled, the constructors of the types below when they get nonsense, and a
+# frame library that panics.
+FAILED = (Exception, pl.exceptions.PanicException)
+# How deep a value may be nested. A deeper one is stored as a pickle, and bytes that hold one are invalid: code
+# that reads values recursively must not overflow the stack.
 MAX_DEPTH = 200
 
 _PICKLE_PROTOCOL = 5
@@ -49,99 +48,52 @@ _PICKLE_PROTOCOL = 5
 _VECTOR = 8
 # Numbers, durations and instants of fixed size. Not long double: the C library cannot be trusted with invalid ones.
 _DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)")
-_TEXT_DTYPE = re.compile(r"[<>|][US]\d{1,9}")
 
 
 class _ForeignError(Exception):
     """A value that only pickle can store."""
 
 
-def encode(entries: Sequence[Entry]) -> tuple[bytes, list[int]]:
-    """Return the entries as bytes, and the positions of those left out because their values cannot be stored."""
-    if not entries:
-        return b"", []
-    plain: list[Any] = []
-    pickled: list[tuple[int, bytes]] = []
-    lost: list[int] = []
-    # Nearly all entries are plain, and msgspec encodes them as they are: `benchmarks/durability` pays for the rest.
-    if all(_FLAT.issuperset(map(type, entry)) for entry in entries):
-        with suppress(UnicodeEncodeError, OverflowError):  # lone surrogates, large numbers
-            return msgspec.msgpack.encode((entries, pickled)), lost
-    for position, entry in enumerate(entries):
-        try:
-            plain.append(_pack_all(entry, 0))
-            continue
-        except _UNREADABLE:  # a user-defined type, or an object that raises when it is looked at
-            pass
-        try:
-            pickled.append((len(plain) + len(pickled), pickle.dumps(entry, _PICKLE_PROTOCOL)))
-        except _UNREADABLE:  # a user's object may raise anything
-            lost.append(position)
-    return msgspec.msgpack.encode((plain, pickled)), lost
-
-
-def decode(data: bytes, *, trusted: bool) -> list[Entry]:
-    """Return the entries that can be read; those with values of user-defined types only if `trusted`."""
-    if not data:
-        return []
+def pack(value: Any) -> Any:
+    """Return a value as what msgpack has; raises one of `FAILED` if it cannot be stored."""
+    if type(value) in _AS_IT_IS:
+        return value
     try:
-        plain, pickled = msgspec.msgpack.decode(data, type=_BATCH)
-    except _UNREADABLE:
-        return []
-    try:
-        entries = msgspec.msgpack.decode(data, type=_BATCH_OF_ENTRIES, ext_hook=_unpack)[0]
-        for entry in entries:
-            if not _FLAT.issuperset(map(type, entry)):
-                _check_depth(entry)
-    except _UNREADABLE:
-        # Each by itself, so that one that cannot be read costs no other.
-        entries = [_decode_entry(each) for each in plain]
-    if pickled:
-        for position, pickle_bytes in pickled:
-            entries.insert(position, _load(pickle_bytes) if trusted else None)
-    return [entry for entry in entries if entry is not None]
+        return _pack(value, 0)
+    except FAILED:  # a user-defined type, or an object that raises when it is inspected
+        return msgspec.msgpack.Ext(_PICKLE, pickle.dumps(value, _PICKLE_PROTOCOL))
 
 
-def _decode_entry(data: msgspec.Raw) -> Entry | None:
-    try:
-        entry: Entry = msgspec.msgpack.decode(data, type=tuple[Any, ...], ext_hook=_unpack)
-        _check_depth(entry)
-    except _UNREADABLE:
-        return None
-    return entry
+def unpacker(*, trusted: bool) -> Callable[[int, memoryview], Any]:
+    """Return the `ext_hook` that reads packed values; those of user-defined types only if `trusted`."""
+    return _unpack_trusted if trusted else _unpack
 
 
-def _load(data: bytes) -> Entry | None:
-    try:
-        entry = pickle.loads(data)
-    except Exception:  # noqa: BLE001 - whatever a constructor raises when its class has changed
-        return None
-    return entry if isinstance(entry, tuple) else None
+def encode(value: Any) -> bytes:
+    """Return one value as bytes; raises one of `FAILED` if it cannot be stored."""
+    return msgspec.msgpack.encode(pack(value))
 
 
-_BATCH = tuple[list[msgspec.Raw], list[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], bytes]]]
-_BATCH_OF_ENTRIES = tuple[list[tuple[Any, ...]], list[Any]]
-# What the constructors of the types below raise when they get nonsense, and a frame library that panics.
-_UNREADABLE = (Exception, pl.exceptions.PanicException)
+def decode(data: bytes, *, trusted: bool) -> Any:
+    """Return the value that `encode` stored; raises one of `FAILED` if it cannot be read."""
+    value = msgspec.msgpack.decode(data, ext_hook=unpacker(trusted=trusted))
+    if not trusted:
+        check_depth(value)
+    return value
 
 
-def _check_depth(entry: Entry) -> None:
-    """Refuse values that are nested too deep; iterative, since these are the ones that recursion would not survive."""
-    level: list[Any] = [value for value in entry if type(value) in _NESTED]
-    for _ in range(MAX_DEPTH):
+def check_depth(value: Any) -> None:
+    """Raise `ValueError` for a value that is nested too deep; iterative, since recursion would not survive it."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 4):  # an entry nests a value in containers of its own
+        level = [each for each in level if type(each) in _NESTED]
         if not level:
             return
-        level = [
-            inner
-            for value in level
-            for inner in ((*value, *value.values()) if isinstance(value, dict) else value)
-            if type(inner) in _NESTED
-        ]
+        level = [inner for each in level for inner in ((*each, *each.values()) if isinstance(each, dict) else each)]
     raise ValueError(f"a value is nested more than {MAX_DEPTH} levels deep")
 
 
-_FLAT = frozenset({type(None), bool, int, float, str, bytes})
-_NESTED = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, Counter})
+_NESTED = frozenset({list, tuple, dict, set, frozenset, deque, OrderedDict, Counter})
 
 
 # Packing: a value as what msgpack has, or as an extension.
@@ -192,7 +144,11 @@ def _pack_floats(tag: int, values: Sequence[Any]) -> msgspec.msgpack.Ext | None:
     return msgspec.msgpack.Ext(tag, struct.pack(f"<{len(values)}d", *values))
 
 
-# Unpacking. msgspec bounds how deep it recurses by Python's own limit, calls of this hook included.
+# Unpacking. msgspec bounds how deep it recurses by Python's own limit, calls of these hooks included.
+
+
+def _unpack_trusted(tag: int, data: memoryview) -> Any:
+    return pickle.loads(data) if tag == _PICKLE else _unpack(tag, data)
 
 
 def _unpack(tag: int, data: memoryview) -> Any:
@@ -218,26 +174,6 @@ def _dict(*pairs: Any) -> dict[Any, Any]:
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-# What a defaultdict calls for a missing key: types only, by their names.
-_FACTORIES: dict[str, type] = {
-    kind.__name__: kind for kind in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
-}
-
-
-def _defaultdict_fields(value: defaultdict[Any, Any]) -> Iterable[Any]:
-    factory = value.default_factory
-    if factory is None:
-        return None, *_pairs(value)
-    name = getattr(factory, "__name__", "")
-    if _FACTORIES.get(name) is not factory:
-        raise _ForeignError
-    return name, *_pairs(value)
-
-
-def _make_defaultdict(name: str | None, *pairs: Any) -> defaultdict[Any, Any]:
-    return defaultdict(None if name is None else _FACTORIES[name], _dict(*pairs))
-
-
 def _time_fields(value: dt.datetime | dt.time) -> Iterable[Any]:
     return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
 
@@ -260,25 +196,16 @@ def _zone(value: Any) -> dt.tzinfo | None:
 
 
 def _zone_fields(value: zoneinfo.ZoneInfo) -> Iterable[Any]:
-    if not _is_known_zone(value.key):
+    if value.key not in _known_zones():
         raise _ForeignError
     return (value.key,)
 
 
 def _make_zone(key: str) -> zoneinfo.ZoneInfo:
     # Python looks for a zone that it does not know in a package, by import.
-    if not _is_known_zone(key):
+    if key not in _known_zones():
         raise ValueError(f"unknown time zone {key!r}")
     return zoneinfo.ZoneInfo(key)
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_known_zone(key: str) -> bool:
-    if key in _known_zones():
-        return True
-    # With and without leap seconds: in the file system only, and not in the list.
-    inner = key.removeprefix("posix/").removeprefix("right/")
-    return inner in _known_zones() and any((pathlib.Path(folder) / key).is_file() for folder in zoneinfo.TZPATH)
 
 
 @functools.cache
@@ -287,49 +214,18 @@ def _known_zones() -> frozenset[str]:
 
 
 def _array_fields(value: np.ndarray[Any, Any]) -> Iterable[Any]:
-    text = value.dtype.str
-    order = "C" if value.flags.c_contiguous or not value.flags.f_contiguous else "F"
-    if value.dtype == object and value.dtype.fields is None:
-        return "O", order, list(value.shape), value.ravel(order="C").tolist()
-    if not _is_simple(value.dtype, text):
+    text, order = value.dtype.str, "C" if value.flags.c_contiguous or not value.flags.f_contiguous else "F"
+    if not _DTYPE.fullmatch(text) or value.dtype.fields is not None:
         raise _ForeignError
-    if _TEXT_DTYPE.fullmatch(text):
-        if value.dtype.itemsize * value.size > _text_limit(items := value.ravel(order="C").tolist()):
-            raise _ForeignError
-        return text, order, list(value.shape), items
     return text, order, list(value.shape), value.tobytes(order="C")
 
 
-def _is_simple(dtype: np.dtype[Any], text: str) -> bool:
-    simple = _DTYPE.fullmatch(text) or _TEXT_DTYPE.fullmatch(text)
-    return simple is not None and dtype.fields is None and dtype.subdtype is None
-
-
-def _text_limit(items: Sequence[str | bytes]) -> int:
-    """How many bytes an array of such texts may take: an item takes as much as the longest, whatever its own length."""
-    return 65_536 + 64 * sum(map(len, items))
-
-
-def _make_array(text: str, order: str, shape: Sequence[int], items: Any) -> np.ndarray[Any, Any]:
-    count = math.prod(shape)
+def _make_array(text: str, order: str, shape: Sequence[int], data: bytes) -> np.ndarray[Any, Any]:
     if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape) or order not in {"C", "F"}:
         raise ValueError("not the shape of an array")
-    if text == "O":
-        found = np.empty(len(items), dtype=object)
-        for position, item in enumerate(items):
-            found[position] = item
-    elif _TEXT_DTYPE.fullmatch(text):
-        dtype = np.dtype(text)
-        if {str if dtype.kind == "U" else bytes}.issuperset(map(type, items)) and (
-            dtype.itemsize * count <= _text_limit(items)
-        ):
-            found = np.array(items, dtype=dtype)
-        else:
-            raise ValueError("not an array of texts")
-    else:
-        found = np.frombuffer(items, dtype=_dtype(text))
-        _check_booleans(found)
-    if found.size != count:
+    found = np.frombuffer(data, dtype=_dtype(text))
+    _check_booleans(found)
+    if found.size != math.prod(shape):
         raise ValueError("not as many items as the shape of an array says")
     return found.reshape(shape).copy(order="F" if order == "F" else "C")
 
@@ -425,21 +321,21 @@ def _make_uuid(data: bytes, safe: int | None) -> uuid.UUID:
 
 
 def _make_fraction(numerator: int, denominator: int) -> Fraction:
-    # Of a text it would be made too, by raising 10 to any power that is written there.
+    # `Fraction` takes text too, and raises 10 to any power that is written there.
     if type(numerator) is int and type(denominator) is int:
         return Fraction(numerator, denominator)
     raise ValueError("not a fraction")
 
 
 def _of(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make a value of another of exactly this type: bytes of a number, for instance, would be so many zeros."""
+    """Require a value of exactly this type: `bytes` of a number, for instance, would be that many zeros."""
 
-    def made(value: Any) -> Any:
+    def checked(value: Any) -> Any:
         if type(value) is not kind:
             raise ValueError(f"not a {kind.__name__}")
         return make(value)
 
-    return made
+    return checked
 
 
 def _text_of(value: Any) -> Iterable[Any]:
@@ -451,7 +347,7 @@ def _sequence(make: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
 
 
 # The tags. A number is never given to another type, or old journals would be read wrong.
-_TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE = 1, 2, 3, 4
+_TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE, _PICKLE = 1, 2, 3, 4, 70
 
 _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
     (5, tuple, iter, _sequence(tuple)),
@@ -465,7 +361,6 @@ _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., 
     (13, deque, lambda value: (value.maxlen, *value), lambda size, *items: deque(items, size)),
     (14, OrderedDict, _pairs, lambda *pairs: OrderedDict(_dict(*pairs))),
     (15, Counter, _pairs, lambda *pairs: Counter(_dict(*pairs))),
-    (16, defaultdict, _defaultdict_fields, _make_defaultdict),
     (20, dt.date, lambda value: (value.year, value.month, value.day), dt.date),
     (21, dt.time, _time_fields, _make_time),
     (22, dt.datetime, lambda value: (value.year, value.month, value.day, *_time_fields(value)), _make_datetime),
@@ -483,8 +378,6 @@ _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., 
     (38, pathlib.PureWindowsPath, lambda value: value.parts, pathlib.PureWindowsPath),
     (39, pathlib.PosixPath, lambda value: value.parts, pathlib.PosixPath),
     (40, np.ndarray, _array_fields, _make_array),
-    (42, np.str_, _text_of, _of(str, np.str_)),
-    (43, np.bytes_, lambda value: (bytes(value),), _of(bytes, np.bytes_)),
     (44, pl.DataFrame, _frame_fields, _make_frame),
     (45, pl.Series, _series_fields, _make_series),
     _attrs_tag(50, Tokens),
@@ -494,7 +387,6 @@ _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., 
     _attrs_tag(54, ImageAnswer),
 ]
 _SCALAR, _ERROR = 41, 60
-_NUMBERS = (np.number, np.bool_, np.datetime64)
 
 _TAGS_BY_TYPE: dict[type[Any], tuple[int, Callable[[Any], Iterable[Any]]]] = {
     **{kind: (tag, fields) for tag, kind, fields, _ in _TAGS},

@@ -13,10 +13,10 @@ from polars.io.plugins import register_io_source
 
 from ..errors import PartError, StoreError
 from ..observe.report import TRACE_SCHEMA, ColumnProfile, profile_frame, traces_frame
-from .files import PRIVATE, open_file, read_file, write_file
+from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
-from .manifest import Manifest, ManifestFile, read
-from .parts import DROPPED, damage, locate, published_parts, read_table
+from .manifest import Manifest, read
+from .parts import damage, open_part, part_errors, read_table
 from .schema import Conflict, arrow_table, conflict_error, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -34,19 +34,25 @@ class Dataset:
     A complete dataset with after-generation processors has the rows that they returned, and `raw()` those before.
     """
 
-    # What the build did that has just made this; there is none in a directory that is only opened.
+    # The report of the build that returned this; None if the directory was only opened.
     report: BuildReport | None = None
+    # The files that hold the rows, in row order.
+    parts: tuple[PartRecord, ...]
+    # The schema of all rows; a column in conflict has the type of the parts before the conflict.
+    arrow_schema: pa.Schema
+    # The columns whose values have no one type, and where.
+    conflicts: tuple[Conflict, ...]
 
-    def __init__(self, path: Path, content: ManifestFile, *, raw: bool = False) -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False) -> None:
         self.path = path
-        self._content = content
-        manifest = content.manifest
+        self._manifest = manifest
         # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
         published = None if raw or manifest.finished is None else manifest.published
-        self._parts = _parts(manifest) if published is None else published_parts(published)
-        self._schema, self._conflicts = (
-            self._unified() if published is None else (published.schema, published.conflicts)
-        )
+        if published is not None:
+            self.parts, self.arrow_schema, self.conflicts = published.parts, published.schema, published.conflicts
+        else:
+            self.parts = tuple(group.part for group in manifest.in_order if group.part is not None)
+            self.arrow_schema, self.conflicts = self._unified()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dataset:
@@ -55,12 +61,12 @@ class Dataset:
 
     def raw(self) -> Dataset:
         """Return the dataset as generated, before the after-generation processors."""
-        return Dataset(self.path, self._content, raw=True)
+        return Dataset(self.path, self._manifest, raw=True)
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return sum(part.rows for part in self._parts)
+        return sum(part.rows for part in self.parts)
 
     def __len__(self) -> int:
         return self.rows
@@ -68,53 +74,38 @@ class Dataset:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return tuple(self._schema.names)
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The schema of all rows; a column in conflict has the type of the parts before the conflict."""
-        return self._schema
+        return tuple(self.arrow_schema.names)
 
     @property
     def schema(self) -> pl.Schema:
         """The schema of all rows as polars has it."""
-        return _frame(self._schema.empty_table()).schema
-
-    @property
-    def parts(self) -> tuple[PartRecord, ...]:
-        """The files that hold the rows, in row order."""
-        return self._parts
+        return _frame(self.arrow_schema.empty_table()).schema
 
     @property
     def drops(self) -> tuple[Drop, ...]:
         """The rows that are not in the dataset and why, in row-group order."""
-        return tuple(drop for _, group in sorted(self._content.manifest.groups.items()) for drop in group.drops)
+        return tuple(drop for group in self._manifest.in_order for drop in group.drops)
 
     def dropped(self) -> pl.DataFrame:
         """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
 
         The columns `_row`, `_copy`, `_kind`, `_column`, `_attempts` and `_error` are those of `drops`.
         """
-        finished = self._content.manifest.finished
+        finished = self._manifest.finished
         if finished is None or finished.dropped is None:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
             return _frame(arrow_table(dropped_columns(drops), {})[0])
-        return _frame(read_table(self.path, DROPPED, rows=finished.dropped.rows))
-
-    @property
-    def conflicts(self) -> tuple[Conflict, ...]:
-        """The columns whose values have no one type, and where."""
-        return self._conflicts
+        return _frame(read_table(self.path, finished.dropped))
 
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
         """The ranges of bytes of the manifest that cannot be read; what they said is not in the dataset."""
-        return self._content.damaged
+        return self._manifest.damaged
 
     @property
     def complete(self) -> bool:
         """Whether the build finished and every row group is here."""
-        return self._content.manifest.complete
+        return self._manifest.complete
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -126,16 +117,11 @@ class Dataset:
         """Return the rows as a lazy frame; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
         dtypes = _frame(schema.empty_table()).schema
-        if not self._parts or not schema.names:
+        if not self.parts or not schema.names:
             return pl.LazyFrame(schema=dtypes)
-        for part in self._parts:
-            try:
-                # Opened later, while polars collects: what is missing is noticed now.
-                open_file(self.path, locate(self.path, part)).close()
-            except FileNotFoundError as error:
-                raise PartError(f"part {part.name!r} is missing in {str(self.path)!r}") from error
-            except OSError as error:
-                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {error}") from error
+        for part in self.parts:
+            with part_errors(self.path, part):
+                open_part(self.path, part).close()  # it is read later, while polars collects
         # Not `scan_parquet`: on some damaged files polars allocates what a length field says, which aborts the process.
         return register_io_source(
             lambda names, predicate, limit, _: self._batches(schema, names, predicate, limit), schema=dtypes
@@ -152,35 +138,33 @@ class Dataset:
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows as an arrow table; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
-        return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self._parts)])
+        return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self.parts)])
 
     def verify(self) -> None:
         """Read every file and compare it with its checksum; `PartError` names those that differ."""
-        found = [wrong for part in self._parts if (wrong := self._wrong(part)) is not None]
+        found = [wrong for part in self.parts if (wrong := self._wrong(part)) is not None]
         if found:
             raise PartError(f"in {str(self.path)!r}: {'; '.join(found)}")
 
     def damage(self) -> tuple[str, ...]:
-        """Read every file, the manifest and the journal too, and say what is damaged and what that costs.
+        """Read every file, the manifest and the journal too; return one sentence for each damage and what it costs.
 
-        One sentence each; nothing is changed. `seedbed resume` makes again what is lost.
+        Nothing is changed. `seedbed resume` generates again what is lost.
         """
-        manifest = self._content.manifest
-        found = list(self._content.damage)
-        for _, group in sorted(manifest.groups.items()):
+        manifest = self._manifest
+        found = list(manifest.damage)
+        for group in manifest.in_order:
             if (wrong := self._wrong(group.part)) is not None:
                 found.append(f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are lost")
             if (wrong := self._wrong(group.generated)) is not None:
                 found.append(f"{wrong}; its row group is complete")
-        for part in published_parts(manifest.published) if manifest.published is not None else ():
-            wrong = self._wrong(part)
-            if wrong is not None:
-                found.append(f"{wrong}; the rows as generated are still there")
+        published = () if manifest.published is None else manifest.published.parts
+        found += [f"{wrong}; the rows as generated are still there" for wrong in map(self._wrong, published) if wrong]
         if manifest.finished is not None and (wrong := self._wrong(manifest.finished.dropped)) is not None:
             found.append(f"{wrong}; the drop reasons are still there")
         journal = inspect_journal(self.path, commits=manifest.commits)
         if journal is not None:
-            lost = None if self._content.damage else journal.missing_groups(len(manifest.groups))
+            lost = None if manifest.damaged else journal.missing_groups(len(manifest.groups))
             found += [*journal.damage, *([] if lost is None else [lost])]
         return tuple(found)
 
@@ -191,30 +175,29 @@ class Dataset:
             return f"part {part.name!r} cannot be read: {error}" if part is not None else None
 
     def _unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
-        manifest = self._content.manifest
+        manifest = self._manifest
         if manifest.finished is not None:
             return manifest.finished.schema, manifest.finished.conflicts
         header = manifest.header
         declared = {field.name: field.type for field in header.declared} if header else {}
-        schemas = ((part.name, part.schema) for part in self._parts)
+        schemas = ((part.name, part.schema) for part in self.parts)
         schema, conflicts = unify(schemas, declared=declared, order=header.columns if header else ())
-        written = (conflict for _, group in sorted(manifest.groups.items()) for conflict in group.conflicts)
+        written = (conflict for group in manifest.in_order for conflict in group.conflicts)
         return schema, distinct_conflicts((*written, *conflicts))
 
     def _selected(self, columns: Sequence[str] | None) -> pa.Schema:
-        names = self._schema.names if columns is None else list(columns)
+        names = self.arrow_schema.names if columns is None else list(columns)
         for name in names:
-            if name not in self._schema.names:
-                known = ", ".join(map(repr, self._schema.names))
+            if name not in self.arrow_schema.names:
+                known = ", ".join(map(repr, self.arrow_schema.names))
                 raise KeyError(f"the dataset has no column {name!r}; it has {known}")
-        conflicts = [conflict for conflict in self._conflicts if conflict.column in names]
+        conflicts = [conflict for conflict in self.conflicts if conflict.column in names]
         if conflicts:
             raise conflict_error(conflicts)
-        return pa.schema([self._schema.field(name) for name in names])
+        return pa.schema([self.arrow_schema.field(name) for name in names])
 
     def _read(self, part: PartRecord, schema: pa.Schema) -> pa.Table:
-        table = read_table(self.path, locate(self.path, part), schema.names, rows=part.rows)
-        table, conflicts = conform(table, schema, part=part.name)
+        table, conflicts = conform(read_table(self.path, part, schema.names), schema, part=part.name)
         if conflicts:
             raise conflict_error(conflicts)
         return table
@@ -224,15 +207,11 @@ class Dataset:
     ) -> Iterator[pl.DataFrame]:
         """Yield part after part, cast, for polars, which leaves it to the source to select, limit and filter."""
         wanted = schema if names is None else pa.schema([schema.field(name) for name in names])
-        for part in self._parts:
+        for part in self.parts:
             if limit is not None and limit <= 0:
                 return
-            try:
+            with part_errors(self.path, part):
                 frame = _frame(self._read(part, wanted))
-            except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-                # A panic, as of text that is not UTF-8 where a value is null, is no `Exception`.
-                reason = str(error).partition("\n")[0]
-                raise PartError(f"part {part.name!r} in {str(self.path)!r} cannot be read: {reason}") from error
             if limit is not None:
                 frame = frame.head(limit)
                 limit -= frame.height
@@ -243,11 +222,6 @@ def dropped_columns(drops: Sequence[Drop]) -> dict[str, list[Any]]:
     """Return what is known of every dropped row, as the columns of `Dataset.dropped`."""
     names = ("row", "copy", "kind", "column", "attempts", "error")
     return {f"_{name}": [getattr(drop, name) for drop in drops] for name in names}
-
-
-def _parts(manifest: Manifest) -> tuple[PartRecord, ...]:
-    parts = (group.part for _, group in sorted(manifest.groups.items()))
-    return tuple(part for part in parts if part is not None)
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

@@ -1,21 +1,27 @@
-"""What the journal stores of a row group: one frozen class for each kind of entry, and each as a tuple and back."""
+"""What the journal stores of a row group: one class for each kind of entry, and a sequence of them as bytes and back.
+
+An entry is a msgpack array of a number, which names its kind, and its fields. msgspec checks these against the types
+declared here: a journal may come from someone else. `codec` stores the values of cells.
+"""
 
 from __future__ import annotations
 
 import enum
-import operator
 from contextlib import suppress
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import attrs
+import msgspec
 
-from ..observe.report import Drop
+from ..observe.report import Drop, Resized  # noqa: TC001 - msgspec reads the annotations
+from . import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from ..observe.report import Resized
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Identity: TypeAlias = tuple[int, int]
+# Column, model, calls, input tokens, output tokens, cost: what all runs have used.
+Usage: TypeAlias = tuple[tuple[str, str, Number, Number, Number, float], ...]
 
 
 class Purpose(enum.IntEnum):
@@ -27,12 +33,11 @@ class Purpose(enum.IntEnum):
     CALLS = 3  # what stateful generators were called with for a finished row group
 
 
-@attrs.frozen(kw_only=True, cache_hash=True)
-class Key:
+class Key(msgspec.Struct, array_like=True, frozen=True, kw_only=True, cache_hash=True):
     """What entries of the journal belong to."""
 
-    group: int
-    revision: int = 0
+    group: Number
+    revision: Number = 0
     purpose: Purpose = Purpose.BUILD
 
     @property
@@ -41,12 +46,15 @@ class Key:
         return self.purpose in {Purpose.KEPT, Purpose.CALLS}
 
 
-@attrs.frozen(kw_only=True)
-class Finished:
+class _Entry(msgspec.Struct, array_like=True, frozen=True):
+    """The base of all entries; a subclass gives its number on disk as `tag`."""
+
+
+class Finished(_Entry, frozen=True, kw_only=True, tag=1):
     """A finished task; `row` is `GROUP` (-1) for one of the whole row group, whose value is (rows, columns)."""
 
     column: str
-    row: int
+    row: Annotated[int, msgspec.Meta(ge=-1)]
     attempt: int
     salvage_round: int
     value: Any
@@ -58,8 +66,7 @@ class Finished:
         return len(self.value[0]) if self.row < 0 else 1
 
 
-@attrs.frozen(kw_only=True)
-class Failed:
+class Failed(_Entry, frozen=True, kw_only=True, tag=2):
     """A failed attempt of a task, and what it means for the task: "dropped", "retry" or "retry_with_answers"."""
 
     column: str
@@ -70,9 +77,8 @@ class Failed:
     consequence: str
 
 
-@attrs.frozen(kw_only=True)
-class Answer:
-    """One call of several that a cell makes was answered; `key` is its idempotency key."""
+class Answer(_Entry, frozen=True, kw_only=True, tag=3):
+    """The answer to one of several calls of a cell; `key` is its idempotency key."""
 
     column: str
     row: int
@@ -81,151 +87,124 @@ class Answer:
     answer: Any
 
 
-@attrs.frozen(kw_only=True)
-class Rebuilt:
+class Rebuilt(_Entry, frozen=True, kw_only=True, tag=4):
     """The rows that pre-batch processors returned; `resized` is how many rows each removed and added."""
 
     columns: dict[str, list[Any]]
     resized: Resized
-    drops: Sequence[Mapping[str, Any]]
+    drops: list[Drop]
 
 
-@attrs.frozen(kw_only=True)
-class FinishedRows:
+class FinishedRows(_Entry, frozen=True, kw_only=True, tag=5):
     """Finished rows of a column, of rows that are retried."""
 
     column: str
-    rows: Sequence[int]
-    columns: Sequence[Sequence[Any]]
+    rows: list[Number]
+    columns: list[list[Any]]
 
 
-@attrs.frozen(kw_only=True)
-class KeptRows:
-    """First of what is kept of a row group with dropped rows; `count` entries follow it.
+class KeptRows(_Entry, frozen=True, kw_only=True, tag=6):
+    """The first entry of those stored for a row group with dropped rows; `count` others follow it.
 
     `order` identifies the rows of the part and `identities` those of the entries. `order` is None where post-batch
     processors returned the part: then the entries are of all rows. `resized` is that of `Rebuilt`, None if the rows did
     not reach the pre-batch processors.
     """
 
-    order: Sequence[tuple[int, int]] | None
-    identities: Sequence[tuple[int, int]]
+    order: list[Identity] | None
+    identities: list[Identity]
     resized: Resized | None
     count: int
 
 
-@attrs.frozen(kw_only=True)
-class GeneratorCall:
+class GeneratorCall(_Entry, frozen=True, kw_only=True, tag=7):
     """A call of a stateful generator, where the part does not show its rows."""
 
     column: str
-    identities: Sequence[tuple[int, int]]
+    identities: list[Identity]
     inputs: dict[str, list[Any]]
 
 
 Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRows | GeneratorCall
 
-# The number of each kind on disk, and what its fields must be: a journal may come from someone else.
-_KINDS: dict[int, tuple[type[Any], tuple[type | tuple[type, ...], ...]]] = {
-    2: (Failed, (str, int, int, int, str, str)),
-    3: (Answer, (str, int, int, bytes, object)),
-    4: (Rebuilt, (dict, tuple, list)),
-    5: (FinishedRows, (str, list, list)),
-    6: (KeptRows, ((list, NoneType), list, (tuple, NoneType), int)),
-    7: (GeneratorCall, (str, list, dict)),
-}
-_NAMES = {kind: [field.name for field in attrs.fields(kind)] for kind, _ in _KINDS.values()}
-_FIELDS: dict[type[Any], tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
-    kind: (number, operator.attrgetter(*_NAMES[kind])) for number, (kind, _) in _KINDS.items()
-}
+_ENCODER = msgspec.msgpack.Encoder()
 
 
-_FINISHED = 1
-_NO_COST = (None, None, None)
+def encode(entries: Sequence[Entry]) -> tuple[bytes, list[Entry]]:
+    """Return entries as bytes, and those left out because their values cannot be stored."""
+    # Nearly all are cells with plain values, which msgspec encodes as they are: `benchmarks/durability` pays for each.
+    if all(type(entry) is Finished and type(entry.value) in codec.PLAIN for entry in entries):
+        with suppress(UnicodeEncodeError, OverflowError):  # lone surrogates, large numbers
+            return _ENCODER.encode(entries), []
+    encoded: list[msgspec.Raw] = []
+    lost: list[Entry] = []
+    for entry in entries:
+        try:
+            encoded.append(msgspec.Raw(_ENCODER.encode(_packed(entry))))
+        except codec.FAILED:
+            lost.append(entry)
+    return _ENCODER.encode(encoded), lost
 
 
-def to_tuple(entry: Entry) -> tuple[Any, ...]:
-    """Return an entry as plain values."""
-    if type(entry) is Finished:
-        # Nearly all are: flat, since `benchmarks/durability` pays for each.
-        cost = entry.cost or _NO_COST
-        return _FINISHED, entry.column, entry.row, entry.attempt, entry.salvage_round, entry.value, *cost
-    number, fields = _FIELDS[type(entry)]
-    return number, *fields(entry)
-
-
-def from_tuples(found: Iterable[tuple[Any, ...]]) -> list[Entry]:
-    """Return the entries that `to_tuple` made; whatever else there is is left out."""
+def decode(data: bytes, *, trusted: bool) -> list[Entry]:
+    """Return the entries that can be read; those with values of user-defined types only if `trusted`."""
+    hook = codec.unpacker(trusted=trusted)
     entries: list[Entry] = []
-    for values in found:
-        with suppress(TypeError, ValueError):  # too few values, or what has no length or cannot be iterated
-            if values[:1] == (_FINISHED,):
-                _, column, row, attempt, salvage_round, value, used, made, cost = values
-                if (
-                    type(column) is str
-                    and type(row) is type(attempt) is type(salvage_round) is int
-                    and (cost is None or (type(used) is type(made) is int and type(cost) in {int, float}))
-                    and (row >= 0 or _are_columns(*value))
-                ):
-                    entries.append(
-                        Finished(
-                            column=column,
-                            row=row,
-                            attempt=attempt,
-                            salvage_round=salvage_round,
-                            value=value,
-                            cost=None if cost is None else (used, made, cost),
-                        )
-                    )
-                continue
-            number, *fields = values
-            kind, types = _KINDS.get(number, (None, ()))
-            if kind is not None and len(fields) == len(types) and all(map(isinstance, fields, types)):
-                entry = kind(**dict(zip(_NAMES[kind], fields, strict=True)))
-                if _is_sound(entry):
-                    entries.append(entry)
-    return entries
-
-
-def _is_sound(entry: Entry) -> bool:
-    match entry:
-        case FinishedRows(rows=rows, columns=columns):
-            return _are_columns(rows, columns)
-        case Rebuilt(columns=columns, resized=resized, drops=drops):
-            count = len(next(iter(columns.values()), ()))
-            return (
-                _are_columns(range(count), [*columns.values()]) and _is_resized(resized) and all(map(_is_drop, drops))
-            )
-        case KeptRows(order=order, identities=identities, resized=resized):
-            return _are_identities([*(order or ()), *identities]) and _is_resized(resized or ())
-        case GeneratorCall(identities=identities, inputs=inputs):
-            return _are_identities(identities) and _are_columns(range(len(identities)), [*inputs.values()])
-    return True
-
-
-def _are_columns(rows: Any, columns: Any) -> bool:
-    return all(type(row) is int and row >= 0 for row in rows) and all(len(column) == len(rows) for column in columns)
-
-
-def _are_identities(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, tuple) and [*map(type, each)] == [int, int] for each in values)
-
-
-def _is_resized(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, tuple) and [*map(type, each)] == [str, int, int] for each in values)
-
-
-def _is_drop(fields: Any) -> bool:
     try:
-        Drop(**fields)
-    except (TypeError, ValueError):
+        entries = msgspec.msgpack.decode(data, type=list[Entry], ext_hook=hook)
+    except codec.FAILED:
+        # Each by itself, so that one that cannot be read costs no other.
+        with suppress(msgspec.MsgspecError, RecursionError):
+            for each in msgspec.msgpack.decode(data, type=list[msgspec.Raw]):
+                with suppress(*codec.FAILED):
+                    entries.append(msgspec.msgpack.decode(each, type=Entry, ext_hook=hook))
+    return [entry for entry in entries if _is_sound(entry, trusted=trusted)]
+
+
+def _packed(entry: Entry) -> Entry:
+    match entry:
+        case Finished(value=value):
+            return msgspec.structs.replace(entry, value=codec.pack(value))
+        case Answer(answer=answer):
+            return msgspec.structs.replace(entry, answer=codec.pack(answer))
+        case Rebuilt(columns=columns):
+            return msgspec.structs.replace(entry, columns=_pack_columns(columns))
+        case FinishedRows(columns=lists):
+            return msgspec.structs.replace(entry, columns=[[*map(codec.pack, values)] for values in lists])
+        case GeneratorCall(inputs=inputs):
+            return msgspec.structs.replace(entry, inputs=_pack_columns(inputs))
+    return entry
+
+
+def _pack_columns(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: [*map(codec.pack, values)] for name, values in columns.items()}
+
+
+def _is_sound(entry: Entry, *, trusted: bool) -> bool:
+    """True if the values of an entry fit together and, unless `trusted`, are not nested too deep."""
+    if type(entry) is Finished and type(entry.value) in codec.PLAIN:
+        return entry.row >= 0
+    try:
+        if not trusted:
+            codec.check_depth(msgspec.structs.astuple(entry))
+        match entry:
+            case Finished(row=-1, value=(rows, columns)):
+                return all(type(row) is int and row >= 0 for row in rows) and _have_length(columns, len(rows))
+            case Finished(row=row):
+                return row >= 0
+            case Rebuilt(columns=found):
+                return _have_length(found.values(), len(next(iter(found.values()), ())))
+            case GeneratorCall(identities=identities, inputs=inputs):
+                return _have_length(inputs.values(), len(identities))
+            case FinishedRows(rows=rows, columns=columns):
+                return _have_length(columns, len(rows))
+    except (TypeError, ValueError):  # what has no length or cannot be iterated
         return False
     return True
 
 
-def column_of(entry: Entry) -> str:
-    """Return the column that an entry is about, or an empty text."""
-    return getattr(entry, "column", "")
+def _have_length(columns: Iterable[Any], length: int) -> bool:
+    return all(len(column) == length for column in columns)
 
 
 def cells_in(entries: Iterable[Entry]) -> int:

@@ -1,7 +1,7 @@
 """Files of a dataset directory, which is not trusted: no link in it is followed.
 
-Everything that is written into a dataset directory is created by `create`, and what is to be whole or not there gets
-its name by `rename`. Everything that is read from one is opened by `open_file`. A name is relative to the directory and
+`create` creates every file that is written into a dataset directory, `rename` names a file that must be whole or
+absent, and `open_file` opens every file that is read. A name is relative to the directory and
 may have folders (`.seedbed/images/a/1.png`); each of them is opened relative to the one before, so that a link in place
 of a folder is an error too. The directory itself may be a link.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PRIVATE = ".seedbed"
 
 _SUFFIX = ".tmp"
-# A directory with more links is named by the first of them.
+# How many links an error names.
 _NAMED_LINKS = 5
 # A file beyond this size occupies at least its size divided by the ratio, also on file systems that compress.
 _SMALL = 16 << 20
@@ -39,20 +39,20 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def temporary_name(name: str) -> str:
-    """Return a new name, in the same folder, for what is to become the file `name` once it is whole."""
+    """Return a new name in the same folder for a file that is renamed to `name` when it is whole."""
     folder, slash, last = name.rpartition("/")
     return f"{folder}{slash}.{last}.{uuid.uuid4().hex[:12]}{_SUFFIX}"
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is one that a writer left behind when it died."""
+    """True if a file is one that a writer left behind when it died."""
     return path.name.startswith(".") and path.name.endswith(_SUFFIX)
 
 
 def create(directory: Path, name: str, *, replace: bool = True) -> io.FileIO:
     """Create a file, and the folders of its name, for writing and reading.
 
-    What has the name already, a link too, is removed first, or is a `FileExistsError` without `replace`.
+    A file or link of that name is removed first; without `replace` it is a `FileExistsError`.
     """
     with _opened_folder(directory, name, make=True) as (folder, last):
         if replace:
@@ -63,7 +63,7 @@ def create(directory: Path, name: str, *, replace: bool = True) -> io.FileIO:
 
 
 def write_file(directory: Path, name: str, data: bytes) -> None:
-    """Write a file: it is there as a whole and on disk, or not at all."""
+    """Write a file atomically: all of it is on disk under its name, or nothing is."""
     temporary = temporary_name(name)
     try:
         with io.BufferedWriter(create(directory, temporary)) as file:
@@ -79,22 +79,22 @@ def write_file(directory: Path, name: str, data: bytes) -> None:
 
 
 def rename(directory: Path, old: str, new: str) -> None:
-    """Give a file another name, in the same folder or another one, in place of what has that name."""
+    """Rename a file, within a folder or to another one, replacing what has that name."""
     with _opened_folder(directory, old) as (folder, last), _opened_folder(directory, new) as (target, name):
         os.replace(last, name, src_dir_fd=folder, dst_dir_fd=target)
 
 
 def remove(directory: Path, name: str) -> None:
-    """Remove a file, or a link and not what it points to; one that is not there is no error."""
+    """Remove a file, or a link and not its target; a missing one is no error."""
     with suppress(FileNotFoundError), _opened_folder(directory, name) as (folder, last):
         os.unlink(last, dir_fd=folder)
 
 
 def open_file(directory: Path, name: str, *, writable: bool = False) -> io.FileIO:
-    """Open a file that is there; `OSError` for a link or anything else that is not a regular file.
+    """Open an existing file; `OSError` for a link or anything else that is not a regular file.
 
-    A file that consists of holes is refused: a few bytes of an archive can become terabytes to read. So is writing to
-    a file with other hard links, which would change those too.
+    So is a file that consists of holes, since a few bytes of an archive can become terabytes to read, and writing to a
+    file with other hard links, which would change those too.
     """
     with _opened_folder(directory, name) as (folder, last):
         # Without blocking: opening a pipe would wait for ever.
@@ -124,13 +124,13 @@ def _problem(found: os.stat_result, *, writable: bool) -> str | None:
 
 
 def read_file(directory: Path, name: str, *, limit: int = -1) -> bytes:
-    """Return what is in a file, at most `limit` bytes of it; errors are those of `open_file`."""
+    """Return the content of a file, at most `limit` bytes of it; errors are those of `open_file`."""
     with io.BufferedReader(open_file(directory, name)) as file:
         return file.read(limit)
 
 
 def exists(directory: Path, name: str) -> bool:
-    """Whether there is something of that name, whatever it is."""
+    """True if there is something of that name, whatever it is."""
     return os.path.lexists(directory / name)
 
 

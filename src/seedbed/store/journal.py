@@ -2,11 +2,11 @@
 
 It is an append-only log in segments, `.seedbed/journal-NNNNNNN.log`. A commit appends one record with all that it makes
 durable, so that either all of it counts or nothing, and waits once for the disk. A process never appends to a segment
-of another: it starts a new one. A segment goes when most of what it holds is of no use any more, above all because its
-row groups are in the dataset; what is still needed is first copied to the newest segment. The number of the commit that
-stored entries first stays with them and tells their order.
+of another: it starts a new one. A segment is removed when little of it is still needed, above all because its row
+groups are in the dataset; the rest is first copied to the newest segment. Entries are stored with the number of the
+commit that stored them first, which gives their order.
 
-Anyone may read the journal while a build writes it.
+The journal may be read while a build writes it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import re
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
 from ..errors import StoreError
 from ..runtime import faults
-from . import codec
-from .entries import Entry, Key, Purpose, column_of, from_tuples, to_tuple
+from .entries import Entry, Key, Number, Usage, decode, encode
 from .files import PRIVATE, create, open_file, read_file, remove, sync_directory
 from .log import HEADER_SIZE, append, frame, scan
 
@@ -33,65 +32,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-# Column, model, calls, input tokens, output tokens, cost.
-Usage: TypeAlias = tuple[tuple[str, str, int, int, int, float], ...]
-
 _NAME = re.compile(r"journal-([0-9]{7,12})\.log", re.ASCII)
 _COMMIT = 1
 # A segment that has grown to this size is followed by another.
 SEGMENT_SIZE = 4 << 20
-# A segment goes when no more than this share of it is still needed.
+# A segment is removed when no more than this share of it is still needed.
 _WORTH_COPYING = 0.25
-
-_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
     """Entries of one key that were committed together; `number` is that of the commit."""
 
-    group: _Number
-    revision: _Number
-    purpose: Purpose
-    number: _Number
-    count: _Number
+    key: Key
+    number: Number
+    count: Number
     data: bytes
-
-    @property
-    def key(self) -> Key:
-        return Key(group=self.group, revision=self.revision, purpose=self.purpose)
 
 
 class _Commit(msgspec.Struct, array_like=True, frozen=True):
     """The payload of a record.
 
-    A state that is None does not count any more, nor do entries of `freed` keys: group, revision, purpose, and the
-    number of the first commit that still counts. `lengths` says how long other segments were when this one was started,
-    `finished` how many row groups were in the manifest: one that has fewer later has lost records.
+    A state that is None does not count any more, nor do entries of `freed` keys, each with the number of the first
+    commit that still counts. `lengths` are the lengths of the other segments when this one was started, `finished` is
+    the number of row groups in the manifest: if it has fewer later, records of it are lost.
     """
 
-    number: _Number
+    number: Number
     stored: list[_Stored] = []
     states: dict[str, bytes | None] = {}
-    usage: list[tuple[str, str, _Number, _Number, _Number, float]] | None = None
-    freed: list[tuple[_Number, _Number, Purpose, _Number]] = []
-    lengths: list[tuple[_Number, _Number]] = []
-    finished: _Number = 0
+    usage: Usage | None = None
+    freed: list[tuple[Key, Number]] = []
+    lengths: list[tuple[Number, Number]] = []
+    finished: Number = 0
 
 
 _DECODER = msgspec.msgpack.Decoder(_Commit)
-
-
-@attrs.frozen(kw_only=True)
-class Batch:
-    """What one commit makes durable: entries in order by key, the usage of all runs if it changed, and states.
-
-    `finished` is how many row groups are in the manifest; None if that did not change.
-    """
-
-    groups: Mapping[Key, Sequence[Entry]] = attrs.field(factory=dict)
-    spending: Usage | None = None
-    states: Mapping[str, bytes] = attrs.field(factory=dict)
-    finished: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -103,13 +78,13 @@ class Recovered:
 
     groups: Mapping[Key, int] = attrs.field(factory=dict)
     kept: frozenset[Key] = frozenset()
-    spending: Usage = ()
+    usage: Usage = ()
     states: Mapping[str, bytes] = attrs.field(factory=dict)
     finished: int = 0  # row groups that were in the manifest at the last commit
     damage: tuple[str, ...] = ()
 
     def missing_groups(self, groups: int) -> str | None:
-        """What is wrong with a manifest of `groups` row groups, if it had more of them before."""
+        """Return what is wrong with a manifest of `groups` row groups, if it had more of them before."""
         lost = self.finished - groups
         if lost <= 0:
             return None
@@ -137,14 +112,14 @@ class _Segment:
 
 @attrs.define(eq=False)
 class _Index:
-    """What counts of all segments: changed by `take`, a commit after the other, and by `free`."""
+    """What counts of all segments: changed by `take`, once for each commit, and by `free`."""
 
     segments: dict[int, _Segment] = attrs.field(factory=dict)
     # By key and number of the commit: a copy of entries takes the place of the original.
     entries: dict[Key, dict[int, _Place]] = attrs.field(factory=dict)
     # The states of generators and the usage, each with the segment that holds it.
     states: dict[str, tuple[bytes | None, int]] = attrs.field(factory=dict)
-    usage: tuple[Usage, int] = ((), 0)
+    usage: Usage = ()
     number: int = 0
     finished: int = 0
     # Keys that were freed, and before which commit, as long as a segment holds such entries.
@@ -153,23 +128,21 @@ class _Index:
     def take(self, segment: int, start: int, end: int, commit: _Commit) -> None:
         if commit.number >= self.number:
             self.number, self.finished = commit.number, commit.finished
-        self.segments[segment].size = end
-        for group, revision, purpose, before in commit.freed:
-            self.free(Key(group=group, revision=revision, purpose=purpose), before=before)
+        found = self.segments[segment]
+        found.size = end
+        for key, before in commit.freed:
+            self.free(key, before=before)
         for position, stored in enumerate(commit.stored):
             key, size = stored.key, len(stored.data)
-            self.segments[segment].keys.add(key)
+            found.keys.add(key)
+            found.needed += size
             if key.is_long_lived:
                 self.free(key, before=stored.number)
             places = self.entries.setdefault(key, {})
-            if stored.number in places:
-                self._release(places[stored.number])
+            self._release(places.get(stored.number))
             places[stored.number] = _Place(segment, start, end, position, size, stored.count)
-            self.segments[segment].needed += size
-        for name, state in commit.states.items():
-            self.states[name] = state, segment
-        if commit.usage is not None:
-            self.usage = tuple(commit.usage), segment
+        self.states.update((name, (state, segment)) for name, state in commit.states.items())
+        self.usage = self.usage if commit.usage is None else commit.usage
 
     def free(self, key: Key, *, before: int) -> None:
         self.freed[key] = before
@@ -179,8 +152,8 @@ class _Index:
         if not places:
             self.entries.pop(key, None)
 
-    def _release(self, place: _Place) -> None:
-        if place.segment in self.segments:
+    def _release(self, place: _Place | None) -> None:
+        if place is not None and place.segment in self.segments:
             self.segments[place.segment].needed -= place.size
 
     def recovered(self, damage: Iterable[str]) -> Recovered:
@@ -188,7 +161,7 @@ class _Index:
         return Recovered(
             groups={key: count for key, count in counts.items() if not key.is_long_lived},
             kept=frozenset(key for key in counts if key.is_long_lived),
-            spending=self.usage[0],
+            usage=self.usage,
             states={name: state for name, (state, _) in self.states.items() if state is not None},
             finished=self.finished,
             damage=tuple(damage),
@@ -205,24 +178,22 @@ def inspect_journal(directory: Path, *, commits: int = 0) -> Recovered | None:
 
     `commits` is the number of the last commit that the manifest mentions.
     """
-    try:
+    with _errors_named(directory):
         if not has_journal(directory) and not commits:
             return None
         index, damaged = _read(directory, commits)
-    except OSError as error:
-        raise _failed(directory, error) from error
     return index.recovered(damaged.values())
 
 
 class Journal:
     """The open journal of a dataset directory; its methods may be called from any thread, one at a time gets through.
 
-    Whoever opens it holds the writer of the directory, which keeps other writers out.
+    Its caller holds the writer of the directory, which locks out other processes.
     """
 
     def __init__(self, directory: Path, index: _Index, *, trusted: bool) -> None:
         self.directory = directory
-        # Entries that could not be stored, by column; changed by `commit` and `keep`.
+        # Entries that could not be stored, by column; changed by `commit`.
         self.unpicklable: Counter[str] = Counter()
         self._trusted = trusted
         self._lock = threading.Lock()  # guards all that follows
@@ -233,9 +204,9 @@ class Journal:
         self._closed = False
 
     @classmethod
-    def create(cls, directory: Path, *, commits: int = 0) -> Journal:
-        """Start an empty journal in a dataset directory; its first commit comes after `commits`."""
-        journal = cls(directory, _Index(number=commits), trusted=True)
+    def create(cls, directory: Path) -> Journal:
+        """Start an empty journal in a dataset directory."""
+        journal = cls(directory, _Index(), trusted=True)
         with journal._closed_on_error():
             journal._append([])
             faults.reach("journal made")
@@ -251,10 +222,8 @@ class Journal:
         """
         if not has_journal(directory) and not commits:
             return cls.create(directory), Recovered()
-        try:
+        with _errors_named(directory):
             index, damaged = _read(directory, commits)
-        except OSError as error:
-            raise _failed(directory, error) from error
         journal = cls(directory, index, trusted=trusted)
         if damaged:
             index.number = max(index.number, commits)
@@ -268,44 +237,43 @@ class Journal:
         """The number of the last commit."""
         return self._index.number
 
-    def commit(self, batch: Batch) -> int:
-        """Make a batch durable; return how many of its entries are: all but those whose values cannot be stored.
+    def commit(
+        self,
+        groups: Mapping[Key, Sequence[Entry]],
+        *,
+        states: Mapping[str, bytes] | None = None,
+        usage: Usage | None = None,
+        finished: int | None = None,
+    ) -> int:
+        """Make entries, in order by key, and states durable; return how many entries are: all that can be stored.
 
-        `StoreError` if it cannot be written or the directory is gone; then nothing of it is durable.
+        Entries of a long-lived key replace those that are stored there. `usage` is that of all runs and `finished` the
+        number of row groups in the manifest, each if it changed. `StoreError` if the commit cannot be written or the
+        directory is gone; then nothing of it is durable.
         """
-        stored, unpicklable = self._encode(batch.groups)
+        stored, unpicklable = self._encode(groups)
         with self._lock:
-            self._append(stored, states=dict(batch.states), usage=batch.spending, finished=batch.finished)
+            for key in groups:
+                if key.is_long_lived:
+                    self._free(key)
+            self._append(stored, states=states, usage=usage, finished=finished)
             faults.reach("journal committed")
             self.unpicklable.update(unpicklable)
         return sum(each.count for each in stored)
-
-    def keep(self, key: Key, entries: Sequence[Entry]) -> None:
-        """Store these under a long-lived key in place of what is stored there."""
-        stored, unpicklable = self._encode({key: entries})
-        with self._lock:
-            self._free(key)
-            self._append(stored)
-            faults.reach("journal kept")
-            self.unpicklable.update(unpicklable)
 
     def read(self, key: Key) -> list[Entry]:
         """Return the entries of a key, in the order of their commits."""
         with self._lock:
             self._check_open()
-            found: list[Entry] = []
-            try:
-                for _, stored in self._stored(key):
-                    found += from_tuples(codec.decode(stored.data, trusted=self._trusted))
-            except (OSError, msgspec.MsgspecError) as error:
-                raise _failed(self.directory, error) from error
-            return found
+            with _errors_named(self.directory):
+                return [
+                    entry for _, stored in self._stored(key) for entry in decode(stored.data, trusted=self._trusted)
+                ]
 
     def free(self, key: Key, *, finished: int | None = None) -> None:
         """Forget the entries of a key: its row group is finished on disk, or they are of no use any more.
 
-        `finished` is how many row groups are in the manifest, if that changed: it is stored with the news that the
-        entries are gone.
+        `finished` is the number of row groups in the manifest, if that changed; it is stored with the next commit.
         """
         with self._lock:
             if finished is not None:
@@ -317,7 +285,7 @@ class Journal:
     def forget_states(self, finished: int | None = None) -> None:
         """Forget the states of stateful generators: some of what they have generated is lost.
 
-        `finished` is how many row groups are left in the manifest, if that is known.
+        `finished` is the number of row groups that are left in the manifest, if that is known.
         """
         with self._lock:
             states = dict.fromkeys(self._index.states)
@@ -326,7 +294,7 @@ class Journal:
                 faults.reach("journal freed")
 
     def finish(self) -> None:
-        """Close the journal of a build that is done: it goes, or shrinks to its long-lived entries."""
+        """Close the journal of a finished build: it is removed, or shrinks to its long-lived entries."""
         with self._lock:
             for key in [key for key in self._index.entries if not key.is_long_lived]:
                 self._free(key)
@@ -341,7 +309,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files; a second time does nothing."""
+        """Close the files; a second time does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -356,10 +324,10 @@ class Journal:
     def _encode(self, groups: Mapping[Key, Sequence[Entry]]) -> tuple[list[_Stored], Counter[str]]:
         stored, unpicklable = [], Counter[str]()
         for key, entries in groups.items():
-            data, left_out = codec.encode([to_tuple(entry) for entry in entries])
-            unpicklable.update(column_of(entries[position]) for position in left_out)
-            if count := len(entries) - len(left_out):
-                stored.append(_Stored(key.group, key.revision, key.purpose, 0, count, data))
+            data, lost = encode(entries)
+            unpicklable.update(getattr(entry, "column", "") for entry in lost)
+            if count := len(entries) - len(lost):
+                stored.append(_Stored(key, 0, count, data))
         return stored, unpicklable
 
     def _free(self, key: Key) -> bool:
@@ -387,26 +355,24 @@ class Journal:
         """Append one commit to the newest segment and wait for the disk; the index follows only then."""
         self._check_open()
         index, number = self._index, self._index.number + 1
-        try:
+        with _errors_named(self.directory):
             file, lengths = self._segment()
             commit = _Commit(
                 number,
                 [msgspec.structs.replace(each, number=each.number or number) for each in stored],
                 dict(states or {}),
-                None if usage is None else list(usage),
-                [(key.group, key.revision, key.purpose, index.freed[key]) for key in self._freed],
+                usage,
+                [(key, index.freed[key]) for key in self._freed],
                 lengths,
                 index.finished if finished is None else finished,
             )
             start = file.seek(0, os.SEEK_END)
             append(file, frame(_COMMIT, msgspec.msgpack.encode(commit)), written="journal written")
-        except OSError as error:
-            raise _failed(self.directory, error) from error
         self._freed.clear()
         index.take(self._active, start, file.tell(), commit)
 
     def _segment(self) -> tuple[io.FileIO, list[tuple[int, int]]]:
-        """Return the newest segment of this process, and for a new one how long the others are."""
+        """Return the newest segment of this process, and for a new one the lengths of the others."""
         file = self._file
         if file is not None:
             named = (self.directory / _name(self._active)).lstat()
@@ -429,18 +395,18 @@ class Journal:
 
     def _tidy(self) -> None:
         """Copy what is still needed out of segments that hold little of it, and remove them."""
-        hardly = [
+        old = [
             number
             for number, segment in self._index.segments.items()
             if number != self._active and segment.needed <= _WORTH_COPYING * segment.size
         ]
-        if hardly:
-            self._copy(hardly)
+        if old:
+            self._copy(old)
 
     def _copy(self, numbers: Sequence[int]) -> None:
         """Copy what is needed of segments to the newest one, then remove them."""
         index = self._index
-        try:
+        with _errors_named(self.directory):
             stored = [
                 each
                 for key, places in index.entries.items()
@@ -448,25 +414,21 @@ class Journal:
                 for place, each in self._stored(key)
                 if place.segment in numbers
             ]
-        except (OSError, msgspec.MsgspecError) as error:
-            raise _failed(self.directory, error) from error
         left = set[Key]().union(*(each.keys for number, each in index.segments.items() if number not in numbers))
         index.freed = {key: before for key, before in index.freed.items() if key in left}
         self._freed = set(index.freed)
         states = {name: state for name, (state, segment) in index.states.items() if segment in (0, *numbers)}
-        self._append(stored, states=states, usage=index.usage[0] or None)
+        self._append(stored, states=states, usage=index.usage or None)
         self._remove(numbers)
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        try:
+        with _errors_named(self.directory):
             for number in numbers:
                 if number == self._active:
                     self._end_segment()
                 remove(self.directory, _name(number))
                 del self._index.segments[number]
             sync_directory(self.directory / PRIVATE)
-        except OSError as error:
-            raise _failed(self.directory, error) from error
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -490,7 +452,7 @@ def _read(directory: Path, commits: int) -> tuple[_Index, dict[int, str]]:
         try:
             data = read_file(directory, _name(number))
         except FileNotFoundError:
-            continue  # the build that writes it has no more need of it
+            continue  # the build that writes it has removed it
         found = scan(data)
         index.segments[number] = _Segment(size=found.end)
         ranges = list(found.damaged)
@@ -531,5 +493,9 @@ def _segments(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def _failed(directory: Path, error: Exception) -> StoreError:
-    return StoreError(f"the journal in {str(directory)!r} cannot be used: {error}")
+@contextmanager
+def _errors_named(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StoreError(f"the journal in {str(directory)!r} cannot be used: {error}") from error

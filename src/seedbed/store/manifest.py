@@ -1,20 +1,17 @@
-"""The manifest: an append-only log that says what the dataset directory holds.
+"""The manifest: an append-only log of what the dataset directory holds.
 
-A record of the log holds one record of the manifest as JSON. A checkpoint appends one whatever came before it, so it
-costs the same for the first row group and the millionth. Damage costs only the records it hits. The header, without
-which a directory is no dataset, is written twice.
+A record of the log holds one record of the manifest as JSON. A checkpoint appends one, so it costs the same for the
+first row group and the millionth. Damage costs only the records that it hits. The header, without which a directory is
+no dataset, is written twice.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import attrs
-import msgspec
-import pyarrow as pa
 
 from ..errors import ManifestError
 from ..runtime import faults
@@ -29,16 +26,18 @@ from .records import (
     PartRecord,
     Published,
     Record,
-    Spending,
     States,
-    record_from_dict,
-    record_to_dict,
+    UsageRecord,
+    decode_record,
+    encode_record,
 )
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from .entries import Usage
 
 MANIFEST_NAME = f"{PRIVATE}/manifest.log"
 _VERSION_0_1 = "manifest.jsonl"
@@ -55,11 +54,15 @@ class Manifest:
     finished: Finished | None = None
     # Also of a dataset that was grown since: these files are in the root until others replace them.
     published: Published | None = None
-    spending: Spending | None = None
+    usage: Usage = ()
     states: States | None = None
+    # Ranges of bytes of the file that cannot be read, and the length of what counts: what follows is a record that was
+    # being written when the process died.
+    damaged: tuple[tuple[int, int], ...] = ()
+    length: int = 0
 
     def apply(self, record: Record) -> None:
-        """Take in the next record; of two that say the same thing the last one counts."""
+        """Apply the next record; the last one of a kind counts."""
         match record:
             case Header():
                 # The unified schema and the published files of a dataset that was grown cover only a part of it.
@@ -74,15 +77,29 @@ class Manifest:
             case Published():
                 self.published = record
                 self.finished = None  # until its files are in the root
-            case Spending():
-                self.spending = record
+            case UsageRecord(entries=entries):
+                self.usage = entries
             case States():
                 self.states = record
 
     def records(self) -> Iterator[Record]:
         """Yield records that add up to this."""
-        found = (self.header, *self.groups.values(), self.spending, self.published, self.finished, self.states)
+        usage = UsageRecord(entries=self.usage) if self.usage else None
+        found = (self.header, *self.groups.values(), usage, self.published, self.finished, self.states)
         yield from (record for record in found if record is not None)
+
+    @property
+    def in_order(self) -> list[GroupRecord]:
+        """The row groups in the order of their rows."""
+        return [group for _, group in sorted(self.groups.items())]
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """One sentence for each damaged range, with what that costs."""
+        return tuple(
+            f"{MANIFEST_NAME!r} is damaged (bytes {start:,} to {end - 1:,}); a row group that was listed there is lost"
+            for start, end in self.damaged
+        )
 
     @property
     def commits(self) -> int:
@@ -96,91 +113,57 @@ class Manifest:
 
     @property
     def complete(self) -> bool:
-        """Whether the build said that it finished and every row group is there."""
+        """True if the build finished and every row group is listed."""
         return self.finished is not None and all(index in self.groups for index in range(self.expected_groups))
-
-
-@attrs.frozen(kw_only=True)
-class ManifestFile:
-    """A manifest as it was read.
-
-    `damaged` are the ranges of bytes that cannot be read; `length` is how many bytes count: what follows is a record
-    that was being written when the process died.
-    """
-
-    manifest: Manifest
-    damaged: tuple[tuple[int, int], ...]
-    length: int
-
-    @property
-    def damage(self) -> tuple[str, ...]:
-        """One sentence for what is damaged and what that costs."""
-        return tuple(
-            f"{MANIFEST_NAME!r} is damaged (bytes {start:,} to {end - 1:,}); a row group that was listed there is lost"
-            for start, end in self.damaged
-        )
 
 
 def encode(record: Record) -> bytes:
     """Return the record as it is appended to the log."""
-    data = log.frame(_RECORD, json.dumps(record_to_dict(record), separators=(",", ":")).encode())
-    return data * 2 if isinstance(record, Header) else data
-
-
-def decode(payload: bytes) -> Record | None:
-    """Return the record that the log holds, or None if it is not one of this version.
-
-    `ManifestError` if it names a file that no writer generates.
-    """
-    try:
-        record = record_from_dict(json.loads(payload))
-    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError, OSError, pa.ArrowException):
-        # Whole but unknown: written by a later version of the format, whose header names its format.
-        return None
-    _check_names(record)
-    return record
+    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, Header) else 1)
 
 
 def _check_names(record: Record) -> None:
     """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
-    named: list[tuple[str | None, str]] = []  # each name that a part has until it is renamed, and the one after that
-    wrong: list[str] = []
+    named: list[tuple[PartRecord | None, tuple[str, ...]]] = []
     match record:
         case GroupRecord(index=index, part=part, generated=generated):
-            named = [(each.staged, each.name) for each in (part, generated) if each is not None]
-            wrong = [part.name] if part and part.name not in (part_name(index), internal_name(index)) else []
-            wrong += [generated.name] if generated and generated.name != generated_name(index) else []
-        case Published(entries=entries):
-            named = [(staged, part_name(at)) for at, (_, _, _, staged) in enumerate(entries)]
-        case Finished(dropped=PartRecord() as dropped):
-            named = [(dropped.staged, dropped.name)]
-            wrong = [dropped.name] if dropped.name != DROPPED else []
-    wrong += [staged for staged, name in named if staged is not None and not is_staged_name(staged, name)]
-    if wrong:
-        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {wrong[0]!r}")
+            named = [(part, (part_name(index), internal_name(index))), (generated, (generated_name(index),))]
+        case Published(parts=parts):
+            named = [(part, (part_name(at),)) for at, part in enumerate(parts)]
+        case Finished(dropped=dropped):
+            named = [(dropped, (DROPPED,))]
+    for found, names in named:
+        if found is None or (
+            found.name in names and (found.staged is None or is_staged_name(found.staged, found.name))
+        ):
+            continue
+        wrong = found.staged if found.name in names else found.name
+        raise ManifestError(f"{MANIFEST_NAME!r} names a file that no writer generates: {wrong!r}")
 
 
-def parse(data: bytes) -> ManifestFile:
+def parse(data: bytes) -> Manifest:
     """Read the bytes of a manifest, whatever happened to them."""
-    manifest = Manifest()
     found = log.scan(data)
+    manifest = Manifest(length=found.end)
     damaged = list(found.damaged)
     for each in found.records:
-        record = decode(each.payload)
+        record = decode_record(each.payload)
         if record is None:
             damaged.append((each.start, each.end))
         else:
+            _check_names(record)
             manifest.apply(record)
-    return ManifestFile(manifest=manifest, damaged=tuple(sorted(damaged)), length=found.end)
+    manifest.damaged = tuple(sorted(damaged))
+    return manifest
 
 
 def is_dataset(directory: Path) -> bool:
-    """Whether there is a manifest in this directory."""
+    """True if there is a manifest in this directory."""
     return (directory / MANIFEST_NAME).is_file()
 
 
-def read(directory: Path) -> ManifestFile:
-    """Read the manifest of a dataset directory; `ManifestError` if there is none that can be used."""
+def read(directory: Path) -> Manifest:
+    """Read the manifest of a dataset directory; `ManifestError` if it is missing or unusable."""
     path = directory / MANIFEST_NAME
     try:
         data = read_file(directory, MANIFEST_NAME)
@@ -194,18 +177,18 @@ def read(directory: Path) -> ManifestFile:
         raise ManifestError(f"{str(directory)!r} is not a dataset: {found}") from error
     except OSError as error:
         raise ManifestError(f"{str(path)!r} cannot be read: {error}") from error
-    content = parse(data)
-    header = content.manifest.header
+    manifest = parse(data)
+    header = manifest.header
     if header is None:
         raise ManifestError(f"{str(path)!r} has no header that can be read: it is damaged or not a manifest")
     if header.format != FORMAT:
         raise ManifestError(f"{str(path)!r} has format {header.format}, this version reads format {FORMAT}")
-    _check_layout(path, header, content.manifest)
-    return content
+    _check_layout(path, header, manifest)
+    return manifest
 
 
 def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
-    """Raise `ManifestError` if a row group has other rows than its number says."""
+    """Raise `ManifestError` if the rows of a row group are not those of its number."""
     layout = header.layout
     if any(before > after for before, after in pairwise((*header.segments, header.rows))):
         raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
@@ -218,7 +201,7 @@ def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
 
 
 def lock(file: io.FileIO, *, exclusive: bool) -> bool:
-    """Take the lock of an open manifest, which dies with its owner; false if another has it."""
+    """Take the lock of an open manifest, which its process releases when it dies; False if another process has it."""
     if sys.platform == "win32":
         return True
     import fcntl  # noqa: PLC0415 - not there on Windows
@@ -231,7 +214,7 @@ def lock(file: io.FileIO, *, exclusive: bool) -> bool:
 
 
 def is_being_written(directory: Path) -> bool:
-    """Whether a process is writing the dataset in this directory now."""
+    """True if a process is writing the dataset in this directory."""
     try:
         with open_file(directory, MANIFEST_NAME) as file:
             return not lock(file, exclusive=False)
@@ -239,12 +222,7 @@ def is_being_written(directory: Path) -> bool:
         return False
 
 
-def append(file: io.FileIO, record: Record) -> None:
-    """Append a record and wait until it is on disk; after an error the file ends where it ended before."""
-    write(file, [record])
-
-
-def write(file: io.FileIO, records: Iterable[Record]) -> None:
-    """Append several records as one."""
+def append(file: io.FileIO, *records: Record) -> None:
+    """Append records as one and wait until they are on disk; after an error the file ends where it ended before."""
     log.append(file, b"".join(map(encode, records)), written="record written")
     faults.reach("record synced")

@@ -6,21 +6,22 @@ import hashlib
 import io
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import PartError
 from ..runtime import faults
-from .files import PRIVATE, create, exists, open_file, remove, rename, sync_directory, temporary_name
-from .records import PartRecord, Published
+from .files import PRIVATE, create, open_file, remove, rename, sync_directory, temporary_name
+from .records import PartRecord
 from .schema import stored_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 # The folder of rows that are not, or not yet, in the root. Loaders skip it, and the names do not end in ".parquet".
@@ -86,30 +87,35 @@ def stage(directory: Path, name: str, table: pa.Table) -> PartRecord:
 
 
 def place(directory: Path, part: PartRecord) -> PartRecord:
-    """Give a staged file the name of its part, in place of what had it before; the record no longer says `staged`."""
+    """Rename a staged file to the name of its part, replacing what has that name; return the part without `staged`."""
     if part.staged is not None:
-        rename(directory, part.staged, part.name)
-        faults.reach("part renamed")
-        sync_directory((directory / part.name).parent)
-        faults.reach("part directory synced")
-    return attrs.evolve(part, staged=None)
+        with suppress(FileNotFoundError):  # renamed already, by a process that died after that
+            rename(directory, part.staged, part.name)
+            faults.reach("part renamed")
+            sync_directory((directory / part.name).parent)
+            faults.reach("part directory synced")
+    return msgspec.structs.replace(part, staged=None)
 
 
-def discard(directory: Path, part: PartRecord) -> None:
-    """Remove a staged file that is not to count."""
+def discard(directory: Path, *parts: PartRecord | None) -> None:
+    """Remove staged files that are not to count."""
+    for part in parts:
+        if part is not None and part.staged is not None:
+            remove(directory, part.staged)
+
+
+def open_part(directory: Path, part: PartRecord) -> io.FileIO:
+    """Open the file with the rows of a part: still `staged` if the process died before the rename."""
     if part.staged is not None:
-        remove(directory, part.staged)
-
-
-def locate(directory: Path, part: PartRecord) -> str:
-    """Return the name of the file with the rows of a part: still `staged` if the process died before the rename."""
-    return part.staged if part.staged is not None and exists(directory, part.staged) else part.name
+        with suppress(FileNotFoundError):
+            return open_file(directory, part.staged)
+    return open_file(directory, part.name)
 
 
 def damage(directory: Path, part: PartRecord) -> str | None:
-    """Read a whole part and say what is wrong with it, if anything is; `PermissionError` if that may not be known."""
+    """Read a whole part and return what is wrong with it, if anything; `PermissionError` if it may not be read."""
     try:
-        with open_file(directory, locate(directory, part)) as file:
+        with open_part(directory, part) as file:
             size = file.seek(0, os.SEEK_END)
             if size != part.size:
                 return f"part {part.name!r} is damaged: it has {size:,} bytes and should have {part.size:,}"
@@ -122,37 +128,42 @@ def damage(directory: Path, part: PartRecord) -> str | None:
         return f"part {part.name!r} cannot be read: {error}"
 
 
-def read_table(
-    directory: Path, name: str, columns: Sequence[str] | None = None, *, rows: int | None = None
-) -> pa.Table:
-    """Read a parquet file, or only some of its columns (those it lacks are left out); `PartError` if it cannot be.
-
-    The file may come from someone else: its number of rows is compared with the manifest's, where that is given, and
-    its values are validated, because offsets that lead out of a buffer can crash what uses the table.
-    """
+@contextmanager
+def part_errors(directory: Path, part: PartRecord) -> Iterator[None]:
+    """Turn what reading a part raises into a `PartError`."""
     try:
-        with open_file(directory, name) as opened, pq.ParquetFile(opened) as file:
-            there = file.schema_arrow.names
-            names = there if columns is None else [each for each in columns if each in there]
-            if rows is not None and file.metadata.num_rows != rows:
-                raise pa.ArrowInvalid(f"it has {file.metadata.num_rows:,} rows and should have {rows:,}")
-            # A dotted name also matches a field inside a struct, so that more columns than requested may be read.
-            table = file.read(columns=names).select(names)
-            table.validate(full=True)
-            return table
+        yield
     except FileNotFoundError as error:
-        raise PartError(f"part {name!r} is missing in {str(directory)!r}") from error
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        # Names that are not UTF-8 or occur twice are no `ArrowException`.
-        raise PartError(f"part {name!r} in {str(directory)!r} cannot be read: {error}") from error
+        raise PartError(f"part {part.name!r} is missing in {str(directory)!r}") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        pa.ArrowException,
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+    ) as error:
+        # Names that are not UTF-8 or occur twice are no `ArrowException`; a panic is no `Exception`.
+        reason = str(error).partition("\n")[0]
+        raise PartError(f"part {part.name!r} in {str(directory)!r} cannot be read: {reason}") from error
 
 
-def published_parts(published: Published) -> tuple[PartRecord, ...]:
-    """Return the parts of the root, each with the name that its file has until it is renamed."""
-    return tuple(
-        PartRecord(name=part_name(at), rows=rows, size=size, checksum=checksum, schema=published.schema, staged=staged)
-        for at, (rows, size, checksum, staged) in enumerate(published.entries)
-    )
+def read_table(directory: Path, part: PartRecord, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a part, or only some of its columns (those it lacks are left out); `PartError` if it cannot be read.
+
+    The file may come from someone else: its number of rows is compared with the manifest's, and its values are
+    validated, because offsets that lead out of a buffer can crash what uses the table.
+    """
+    with part_errors(directory, part), open_part(directory, part) as opened, pq.ParquetFile(opened) as file:
+        names = file.schema_arrow.names
+        if columns is not None:
+            names = [each for each in columns if each in names]
+        if file.metadata.num_rows != part.rows:
+            raise pa.ArrowInvalid(f"it has {file.metadata.num_rows:,} rows and should have {part.rows:,}")
+        # A dotted name also matches a field inside a struct, so that more columns than requested may be read.
+        table = file.read(columns=names).select(names)
+        table.validate(full=True)
+        return table
 
 
 def checksum(file: io.FileIO) -> str:

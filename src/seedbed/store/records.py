@@ -1,28 +1,28 @@
-"""The records of the manifest, one frozen class for each kind, their JSON form, and which rows are in which group."""
+"""The records of the manifest, one class for each kind, as JSON and back, and which rows are in which row group."""
 
 from __future__ import annotations
 
 import base64
 import functools
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
+import json
+from itertools import pairwise
+from typing import Annotated, Any, Self, TypeAlias
 
 import attrs
 import msgspec
 import pyarrow as pa
 
 from ..observe.report import Drop  # noqa: TC001 - msgspec reads the annotations
+from .entries import Usage  # noqa: TC001 - as above
 from .schema import Conflict, canonical
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @attrs.frozen(kw_only=True)
 class Layout:
     """`rows` rows in groups of `size`; a dataset that was grown begins anew at each row of `segments`.
 
-    Groups that were there before keep their rows: the last of those requested first may be short, and the rows
-    that were requested later are in new groups.
+    Earlier groups keep their rows: the last one of a segment may be short, and rows that were requested later are in
+    new groups.
     """
 
     rows: int
@@ -31,44 +31,39 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
-        return sum(self._groups(start, stop) for start, stop in self._runs())
+        """The number of groups."""
+        return sum(map(len, self._runs()))
 
     def group_rows(self, index: int) -> range:
-        """The rows of a group."""
-        first = 0
-        for start, stop in self._runs():
-            groups = self._groups(start, stop)
-            if index < first + groups:
-                begin = start + (index - first) * self.size
-                return range(begin, min(begin + self.size, stop))
-            first += groups
-        raise IndexError(f"there is no row group {index}, only {first}")
+        """Return the rows of a group."""
+        left = index
+        for run in self._runs():
+            if left < len(run):
+                return range(run[left], min(run[left] + self.size, run.stop))
+            left -= len(run)
+        raise IndexError(f"there is no row group {index}, only {self.count}")
 
     def grown(self, rows: int) -> Self:
-        """The same groups, and others for the rows that come on top."""
+        """Return the same groups, and others for the rows that were added."""
         last = self.segments[-1] if self.segments else 0
         is_short = (self.rows - last) % self.size > 0
         return attrs.evolve(self, rows=rows, segments=(*self.segments, self.rows) if is_short else self.segments)
 
-    def _runs(self) -> list[tuple[int, int]]:
-        return list(zip((0, *self.segments), (*self.segments, self.rows), strict=True))
-
-    def _groups(self, start: int, stop: int) -> int:
-        return -(-(stop - start) // self.size)
+    def _runs(self) -> list[range]:
+        """The first rows of the groups of each segment."""
+        return [range(*run, self.size) for run in pairwise((0, *self.segments, self.rows))]
 
 
 FORMAT = 2
 
-# Records are read from files that may come from someone else: msgspec refuses fields of other types and ranges.
+# Records are read from files that may come from someone else: msgspec checks the types and ranges of fields.
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 # Rows are counted with `len(range(...))`.
 _Rows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Resized: TypeAlias = tuple[tuple[str, _Count, _Count], ...]  # `Resized` of `observe.report`, with ranges
 
 
-@attrs.frozen(kw_only=True)
-class PartRecord:
+class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A parquet file of the dataset: how many rows, how many bytes, what they must hash to, and their types.
 
     `staged` is the name that the file has until it takes the place of one that was listed before under `name`.
@@ -82,8 +77,11 @@ class PartRecord:
     staged: str | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Header:
+class _Record(msgspec.Struct, frozen=True, tag_field="kind"):
+    """The base of all records; a subclass gives its kind as `tag`."""
+
+
+class Header(_Record, frozen=True, kw_only=True, tag="header"):
     """What was requested. `declared` holds the columns whose type was declared; `created` is wall time.
 
     `segments` are the numbers of rows that were requested before the dataset was grown, as `Layout` has them.
@@ -93,9 +91,9 @@ class Header:
     buffer_size: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     segments: tuple[_Rows, ...] = ()
     columns: tuple[str, ...]
-    declared: pa.Schema = attrs.field(factory=lambda: pa.schema([]))
-    fingerprint: dict[str, Any] = attrs.field(factory=dict)
-    # The recipe file that is kept beside the manifest, should that be lost.
+    declared: pa.Schema = pa.schema([])
+    fingerprint: dict[str, Any] = {}
+    # A copy of the recipe file that is stored beside the manifest.
     recipe: str | None = None
     # The root is published from all row groups at the end, and these are stored in `.seedbed/parts` until then.
     publishes_at_end: bool = False
@@ -109,8 +107,7 @@ class Header:
         return Layout(rows=self.rows, size=self.buffer_size, segments=self.segments)
 
 
-@attrs.frozen(kw_only=True)
-class GroupRecord:
+class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
     """A finished row group: source rows `start` to `stop` (not included), and what became of them.
 
     `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not. `revision`
@@ -152,8 +149,7 @@ class GroupRecord:
         return tuple(part for part in (self.part, self.generated) if part is not None)
 
 
-@attrs.frozen(kw_only=True)
-class Finished:
+class Finished(_Record, frozen=True, kw_only=True, tag="finished"):
     """Every part now has this schema, but for the columns in conflict; `dropped` holds the dropped rows, if any."""
 
     schema: pa.Schema
@@ -161,80 +157,62 @@ class Finished:
     dropped: PartRecord | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Published:
-    """The files of the root as after-generation processors returned them: (rows, size, checksum, staged name).
+class Published(_Record, frozen=True, kw_only=True, tag="published"):
+    """The files of the root as after-generation processors returned them, all of one schema.
 
-    File number n is `batch_n.parquet`, and all have one schema. It counts once the build has `Finished`; until then the
-    files may be those of an earlier `Published`, or some of each. `resized` is how many rows the processors removed and
-    added together, under all their names.
+    It counts once the build has `Finished`; until then the files may be those of an earlier `Published`, or some of
+    each. `resized` is how many rows the processors removed and added together, under all their names.
     """
 
     schema: pa.Schema
-    entries: tuple[tuple[_Rows, _Count, str, str], ...]
+    parts: tuple[PartRecord, ...]
     resized: _Resized = ()
     conflicts: tuple[Conflict, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
-class Spending:
-    """What all runs of this dataset have used up to here: (column, model, calls, input tokens, output tokens, cost)."""
+class UsageRecord(_Record, frozen=True, kw_only=True, tag="usage"):
+    """What all runs of this dataset have used so far."""
 
-    entries: tuple[tuple[str, str, _Count, _Count, _Count, float], ...]
+    entries: Usage
 
 
-@attrs.frozen(kw_only=True)
-class States:
+class States(_Record, frozen=True, kw_only=True, tag="states"):
     """The states of stateful generators when everything was generated, by name, for a dataset that grows."""
 
     states: dict[str, bytes]
 
 
-Record: TypeAlias = Header | GroupRecord | Finished | Published | Spending | States
-
-_KINDS: dict[str, type[Any]] = {
-    "header": Header,
-    "group": GroupRecord,
-    "finished": Finished,
-    "published": Published,
-    "spending": Spending,
-    "states": States,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+Record: TypeAlias = Header | GroupRecord | Finished | Published | UsageRecord | States
 
 
-def record_to_dict(record: Record) -> dict[str, Any]:
-    """Return the record as plain JSON values."""
-    return {"kind": _NAMES[type(record)], **_plain(record)}
+def encode_record(record: Record) -> bytes:
+    """Return the record as JSON."""
+    # By the standard library, which writes and reads lone surrogates; msgspec refuses them.
+    return json.dumps(msgspec.to_builtins(record, enc_hook=_plain_schema), separators=(",", ":")).encode()
 
 
-def record_from_dict(plain: Mapping[str, Any]) -> Record:
-    """Return the record that `record_to_dict` wrote; `ValueError`, `KeyError` or `TypeError` if it is none."""
-    fields = dict(plain)
-    record: Record = msgspec.convert(fields, _KINDS[fields.pop("kind")], dec_hook=_convert_schema)
+def decode_record(data: bytes) -> Record | None:
+    """Return the record that the log holds, or None if it is not one of this version."""
+    try:
+        record: Record = msgspec.convert(json.loads(data), Record, dec_hook=_convert_schema)
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError, OSError, pa.ArrowException):
+        # Whole but unknown: written by a later version of the format, whose header names its format.
+        return None
     return record
+
+
+def _plain_schema(value: Any) -> dict[str, Any]:
+    if not isinstance(value, pa.Schema):
+        raise NotImplementedError
+    # The text is for people; only the IPC message, which knows every type, is read back.
+    ipc = base64.b64encode(value.serialize().to_pybytes()).decode()
+    return {"text": {field.name: str(field.type) for field in value}, "ipc": ipc}
 
 
 def _convert_schema(kind: type, value: Any) -> pa.Schema:
     if kind is not pa.Schema:
         raise NotImplementedError
     return _read_schema(value["ipc"])
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, pa.Schema):
-        # The text is for people; only the IPC message, which knows every type, is read back.
-        ipc = base64.b64encode(value.serialize().to_pybytes()).decode()
-        return {"text": {field.name: str(field.type) for field in value}, "ipc": ipc}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if attrs.has(type(value)):
-        return {field.name: _plain(getattr(value, field.name)) for field in attrs.fields(type(value))}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value
 
 
 @functools.lru_cache(maxsize=256)

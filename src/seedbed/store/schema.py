@@ -32,7 +32,7 @@ EMPTY_STRUCT_FIELD = "{}"
 _UNITS = ("s", "ms", "us", "ns")
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 DECIMAL_DIGITS = 38
-_PYTHON_TYPES: dict[object, pa.DataType] = {
+_PYTHON_TYPES: dict[type, pa.DataType] = {
     str: pa.large_string(),
     int: pa.int64(),
     float: pa.float64(),
@@ -64,17 +64,14 @@ def declared_type(declared: object) -> pa.DataType:
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise ConfigError(f"{problem}: {error}") from error
     else:
-        raise ConfigError(f"{problem}: give a polars or arrow type, one of {_python_names()}, or list[...] of one")
+        names = ", ".join(kind.__name__ for kind in _PYTHON_TYPES)
+        raise ConfigError(f"{problem}: give a polars or arrow type, one of {names}, or list[...] of one")
     if pa.types.is_null(arrow) or pa.types.is_dictionary(arrow):
         raise ConfigError(f"{problem}: declare the type of its values")
     try:
         return canonical(arrow)
     except TypeError as error:
         raise ConfigError(f"{problem}: {error}") from error
-
-
-def _python_names() -> str:
-    return ", ".join(kind.__name__ for kind in _PYTHON_TYPES if isinstance(kind, type))
 
 
 def canonical(arrow: pa.DataType) -> pa.DataType:
@@ -143,7 +140,7 @@ def _is_number(arrow: pa.DataType) -> bool:
 
 
 def fits(found: Any, wanted: Any) -> bool:
-    """Whether values of one type may be cast to another; the cast itself still refuses a value that would be lost."""
+    """True if values of one type may be cast to another; the cast itself still raises where a value would be lost."""
     if found == wanted or pa.types.is_null(found):
         return True
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
@@ -236,7 +233,7 @@ def _unite_numbers(one: Any, other: Any) -> pa.DataType | None:
 
 @attrs.frozen(kw_only=True)
 class Conflict:
-    """A column whose values could not have the type they should; the part that holds them kept them as `found`."""
+    """A column whose values do not fit the type `expected`; the part has them as `found`."""
 
     column: str = attrs.field(validator=instance_of(str))
     part: str = attrs.field(validator=instance_of(str))
@@ -271,7 +268,7 @@ def unify(
             wanted = declared.get(field.name)
             before = united.get(field.name, pa.null()) if wanted is None else wanted
             # Under a declared type a part has exactly that type, or null where a processor left the column out;
-            # anything else is a misfit that was kept as it came.
+            # anything else is a misfit that was stored as it came.
             exact = wanted is None or field.type == wanted or pa.types.is_null(field.type)
             after = unite(before, field.type) if exact else None
             if after is None:
@@ -297,24 +294,21 @@ def arrow_table(
     and where no one type holds all values they are JSON text; either is a conflict that names the column.
     """
     arrays: dict[str, Any] = {}
-    conflicts = []
+    conflicts: list[Conflict] = []
     names = columns.columns if isinstance(columns, pl.DataFrame) else list(columns)
     for name in names:
         wanted = declared.get(name)
         try:
             array = _frame_column(columns[name]) if isinstance(columns, pl.DataFrame) else arrow_array(columns[name])
-            found = str(array.type)
         except Exception as error:  # noqa: BLE001 - a user's object may raise anything; its row group must be written
-            array, found = text_array(list(columns[name])), str(error) or type(error).__name__
+            array = text_array(list(columns[name]))
+            found = f"{str(error) or type(error).__name__} (stored as JSON text)"
             expected = str(wanted) if wanted is not None else "values of one type"
-            conflicts.append(Conflict(column=name, part=part, found=f"{found} (kept as JSON text)", expected=expected))
+            conflicts.append(Conflict(column=name, part=part, found=found, expected=expected))
             wanted = None
-        if wanted is not None and array.type != wanted:
-            try:
-                array = cast(array, wanted)
-            except (TypeError, pa.ArrowException) as error:
-                found = f"{found} ({error})" if isinstance(error, pa.ArrowException) else found
-                conflicts.append(Conflict(column=name, part=part, found=found, expected=str(wanted)))
+        if wanted is not None:
+            array, misfit = _fit(array, wanted, name, part)
+            conflicts += misfit
         arrays[name] = array
     schema = pa.schema([pa.field(name, array.type) for name, array in arrays.items()])
     return pa.Table.from_arrays(list(arrays.values()), schema=schema), tuple(conflicts)
@@ -339,6 +333,17 @@ def cast(array: Any, wanted: pa.DataType) -> Any:
     if not fits(array.type, wanted):
         raise TypeError(f"{array.type} does not fit {wanted}")
     return _convert(array, wanted)
+
+
+def _fit(column: Any, wanted: pa.DataType, name: str, part: str) -> tuple[Any, list[Conflict]]:
+    """Cast a column; if its values do not fit, return it unchanged with the conflict."""
+    try:
+        return cast(column, wanted), []
+    except TypeError:
+        found = str(column.type)
+    except pa.ArrowException as error:
+        found = f"{column.type} ({error})"
+    return column, [Conflict(column=name, part=part, found=found, expected=str(wanted))]
 
 
 def _convert(array: Any, wanted: Any) -> Any:
@@ -372,17 +377,14 @@ def conform(table: pa.Table, schema: pa.Schema, *, part: str) -> tuple[pa.Table,
     A column in conflict keeps the type it has.
     """
     arrays: list[Any] = []
-    conflicts = []
+    conflicts: list[Conflict] = []
     for field in schema:
         if field.name not in table.column_names:
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
         column = table.column(field.name)
-        try:
-            column = cast(column, field.type)
-        except (TypeError, pa.ArrowException) as error:
-            found, expected = f"{column.type} ({error})", str(field.type)
-            conflicts.append(Conflict(column=field.name, part=part, found=found, expected=expected))
+        column, misfit = _fit(column, field.type, field.name, part)
+        conflicts += misfit
         arrays.append(column)
     return pa.Table.from_arrays(arrays, names=schema.names), tuple(conflicts)
 

@@ -1,8 +1,8 @@
 """Python values as one arrow column.
 
-pyarrow's own inference is not used for mixed or nested values, because it loses things without a word: it makes bytes
-of strings, drops time zones and truncates. Here every level of nesting either has one arrow type that holds all of its
-values, or is refused with a `TypeError` or `ValueError` that says why.
+pyarrow's own inference is not used for mixed or nested values, because it silently loses data: it turns strings into
+bytes, drops time zones and truncates. Here every level of nesting has one arrow type that holds all of its values, or
+raises a `TypeError` or `ValueError` with the reason.
 
 `Buffer` holds the Python values of one row group until then.
 """
@@ -19,6 +19,7 @@ from enum import Enum
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -34,7 +35,7 @@ def arrow_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
     """Return the values as one arrow column; raise `TypeError` or `ValueError` if no one type holds them all.
 
     Integers beside floats become doubles, dictionaries become structs with every key seen, and all null is the null
-    type. A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD. Aware datetimes are kept as instants in UTC.
+    type. A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD. Aware datetimes become instants in UTC.
     """
     kinds = set(map(type, values))
     kinds.discard(_NONE)
@@ -58,7 +59,7 @@ def arrow_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
 
 
 def text_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
-    """Return each value as JSON text, or as its `str` where JSON has no word for it; never raises, keeps null."""
+    """Return each value as JSON text, or as its `str` where JSON cannot express it; never raises, null stays null."""
     return pa.array([None if value is None else _text(value) for value in values], pa.large_string())
 
 
@@ -152,9 +153,7 @@ _BUILDERS: dict[type, Callable[[Sequence[Any]], Any]] = {
 
 def _vectors(values: Sequence[Any], kinds: set[type]) -> pa.Array[Any] | None:
     """Series and flat numpy arrays of one number type as a list column of that type, without Python items."""
-    if not all(kind is pl.Series or _is_numpy(kind, "ndarray") for kind in kinds):
-        return None
-    if any(getattr(value, "ndim", 1) != 1 for value in values):
+    if not kinds <= {pl.Series, np.ndarray} or any(getattr(value, "ndim", 1) != 1 for value in values):
         return None
     vectors = [value for value in values if value is not None]
     arrays = [vector.to_arrow() if isinstance(vector, pl.Series) else pa.array(vector) for vector in vectors]
@@ -165,18 +164,11 @@ def _vectors(values: Sequence[Any], kinds: set[type]) -> pa.Array[Any] | None:
     return _list_array(lengths, pa.concat_arrays(arrays), values)
 
 
-def _is_numpy(kind: type, name: str | None = None) -> bool:
-    # By name, so that numpy need not be imported to store values that are not its own.
-    return kind.__module__.partition(".")[0] == "numpy" and name in (None, kind.__name__)
-
-
 def _converter(kind: type) -> Callable[[Any], Any]:
-    """How a value of a kind that arrow does not know becomes one that it does; `TypeError` if it cannot."""
+    """Return what converts a type that arrow does not know to one that it does; `TypeError` if nothing does."""
     for base, convert in _CONVERTERS.items():
         if issubclass(kind, base):
             return convert
-    if _is_numpy(kind):
-        return lambda value: value.tolist()
     raise TypeError(f"values of {kind.__name__}")
 
 
@@ -195,6 +187,8 @@ _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     list: list,
     tuple: list,
     deque: list,
+    np.generic: lambda value: value.tolist(),
+    np.ndarray: lambda value: value.tolist(),
     pl.Series: pl.Series.to_list,
     pa.Array: lambda value: value.to_pylist(),
     pa.ChunkedArray: lambda value: value.to_pylist(),
@@ -230,7 +224,7 @@ def _json_default(value: Any) -> object:
 class Buffer:
     """One row group, column by column; a cell that was not written is None.
 
-    Its row group is the only one to write it, cell by cell; `free` gives the memory back after the checkpoint.
+    Only its row group writes it, cell by cell; `free` releases the memory after the checkpoint.
     """
 
     __slots__ = ("_columns", "rows")
@@ -251,11 +245,6 @@ class Buffer:
                 buffer._columns[column] = frame[column].to_list()
         return buffer
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, in declared order."""
-        return tuple(self._columns)
-
     def update_cell(self, row: int, column: str, value: object) -> None:
         """Set one cell."""
         self._columns[column][row] = value
@@ -270,20 +259,16 @@ class Buffer:
             return {column: self._columns[column] for column in columns}
         return {column: list(map(self._columns[column].__getitem__, rows)) for column in columns}
 
-    def frame(self, columns: Iterable[str], rows: Sequence[int] | None = None) -> pl.DataFrame:
-        """Return the columns, or only the given local rows of them, as polars.
-
-        A struct has every key that any row has. A column whose values have no one type is of dtype Object.
-        """
-        return make_frame(self.take(columns, rows), self.rows if rows is None else len(rows))
-
     def free(self) -> None:
-        """Let go of every value; the buffer has no columns from then on."""
+        """Forget every value; the buffer has no columns from then on."""
         self._columns.clear()
 
 
 def make_frame(columns: Mapping[str, list[Any]], height: int) -> pl.DataFrame:
-    """Return the columns as polars, also where there is none; see `Buffer.frame`."""
+    """Return the columns as polars, also where there is none.
+
+    A struct has every key that any row has. A column whose values have no one type is of dtype Object.
+    """
     if not columns:
         return pl.DataFrame(height=height)
     return pl.DataFrame([_series(name, values) for name, values in columns.items()])

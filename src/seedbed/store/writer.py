@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import attrs
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from .files import PRIVATE, create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
-from .manifest import MANIFEST_NAME, Manifest, append, lock, read, write
+from .manifest import MANIFEST_NAME, Manifest, append, lock, read
 from .parts import (
     DROPPED,
     PARTS,
@@ -23,23 +23,21 @@ from .parts import (
     discard,
     generated_name,
     internal_name,
-    locate,
     part_name,
     place,
-    published_parts,
     read_table,
     stage,
 )
-from .records import Finished, GroupRecord, Header, PartRecord, Published, Record, Spending, States
+from .records import Finished, GroupRecord, Header, PartRecord, Published, Record, States, UsageRecord
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import polars as pl
 
-    from ..observe.report import Drop, Resized
+    from .entries import Usage
 
 
 _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
@@ -48,8 +46,7 @@ _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
 def check_output(out: str | os.PathLike[str]) -> Path:
     """Return the output directory if a dataset can be written there, and leave nothing behind.
 
-    `OutputDirectoryError` if it is not empty, not a directory or not writable; one that is not there yet is fine if it
-    could be made.
+    `OutputDirectoryError` if it is not empty, not a directory or not writable, or is missing and cannot be created.
     """
     directory = Path(out)
     try:
@@ -66,7 +63,7 @@ def check_output(out: str | os.PathLike[str]) -> Path:
 
 
 def _refuse_used(directory: Path) -> None:
-    # What a process that died before its first record left behind is no reason to refuse.
+    # Files of a process that died before its first record do not count.
     found = sorted(path.name for path in directory.iterdir() if not is_temporary(path) and not _is_leftover(path))
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -82,15 +79,26 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _probe(existing: Path, directory: Path) -> None:
-    # Permission bits do not tell (root, read-only mounts, quotas): only a file that was really made does.
+    # Permission bits are not enough (root, read-only mounts, quotas): only creating a file shows it.
     if not existing.is_dir():
-        raise OutputDirectoryError(f"the output {str(directory)!r} cannot be made: {str(existing)!r} is a file")
+        raise OutputDirectoryError(f"the output {str(directory)!r} cannot be created: {str(existing)!r} is a file")
     with tempfile.NamedTemporaryFile(dir=existing, prefix=".", suffix=".tmp"):
         pass
 
 
 def _unwritable(directory: Path, error: OSError) -> OutputDirectoryError:
     return OutputDirectoryError(f"the output directory {str(directory)!r} is not writable: {error}")
+
+
+@contextmanager
+def _closed_on_error(directory: Path) -> Iterator[ExitStack]:
+    """Yield a stack that closes what was opened if the block raises."""
+    with ExitStack() as opened:
+        try:
+            yield opened
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+        opened.pop_all()
 
 
 class DatasetWriter:
@@ -101,24 +109,22 @@ class DatasetWriter:
     the process, releases it).
     """
 
-    def __init__(self, directory: Path, file: io.FileIO, header: Header) -> None:
+    def __init__(self, directory: Path, file: io.FileIO, header: Header, manifest: Manifest) -> None:
         self.path = directory
         self.header = header
         self.declared: dict[str, pa.DataType] = {field.name: field.type for field in header.declared}
         self._file = file
         self._replaced: io.FileIO | None = None
-        # Guards the manifest file and what it lists, which grows by one entry a row group.
+        # Guards the manifest, in the file and here.
         self._lock = threading.Lock()
+        self._manifest = manifest
         self._closing = False
-        self._groups: dict[int, GroupRecord] = {}
-        # The files in the root, where these are published at the end.
-        self._published: tuple[PartRecord, ...] = ()
 
     @property
     def groups(self) -> list[GroupRecord]:
         """The row groups that are listed, in order."""
         with self._lock:
-            return [group for _, group in sorted(self._groups.items())]
+            return self._manifest.in_order
 
     def _part_name(self, index: int) -> str:
         return internal_name(index) if self.header.publishes_at_end else part_name(index)
@@ -127,13 +133,10 @@ class DatasetWriter:
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
         """Make the directory, parents too, and start its manifest; `OutputDirectoryError` as in `check_output`."""
         directory = check_output(out)
-        try:
+        with _closed_on_error(directory) as opened:
             directory.mkdir(parents=True, exist_ok=True)
             refuse_links(directory)
-            file = _claim(directory)
-        except OSError as error:
-            raise _unwritable(directory, error) from error
-        try:
+            file = opened.enter_context(_claim(directory))
             _refuse_used(directory)
             append(file, header)
             rename(directory, _TEMPORARY, MANIFEST_NAME)
@@ -142,45 +145,35 @@ class DatasetWriter:
             sync_directory(directory / PRIVATE)
             sync_directory(directory)
             faults.reach("manifest directory synced")
-        except OSError as error:
-            file.close()
-            raise _unwritable(directory, error) from error
-        except BaseException:
-            file.close()
-            raise
-        return cls(directory, file, header)
+        return cls(directory, file, header, Manifest(header=header))
 
     @classmethod
     def open(
         cls, out: str | os.PathLike[str], *, on_damage: Callable[[], None] = lambda: None
     ) -> tuple[DatasetWriter, Manifest, tuple[str, ...]]:
-        """Go on with an existing directory; return the writer, what is there, and what of it was damaged.
+        """Open an existing directory; return the writer, what the directory holds, and what of it was damaged.
 
         Temporary files, parts that the manifest does not list and a half-written last record are removed. Every part is
-        read: a row group whose part is damaged is not there any more, and damaged records are cleared away, so that a
+        read: a row group whose part is damaged is taken out of the manifest, and damaged records are removed, so that a
         second time nothing is found damaged; `on_damage` is called before that. `ManifestError` if there is no
         manifest, `OutputDirectoryError` if another process writes it.
         """
         directory = Path(out)
-        read(directory)  # a missing or foreign directory must be refused before anything is opened for writing
-        try:
+        read(directory)  # raises for what is no dataset before anything is opened for writing
+        with _closed_on_error(directory) as opened:
             refuse_links(directory)
-            file = open_file(directory, MANIFEST_NAME, writable=True)
-        except OSError as error:
-            raise _unwritable(directory, error) from error
-        writer = None
-        try:
+            file = opened.enter_context(open_file(directory, MANIFEST_NAME, writable=True))
             _lock_file(file, directory)
             if not _is_named(file, directory / MANIFEST_NAME):
                 # Another process has replaced it since, and has released both.
                 raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
-            content = read(directory)
-            file.truncate(content.length)
-            manifest = content.manifest
+            manifest = read(directory)
+            file.truncate(manifest.length)
             assert manifest.header is not None, "read() refuses a manifest without a header"
-            writer = cls(directory, file, manifest.header)
-            lost = (*content.damage, *writer._take_groups(manifest))
-            found = (*lost, *writer._take_others(manifest))
+            writer = cls(directory, file, manifest.header, manifest)
+            opened.enter_context(writer)
+            lost = (*manifest.damage, *writer._check_groups())
+            found = (*lost, *writer._check_others())
             if lost:
                 # States of stateful generators include calls whose values are lost.
                 manifest.states = None
@@ -188,40 +181,32 @@ class DatasetWriter:
             if found:
                 writer._renew(manifest)
             writer._remove_leftovers()
-        except OSError as error:
-            (writer or file).close()
-            raise _unwritable(directory, error) from error
-        except BaseException:
-            (writer or file).close()
-            raise
         return writer, manifest, found
 
-    def _take_groups(self, manifest: Manifest) -> Iterator[str]:
-        """Take over row groups whose parts are whole; take the others out of the manifest and describe each."""
-        for index, group in list(manifest.groups.items()):
+    def _check_groups(self) -> Iterator[str]:
+        """Take row groups whose parts are damaged out of the manifest and describe each."""
+        for group in self._manifest.in_order:
             wrong = None if group.part is None else damage(self.path, group.part)
-            if wrong is None:
-                self._groups[index] = group
-            else:
-                del manifest.groups[index]
+            if wrong is not None:
+                del self._manifest.groups[group.index]
                 yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are generated again"
 
-    def _take_others(self, manifest: Manifest) -> Iterator[str]:
+    def _check_others(self) -> Iterator[str]:
         """Rename what is still staged; take damaged files that cost no rows out of the manifest and describe each."""
-        for index, group in self._groups.items():
+        manifest = self._manifest
+        for group in manifest.in_order:
             wrong = None if group.generated is None else damage(self.path, group.generated)
             if wrong is not None:
                 yield f"{wrong}; its row group is complete"
-            whole = group if wrong is None else attrs.evolve(group, generated=None)
-            self._groups[index] = manifest.groups[index] = self._placed(whole)
+            manifest.groups[group.index] = self._placed(group if wrong is None else replace(group, generated=None))
         if manifest.published is not None:
-            parts = published_parts(manifest.published)
-            found = [wrong for part in parts if (wrong := damage(self.path, part)) is not None]
+            found = [wrong for part in manifest.published.parts if (wrong := damage(self.path, part)) is not None]
             if found:
                 manifest.published = manifest.finished = None
                 yield from (f"{wrong}; the processors over the whole dataset run again" for wrong in found)
             else:
-                self._place_published(parts)
+                for part in manifest.published.parts:
+                    place(self.path, part)
         if manifest.finished is not None and manifest.finished.dropped is not None:
             wrong = damage(self.path, manifest.finished.dropped)
             if wrong is not None:
@@ -229,29 +214,24 @@ class DatasetWriter:
                 yield f"{wrong}; it is written again"
 
     def _placed(self, group: GroupRecord) -> GroupRecord:
-        """Rename what is staged of a listed group; it may be renamed already, if a process died after that."""
-        part, generated = (None if each is None else self._renamed(each) for each in (group.part, group.generated))
-        return attrs.evolve(group, part=part, generated=generated)
-
-    def _renamed(self, part: PartRecord) -> PartRecord:
-        with suppress(FileNotFoundError):
-            place(self.path, part)
-        return attrs.evolve(part, staged=None)
+        """Rename the staged files of a listed group."""
+        part, generated = (None if each is None else place(self.path, each) for each in (group.part, group.generated))
+        return replace(group, part=part, generated=generated)
 
     def _renew(self, manifest: Manifest) -> None:
-        """Put a manifest that says what this one says in the place of the damaged one."""
-        # The old one stays open, and with it locked: a process that has it open already must not take it for free.
+        """Replace a damaged manifest by one with the records of this one."""
+        # The old file stays open and thereby locked: a process that has opened it already must not get its lock.
         self._replaced = self._file
         self._file = create(self.path, _TEMPORARY)
         _lock_file(self._file, self.path)
-        write(self._file, manifest.records())
+        append(self._file, *manifest.records())
         rename(self.path, _TEMPORARY, MANIFEST_NAME)
         faults.reach("manifest renamed")
         sync_directory(self.path / PRIVATE)
         faults.reach("manifest directory synced")
 
     def grow(self, header: Header) -> None:
-        """Let another header count from now on: that of a dataset with more rows, or of code that changed.
+        """Replace the header: the dataset has more rows now, or its code changed.
 
         `publish` and `finish` are due again; published files stay in the root until then.
         """
@@ -261,145 +241,75 @@ class DatasetWriter:
 
     def write_group(
         self,
-        index: int,
+        group: GroupRecord,
         rows: Mapping[str, Sequence[Any]] | pl.DataFrame | None,
         *,
-        start: int,
-        stop: int,
+        order: Sequence[int] | None = None,
         generated: Mapping[str, Sequence[Any]] | None = None,
-        drops: Iterable[Drop] = (),
-        resized: Resized = (),
-        skipped: str | None = None,
-        commits: int = 0,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
-        """Write a finished row group: its part, if it has rows, then its record.
+        """Write a finished row group: its part, if it has rows, then its record, which is returned.
 
-        `generated` are its rows before post-batch processors, if it has such processors. None if `abandoned()` turned
-        true before the group counted: then it is as if it had not been written.
+        `group` describes it but for its files, which are added here. `generated` are its rows before post-batch
+        processors, if it has such processors. With `order` the rows are added to a group that is listed: a new part
+        replaces the old one as a whole, and `order` holds positions in what that held followed by the new rows.
+
+        None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
+        name = self._part_name(group.index)
         with self._alone():
-            # A group that was skipped as a whole has no rows: it may be made after all.
-            if index in self._groups and self._groups[index].skipped is None:
-                raise StoreError(f"row group {index} is already in {str(self.path)!r}")
-        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=self._part_name(index))
-        staged = self._stage(index, table, generated)
+            before = self._manifest.groups.get(group.index)
+        # A group that was skipped as a whole has no rows: it may be generated later.
+        if order is None and before is not None and before.skipped is None:
+            raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
+        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
+        if order is not None and before is not None:
+            if before.part is not None:
+                old = read_table(self.path, before.part)
+                table, more = _joined([old, table], self.declared, self.header.columns, name)
+                conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
+            table = table.take(pa.array(order, pa.int64()))
+            group = replace(group, revision=before.revision + 1)
+        unprocessed, _ = arrow_table(generated or {}, self.declared)
+        staged: list[PartRecord | None] = []
         try:
-            if abandoned():
-                return None
-            # The part last: it may be in the root, where nothing belongs that is not part of the dataset.
-            before, part = (None if each is None else place(self.path, each) for each in staged)
+            for file, each in ((name, table), (generated_name(group.index), unprocessed)):
+                staged.append(stage(self.path, file, each) if each.num_rows else None)
+            with self._alone():
+                if not abandoned():
+                    part, unprocessed_part = staged
+                    staged = []
+                    return self._list(replace(group, part=part, generated=unprocessed_part, conflicts=conflicts))
         finally:
-            self._discard(*staged)
-        group = GroupRecord(
-            index=index,
-            start=start,
-            stop=stop,
-            part=part,
-            generated=before,
-            drops=tuple(drops),
-            resized=resized,
-            conflicts=conflicts,
-            skipped=skipped,
-            commits=commits,
-        )
-        with self._alone():
-            if abandoned():
-                for each in group.parts:
-                    remove(self.path, each.name)
-                return None
-            self._append(group)
-            self._groups[index] = group
-        return group
+            discard(self.path, *staged)
+        return None
 
-    def _stage(
-        self, index: int, table: pa.Table, generated: Mapping[str, Sequence[Any]] | None
-    ) -> tuple[PartRecord | None, PartRecord | None]:
-        """Stage the rows of a group before post-batch processors, if given, and its part, if it has rows."""
-        rows, _ = arrow_table(generated or {}, self.declared)
-        before = stage(self.path, generated_name(index), rows) if rows.num_rows else None
-        try:
-            return before, stage(self.path, self._part_name(index), table) if table.num_rows else None
-        except BaseException:
-            self._discard(before)
-            raise
+    def _list(self, group: GroupRecord) -> GroupRecord:
+        """List a group, in place of what is listed, and rename its staged files.
 
-    def _discard(self, *parts: PartRecord | None) -> None:
-        for part in parts:
-            if part is not None:
-                discard(self.path, part)
-
-    def add_rows(
-        self,
-        index: int,
-        rows: Mapping[str, Sequence[Any]] | pl.DataFrame | None,
-        *,
-        order: Sequence[int],
-        drops: Iterable[Drop],
-        generated: Mapping[str, Sequence[Any]] | None = None,
-        resized: Resized | None = None,
-        skipped: str | None = None,
-        commits: int = 0,
-        abandoned: Callable[[], bool] = lambda: False,
-    ) -> GroupRecord | None:
-        """Add rows to a row group that is written: its part is replaced as a whole, and its record by a newer one.
-
-        `order` holds positions in what the part held before followed by the new rows; `drops` are all that are left;
-        `resized` stays as it is unless given.
-        None if `abandoned()` turned true before the new content counted: then the old one still does.
-        """
-        with self._alone():
-            before = self._groups[index]
-        name = self._part_name(index)
-        new, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
-        table = new
-        if before.part is not None:
-            old = read_table(self.path, before.part.name)
-            table, more = _joined([old, new], self.declared, self.header.columns, name)
-            conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
-        table = table.take(pa.array(order, pa.int64()))
-        after = attrs.evolve(
-            before,
-            part=None,
-            drops=tuple(drops),
-            resized=before.resized if resized is None else resized,
-            conflicts=conflicts,
-            skipped=skipped,
-            revision=before.revision + 1,
-            commits=commits,
-        )
-        staged = self._stage(index, table, generated)
-        with self._alone():
-            if abandoned():
-                self._discard(*staged)
-                return None
-            return self._replace(attrs.evolve(after, generated=staged[0], part=staged[1]))
-
-    def _replace(self, group: GroupRecord) -> GroupRecord:
-        """List a group in place of what is listed, and rename its staged part.
-
-        Listed before the rename: at every instant the manifest names a file that is there and whole.
+        Listed before the rename: at every instant the manifest names files that exist and are whole, and the root holds
+        nothing else.
         """
         try:
             self._append(group)
-        except BaseException:
-            self._discard(*group.parts)
+        except StoreError:
+            discard(self.path, *group.parts)
             raise
         faults.reach("part listed")
         if group.part is None:
             remove(self.path, self._part_name(group.index))
         if group.generated is None:
             remove(self.path, generated_name(group.index))
-        self._groups[group.index] = group = self._placed(group)
+        self._manifest.groups[group.index] = group = self._placed(group)
         return group
 
-    def write_spending(self, entries: Iterable[tuple[str, str, int, int, int, float]]) -> None:
-        """Note what all runs of this dataset have used so far."""
+    def write_usage(self, usage: Usage) -> None:
+        """Record what all runs of this dataset have used so far."""
         with self._lock:
-            self._append(Spending(entries=tuple(entries)))
+            self._append(UsageRecord(entries=usage))
 
     def write_states(self, states: Mapping[str, bytes]) -> None:
-        """Note the states of stateful generators now that everything is made."""
+        """Record the states of stateful generators when everything is generated."""
         with self._lock:
             self._append(States(states=dict(states)))
 
@@ -431,7 +341,7 @@ class DatasetWriter:
         Parts are rewritten one at a time and only where they differ, until `abandoned()` turns true.
         """
         with self._alone():
-            groups = [group for _, group in sorted(self._groups.items())]
+            groups = self._manifest.in_order
             schema, found = unify(
                 ((group.part.name, group.part.schema) for group in groups if group.part is not None),
                 declared=self.declared,
@@ -451,8 +361,8 @@ class DatasetWriter:
         target = pa.schema([part.schema.field(field.name) if field.name in own else field for field in schema])
         if target == part.schema:
             return ()
-        table, conflicts = conform(read_table(self.path, locate(self.path, part)), target, part=part.name)
-        self._replace(attrs.evolve(group, part=stage(self.path, part.name, table)))
+        table, conflicts = conform(read_table(self.path, part), target, part=part.name)
+        self._list(replace(group, part=stage(self.path, part.name, table)))
         return conflicts
 
     def publish(
@@ -470,7 +380,6 @@ class DatasetWriter:
             )
         table, conflicts = arrow_table(frame, {}, part="the processed rows")
         parts: list[PartRecord] = []
-        is_listed = False
         try:
             for at, start in enumerate(range(0, table.num_rows, self.header.buffer_size)):
                 if abandoned():
@@ -480,23 +389,17 @@ class DatasetWriter:
             with self._alone():
                 if abandoned():
                     return False
-                entries = tuple((part.rows, part.size, part.checksum, part.staged or "") for part in parts)
-                before, after = sum(group.rows for group in self._groups.values()), table.num_rows
+                before, after = sum(group.rows for group in self._manifest.groups.values()), table.num_rows
                 resized = ((processors, max(0, before - after), max(0, after - before)),)
                 schema = table.schema.remove_metadata()
-                self._append(Published(schema=schema, entries=entries, resized=resized, conflicts=conflicts))
-                is_listed = True
+                self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
                 faults.reach("published listed")
-                self._place_published(parts)
+                placed, parts = parts, []
+                for part in placed:
+                    place(self.path, part)
         finally:
-            if not is_listed:
-                for part in parts:
-                    discard(self.path, part)
+            discard(self.path, *parts)
         return True
-
-    def _place_published(self, parts: Sequence[PartRecord]) -> None:
-        """Rename published files to the root; those that are there already are found there."""
-        self._published = tuple(map(self._renamed, parts))
 
     def __enter__(self) -> Self:
         return self
@@ -505,7 +408,7 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory; nothing can be written any more. Never waits: a thread that writes does it after."""
+        """Release the directory. Never waits: a thread that is writing releases it when it is done."""
         self._closing = True
         self._close_if_free()
 
@@ -533,10 +436,12 @@ class DatasetWriter:
             append(self._file, record)
         except OSError as error:
             raise StoreError(f"the manifest in {str(self.path)!r} cannot be written: {error}") from error
+        self._manifest.apply(record)
 
     def _remove_leftovers(self) -> None:
-        listed = {part.name for group in self._groups.values() for part in group.parts}
-        listed.update(part.name for part in self._published)
+        manifest = self._manifest
+        listed = {part.name for group in manifest.groups.values() for part in group.parts}
+        listed.update(part.name for part in (manifest.published.parts if manifest.published is not None else ()))
         for folder in ("", f"{PRIVATE}/", f"{PARTS}/"):
             if not (self.path / folder).is_dir():
                 continue
@@ -549,28 +454,23 @@ class DatasetWriter:
 def _claim(directory: Path) -> io.FileIO:
     """Create the file that becomes the manifest, and lock it: of several processes, one gets the directory.
 
-    Only the process that has the lock of the file of that name removes or renames it.
+    Only the process that has the lock of the file of that name writes or renames it.
     """
     while True:
         try:
             file = create(directory, _TEMPORARY, replace=False)
-            is_new = True
         except FileExistsError:
             try:
                 file = open_file(directory, _TEMPORARY, writable=True)
             except FileNotFoundError:
                 continue
-            is_new = False
-        try:
+        with ExitStack() as opened:
+            opened.enter_context(file)
             _lock_file(file, directory)
             if _is_named(file, directory / _TEMPORARY):
-                if is_new:
-                    return file
-                remove(directory, _TEMPORARY)  # its process died
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+                file.truncate(0)  # a process that died may have written to it
+                opened.pop_all()
+                return file
 
 
 def _is_named(file: io.FileIO, path: Path) -> bool:
@@ -593,21 +493,17 @@ def _joined(
 ) -> tuple[pa.Table, tuple[Conflict, ...]]:
     """Return the rows of several tables as one; a column without one type for all becomes what its values are."""
     schema, conflicts = unify(((part, table.schema) for table in tables), declared=declared, order=order)
-    arrays = []
-    found: list[Conflict] = []
     fitting = [conform(table, schema, part=part) for table in tables]
     misfits = {conflict.column for conflict in (*conflicts, *(each for _, more in fitting for each in more))}
-    for name in schema.names:
-        if name not in misfits:
-            columns = [table.column(name) for table, _ in fitting]
-            arrays.append(pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type))
-            continue
-        values = [
+    values: dict[str, list[Any]] = {
+        name: [
             value
             for table in tables
             for value in (table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows)
         ]
-        one, more = arrow_table({name: values}, declared, part=part)
-        arrays.append(one.column(name))
-        found += more
-    return pa.Table.from_arrays(arrays, names=schema.names), tuple(found)
+        for name in misfits
+    }
+    found, conflicts = arrow_table(values, declared, part=part)
+    joined = pa.concat_tables([table.drop_columns([*misfits]) for table, _ in fitting])
+    columns = [(found if name in misfits else joined).column(name) for name in schema.names]
+    return pa.Table.from_arrays(columns, names=schema.names), conflicts
