@@ -808,11 +808,11 @@ class World:
             elif self.closing:
                 self.close_group(next(iter(self.closing)))
             elif self.sendable():
-                self.finish(self.sendable()[0], Status.SUCCESS, rows_after=1)
+                self.finish(self.sendable()[0], Status.SUCCESS, rows_after=self.plan.salt % 3)
             elif self.attempts:
                 attempt = next(iter(self.attempts.values()))
                 assert attempt.task.step.node < 0, "a call waits although there are permits"
-                self.finish(attempt, Status.SUCCESS, rows_after=1)
+                self.finish(attempt, Status.SUCCESS, rows_after=self.plan.salt % 3)
             elif self.threads:
                 self.end_thread(self.threads[0])
             else:
