@@ -242,7 +242,7 @@ def test_run_errors_are_one_line_with_their_code(tmp_path: Path) -> None:
     assert "fail_after_sleep" in error_line(failed, "NODE_FAILED")
     closed = tmp_path / "closed.toml"
     text = (PLANS / "registries.toml").read_text(encoding="utf-8")
-    # Port 1 is nobody's.
+    # Nothing listens on port 1.
     closed.write_text(text.replace('"memory"\nseed_file = "users.toml"', '"127.0.0.1"\nport = 1'), encoding="utf-8")
     away = seedbed("plan", "run", PLANS / "diamond.json", "--registries", closed, *REQUEST, "--json")
     assert away.code == 16

@@ -11,6 +11,7 @@ from seedbed.plans.compile import Cost, Costs
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
 from seedbed.plans.ops import OpRegistry, default_ops
+from seedbed.plans.redis import RedisReads
 from seedbed.plans.registries import default_registries
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def with_ops(*ops: OpSpec) -> OpRegistry:
     return registry
 
 
-class FakeEndpoint:
+class FakeEndpoint(RedisReads):
     """Hashes and lists in memory; records every key that was read, and can be slow or down."""
 
     def __init__(self, hashes: Mapping[str, dict[str, str]], lists: Mapping[str, list[str]]) -> None:
@@ -82,12 +83,6 @@ class FakeEndpoint:
     def get(self, endpoint_id: str) -> FakeEndpoint:
         assert endpoint_id == "ep_0001"
         return self
-
-    async def hgetall(self, key: str) -> dict[str, str]:
-        return (await self.hgetall_many([key]))[0]
-
-    async def lrange(self, key: str, start: int, stop: int) -> list[str]:
-        return (await self.lrange_many([key], start, stop))[0]
 
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
         await self._answer(keys)

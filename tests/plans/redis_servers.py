@@ -92,7 +92,7 @@ class Wire:
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         if self.broken:
-            raise BrokenPipeError("nobody reads")
+            raise BrokenPipeError("the reader is closed")
         taken = bytes(data[: self.room])
         if not taken:
             return 0
@@ -100,7 +100,7 @@ class Wire:
         try:
             self._to_server.send_nowait(taken)
         except trio.BrokenResourceError:
-            raise BrokenPipeError("nobody reads") from None
+            raise BrokenPipeError("the reader is closed") from None
         return len(taken)
 
     async def wait_writable(self) -> None:

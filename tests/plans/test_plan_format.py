@@ -33,7 +33,7 @@ def test_a_plan_is_read_completely() -> None:
     assert nodes["o"].params == {"by": 3001, "order": "asc", "trace": None}
     assert nodes["z"].params == {"duration_ms": 5, "fail_after_sleep": False, "trace": None}
     assert nodes["x"].params == {"row_count": 1, "trace": None}
-    assert nodes["f"].extensions == {"seedbed.on_error.v1": {"policy": "empty"}}
+    assert nodes["f"].policy == "empty"
     assert plan.predicates["literal"].tree["flags"] == ""
     assert plan.expressions["score"].tree == full_plan()["expr_table"]["score"]
 
@@ -73,7 +73,7 @@ def test_tables_and_the_rest_may_be_left_out() -> None:
     node = {"node_id": "a", "op": "fixed_source", "inputs": [], "params": {"row_count": 2}}
     plan = parse_plan({"schema_version": 1, "plan_name": "small", "nodes": [node], "outputs": ["a"]})
     assert isinstance(plan, Plan)
-    assert (plan.expressions, plan.predicates, plan.capabilities, plan.extensions) == ({}, {}, (), {})
+    assert (plan.expressions, plan.predicates, plan.capabilities) == ({}, {}, ())
 
 
 @pytest.mark.parametrize(

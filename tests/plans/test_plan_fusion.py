@@ -196,7 +196,7 @@ async def test_every_node_of_a_segment_has_its_own_timeout(mock_clock: MockClock
         async def open_one_by_one() -> None:
             for name, gate in steps.gates.items():
                 await jump_at(steps.entered[name], mock_clock, 0.4)
-                # Whoever wakes at this instant does so before the thread goes on.
+                # Tasks that wake at this instant do so before the thread continues.
                 await trio.testing.wait_all_tasks_blocked()
                 gate.set()
 

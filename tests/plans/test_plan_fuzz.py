@@ -143,7 +143,7 @@ def check(source: Any) -> Plan | None:
             assert path.startswith("$")
             assert message
         str(error).encode()  # it can be printed
-        event("refused")
+        event("rejected")
         return None
     event("valid")
     return plan

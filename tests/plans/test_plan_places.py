@@ -59,7 +59,7 @@ def test_an_engine_at_twice_its_capacity_answers_nearly_all_it_can(
 ) -> None:
     """Under overload, most of what the engine could answer without a deadline is answered within the deadline.
 
-    For each of these, the best limit that somebody could have set by hand gives about what is learnt, at most 3 %
+    For each of these, the best fixed limit gives about as much as the engine, at most 3 %
     more: 3 for the first, 4, 10, 32, 3, 5, 2, 5, 2 and 5 for the others. Most are useless where another is best.
     """
     found, most = overload(costs, times=times, seed=seed)
@@ -71,7 +71,7 @@ def test_an_engine_at_twice_its_capacity_answers_nearly_all_it_can(
 def test_more_overload_costs_only_its_rejections(load: float) -> None:
     """The share of the loop that rejections leave is used as before."""
     found, most = overload(USUAL, times=2, load=load)
-    left = 1 - found.refused / found.seconds * USUAL.refusal
+    left = 1 - found.rejected / found.seconds * USUAL.rejection
     assert found.rate >= 0.7 * left * most
 
 
@@ -79,7 +79,7 @@ def test_requests_that_do_not_delay_each_other_are_all_answered() -> None:
     """Where requests mostly wait for servers, a deadline just above the time alone is no reason to reject."""
     stream = Stream(costs=SLEEPY, rate=1_000, deadline=1.5 * SLEEPY.alone)
     (found,) = SimulatedLoop().run(stream, seconds=3)
-    assert found.refused + found.late <= 0.02 * found.answered
+    assert found.rejected + found.late <= 0.02 * found.answered
 
 
 def test_the_engine_recovers_after_a_slow_period() -> None:
@@ -108,8 +108,8 @@ def test_a_server_that_hangs_on_an_idle_loop_leads_to_no_rejection(since: float,
     during = loop.run(other, stream, seconds=since + 0.1)
     afterwards = loop.run(other, stream, seconds=1)
     assert during[1].late > 0
-    assert sum(tally.refused for tally in during + afterwards) == 0
-    assert sum(tally.late for tally in afterwards) <= 2  # those that had begun
+    assert sum(tally.rejected for tally in during + afterwards) == 0
+    assert sum(tally.late for tally in afterwards) <= 2  # those that had started
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -147,7 +147,7 @@ def test_a_plan_that_mostly_waits_is_answered_beside_an_overloaded_one(seed: int
     busy, waits = SimulatedLoop(seed=seed).run(
         usual(2), Stream(costs=SLEEPY, rate=100, deadline=2 * SLEEPY.alone), seconds=3
     )
-    assert waits.refused + waits.late <= 0.02 * waits.answered
+    assert waits.rejected + waits.late <= 0.02 * waits.answered
     assert busy.rate >= 0.7 * peak(USUAL)
 
 
@@ -342,7 +342,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.slots.wait(seconds)
-        # The loop has slept: what runs waits for endpoints, and is no reason to refuse.
+        # The loop has slept: the running requests wait for endpoints and are no reason to reject.
         with contextlib.suppress(IndexError):
             claim = self.running[-1]
             assert self.admission._competitors(claim.forecast) == (0, 0)

@@ -578,7 +578,7 @@ async def test_a_failing_send_ends_the_connection(autojump_clock: MockClock) -> 
     async with scripted() as (client, server):
         await client.ping()
         server.wires[0].broken = True
-        with pytest.raises(EndpointUnavailable, match="went away: nobody reads"):
+        with pytest.raises(EndpointUnavailable, match="went away: the reader is closed"):
             await client.hgetall("x")
         assert await client.hgetall("x") == {"asked": "x"}
         assert (len(server.wires), client.statistics().in_flight) == (2, 0)

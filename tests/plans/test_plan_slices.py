@@ -186,17 +186,17 @@ async def test_an_engine_that_closes_ends_responses_that_are_being_built(
     instrumented: Steps, mock_clock: MockClock
 ) -> None:
     """At the end of grace a request that builds its response is cancelled, as one that runs its nodes."""
-    refused: list[Overloaded] = []
+    rejected: list[Overloaded] = []
 
     async def ask() -> None:
         with pytest.raises(Overloaded, match="its grace is over") as caught:
             await engine.execute(PLAN, {"user_id": 1})
-        refused.append(caught.value)
+        rejected.append(caught.value)
 
     engine = PlanEngine(endpoints=NoEndpoints(), costs=INLINE, grace=0.0)
     async with trio.open_nursery() as nursery, engine:
         nursery.start_soon(ask)
         while not instrumented.calls["_candidates"]:
             await trio.lowlevel.checkpoint()
-    assert len(refused) == 1
+    assert len(rejected) == 1
     assert instrumented.calls["_candidates"] < 20

@@ -99,7 +99,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
         return cls(mean=sum(values) / len(values), low=min(values), high=max(values))
 
 
@@ -162,7 +161,7 @@ class Estimate:
 
 @attrs.frozen(kw_only=True)
 class Variant:
-    """The same run with something changed."""
+    """The estimate of the same run with other fields or options."""
 
     changes: Mapping[str, Any]
     estimate: Estimate
@@ -170,7 +169,7 @@ class Variant:
 
 @attrs.frozen(kw_only=True)
 class Probed:
-    """The usage of the real rows that were generated to measure their calls."""
+    """The usage of the real rows that a probe generated."""
 
     rows: int
     calls: int
