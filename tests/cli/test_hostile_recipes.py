@@ -50,6 +50,7 @@ HOSTILE = {
     "alias-as-key.yaml": "columns: &a {? *a : 1}\n",
     "alias-bomb.yaml": laughs(),
     "merge-bomb.yaml": laughs("<<"),
+    "merge-of-many.yaml": f"a: &a {{{', '.join(f'k{i}: 1' for i in range(24_000))}}}\nb: {{<<: [{'*a, ' * 45_000}]}}\n",
     "merge-itself.yaml": "columns: &a {<<: *a}\n",
     "deep-flow.yaml": "columns: " + "[" * DEEP,
     "deep-map.yaml": "columns: " + "{a: " * DEEP,

@@ -47,8 +47,8 @@ def write_plan(path: Path, *nodes: dict[str, Any], **fields: Any) -> Path:
     return path
 
 
-def told(ended: Ended, code: str) -> str:
-    """The one line that an error is told in, with its code."""
+def error_line(ended: Ended, code: str) -> str:
+    """The single line of an error with this code."""
     (line,) = ended.err.splitlines()
     assert line.startswith(f"seedbed: {code}: ")
     assert ended.out == ""
@@ -56,7 +56,7 @@ def told(ended: Ended, code: str) -> str:
 
 
 def test_every_plan_command_has_help() -> None:
-    """A command tells its usage, and the overview of plan commands has it with a sentence."""
+    """A command prints its usage, and the overview of plan commands lists it with a sentence."""
     overview = seedbed("plan", "--help").out
     for name in COMMANDS:
         assert f"seedbed plan {name}" in seedbed("plan", name, "--help").out
@@ -74,7 +74,7 @@ def test_help_does_not_load_the_plan_engine() -> None:
 
 
 def test_every_plan_error_has_an_exit_code() -> None:
-    """What may happen to a request has a status of its own each; a wrong plan or request is bad input."""
+    """Each error of a request has its own exit status; an invalid plan or request is bad input."""
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.PlanError)]
     codes = {kind: exit_code(kind.__new__(kind)) for kind in kinds}
     wrong = {errors.PlanError, errors.InvalidPlan, errors.InvalidRequest}
@@ -86,7 +86,7 @@ def test_every_plan_error_has_an_exit_code() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_runs_without_a_server(name: str) -> None:
-    """The registries beside the examples are enough."""
+    """The registries beside the examples are sufficient."""
     ended = seedbed("plan", "run", PLANS / f"{name}.json", *MEMORY, "-r", '{"user_id": 9}', "--json")
     assert (ended.code, ended.err) == (0, "")
     assert ended.json["candidates"]
@@ -100,7 +100,7 @@ def test_fusion_does_not_change_the_answer() -> None:
 
 
 def test_run_shows_candidates() -> None:
-    """People see a table of ids and fields, and who asked."""
+    """The output is a table of ids and fields, and the id of the request."""
     ended = seedbed("plan", "run", PLANS / "mixed_pipeline.json", *MEMORY, *REQUEST)
     assert ended.code == 0
     head, *rows, last = ended.out.splitlines()
@@ -124,7 +124,7 @@ def test_run_reads_the_request_from_standard_input() -> None:
 
 
 def test_run_traces_every_node() -> None:
-    """With --trace the answer says of each node when and where it ran, and which ones it waited for."""
+    """With --trace the result has when and where each node ran, and the critical path."""
     ended = seedbed("plan", "run", PLANS / "complex_dag.json", *MEMORY, *REQUEST, "--trace", "--json")
     trace = ended.json["trace"]
     assert sorted(each["node"] for each in trace["nodes"]) == [f"n{number}" for number in range(10)]
@@ -135,14 +135,14 @@ def test_run_traces_every_node() -> None:
 
 
 def test_params_change_the_answer() -> None:
-    """What a request overrides reaches the expressions."""
+    """Overrides of the request reach the expressions."""
     request = '{"user_id": 1, "param_overrides": {"media_age_penalty_weight": 2.0}}'
     ended = seedbed("plan", "run", PLANS / "complex_dag.json", *MEMORY, "-r", request, "--json")
     assert all(each["fields"]["final_score"] == each["id"] * 2 for each in ended.json["candidates"])
 
 
-def test_a_plan_in_python_needs_leave(tmp_path: Path) -> None:
-    """FILE.py:FUNCTION runs the file only with --allow-code, and then gives what the JSON gives."""
+def test_a_plan_in_python_needs_permission(tmp_path: Path) -> None:
+    """FILE.py:FUNCTION runs the file only with --allow-code, and its result is that of the JSON file."""
     spy = tmp_path / "spy.py"
     spy.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", encoding="utf-8")
     refused = seedbed("plan", "run", f"{spy}:anything", *REQUEST)
@@ -161,8 +161,8 @@ def test_a_plan_in_python_needs_leave(tmp_path: Path) -> None:
     assert "FILE.py:FUNCTION" in seedbed("plan", "check", PLANS / "diamond.py", "--allow-code").err
 
 
-def test_own_ops_of_a_plan_file_run(tmp_path: Path) -> None:
-    """A plan file may bring its ops and import what lies beside it."""
+def test_custom_ops_of_a_plan_file_run(tmp_path: Path) -> None:
+    """A plan file may define ops and import modules beside it."""
     tmp_path.joinpath("beside.py").write_text("FACTOR = 3\n", encoding="utf-8")
     file = tmp_path / "own.py"
     file.write_text(
@@ -189,8 +189,8 @@ def tripled(ctx):
     assert [each["id"] for each in ended.json["candidates"]] == [3, 6]
 
 
-def test_check_tells_all_problems(tmp_path: Path) -> None:
-    """Each problem is a line with its code and its JSON path; machines get them as values; the status is 2."""
+def test_check_reports_all_problems(tmp_path: Path) -> None:
+    """Each problem is a line with its code and its JSON path, or a JSON value with --json; the status is 2."""
     path = write_plan(tmp_path / "bad.json", node(0, "core::viewer"), node(1, "core::tkae", 0, count=0), extra=1)
     ended = seedbed("plan", "check", path)
     assert ended.code == 2
@@ -205,8 +205,8 @@ def test_check_tells_all_problems(tmp_path: Path) -> None:
     assert good == {"ok": True, "problems": [], "plan": "diamond", "nodes": 4, "outputs": ["n3"]}
 
 
-def test_what_is_wrong_before_a_run_is_bad_input(tmp_path: Path) -> None:
-    """Plans, requests, registries and files that are no good are told in a sentence, with status 2 and no traceback."""
+def test_invalid_input_is_reported_before_a_run(tmp_path: Path) -> None:
+    """Invalid plans, requests, registries and files are reported in a sentence, with status 2 and no traceback."""
     path = write_plan(tmp_path / "bad.json", node(0, "core::nothing"))
     for ended, part in (
         (seedbed("plan", "run", path, *REQUEST), "INVALID_PLAN"),
@@ -228,21 +228,21 @@ def test_what_is_wrong_before_a_run_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_run_errors_are_one_line_with_their_code(tmp_path: Path) -> None:
-    """What happens to a request has its code, its node and an exit status of its own."""
+    """An error of a request has its code, its node and its own exit status."""
     sleep = write_plan(tmp_path / "sleep.json", node(0, "test::sleep", duration_ms=60_000))
     fails = write_plan(tmp_path / "fails.json", node(0, "test::sleep", duration_ms=0, fail_after_sleep=True))
     late = seedbed("plan", "run", sleep, *REQUEST, "--deadline-ms", "20")
     assert late.code == 13
-    assert "'n0'" in told(late, "DEADLINE_EXCEEDED")
+    assert "'n0'" in error_line(late, "DEADLINE_EXCEEDED")
     slow = seedbed("plan", "run", sleep, *REQUEST, "--node-timeout-ms", "20")
     assert slow.code == 14
-    assert "20 ms" in told(slow, "NODE_TIMEOUT")
+    assert "20 ms" in error_line(slow, "NODE_TIMEOUT")
     failed = seedbed("plan", "run", fails, *REQUEST)
     assert failed.code == 15
-    assert "fail_after_sleep" in told(failed, "NODE_FAILED")
+    assert "fail_after_sleep" in error_line(failed, "NODE_FAILED")
     closed = tmp_path / "closed.toml"
     text = (PLANS / "registries.toml").read_text(encoding="utf-8")
-    # Port 1 is nobody's.
+    # Nothing listens on port 1.
     closed.write_text(text.replace('"memory"\nseed_file = "users.toml"', '"127.0.0.1"\nport = 1'), encoding="utf-8")
     away = seedbed("plan", "run", PLANS / "diamond.json", "--registries", closed, *REQUEST, "--json")
     assert away.code == 16
@@ -250,8 +250,8 @@ def test_run_errors_are_one_line_with_their_code(tmp_path: Path) -> None:
     assert away.json["error"]["node"] == "n0"
 
 
-def test_a_partial_answer_says_what_is_missing(tmp_path: Path) -> None:
-    """With --partial the deadline is no error: what was done is shown, and what was not is named."""
+def test_a_partial_answer_names_unfinished_nodes(tmp_path: Path) -> None:
+    """With --partial a missed deadline is no error: finished outputs are shown, and unfinished nodes are named."""
     nodes = [node(0, "test::fixed_source", row_count=2), node(1, "test::sleep", 0, duration_ms=60_000)]
     path = write_plan(tmp_path / "half.json", *nodes, outputs=["n0", "n1"])
     ended = seedbed("plan", "run", path, *REQUEST, "--partial", "--deadline-ms", "200")
@@ -273,7 +273,7 @@ def test_bench_counts_and_measures() -> None:
 
 
 def test_bench_counts_errors_by_code(tmp_path: Path) -> None:
-    """Refusals are figures and no failure of the command; if nothing was answered, the status is that of the error."""
+    """Rejections do not fail the command; if no request was answered, the status is that of the error."""
     path = write_plan(tmp_path / "sleep.json", node(0, "test::sleep", duration_ms=5))
     limits = ("--max-concurrent-requests", "1", "--max-queue", "0")
     ended = seedbed("plan", "bench", path, *REQUEST, "-n", "40", "-c", "8", *limits, "--json")
@@ -286,7 +286,7 @@ def test_bench_counts_errors_by_code(tmp_path: Path) -> None:
 
 
 def test_explain_shows_segments_endpoints_writes_and_costs() -> None:
-    """Every node is in a segment, nodes that ask a server name it, and what `auto` decides by is there."""
+    """Every node has a segment, nodes that read from a server name it, and the costs of `auto` are listed."""
     found = seedbed("plan", "explain", PLANS / "complex_dag.json", *MEMORY, "--json").json
     nodes = {each["node"]: each for each in found["nodes"]}
     assert nodes["n0"]["endpoint"] == "ep_0001"
@@ -304,7 +304,7 @@ def test_explain_shows_segments_endpoints_writes_and_costs() -> None:
 
 
 def test_explain_shows_the_critical_path_after_a_run() -> None:
-    """With a request, the plan runs, and people see what the answer waited for below the table of nodes."""
+    """With a request, the plan runs, and the critical path follows the table of nodes."""
     shown = seedbed("plan", "explain", PLANS / "diamond.json", *MEMORY, *REQUEST).out
     assert re.search(r"^n3 +core::concat +n1, n2 ", shown, re.MULTILINE)
     assert re.search(r"^critical path: n0 → n[12] → n3$", shown, re.MULTILINE)
@@ -316,7 +316,7 @@ def test_explain_shows_the_critical_path_after_a_run() -> None:
 
 
 def test_list_has_plans_ops_and_registries(tmp_path: Path) -> None:
-    """Files that are no plans are left out, plans that are invalid are named with their problems."""
+    """Files that are not plans are left out, invalid plans are listed with their problems."""
     shown = seedbed("plan", "list", PLANS, *MEMORY)
     assert (shown.code, shown.err) == (0, "")
     assert re.search(r"complex_dag\.json +complex_dag +10 +n9 +valid", shown.out)
@@ -352,15 +352,15 @@ def test_list_has_plans_ops_and_registries(tmp_path: Path) -> None:
 
 
 def test_a_deadline_does_not_wait_for_a_thread(tmp_path: Path) -> None:
-    """What a thread goes on with after the deadline holds up nobody: the command ends long before it would."""
+    """A thread that continues after the deadline delays nothing: the command ends long before the thread would."""
     plan = write_plan(tmp_path / "busy.json", node(0, "fixed_source"), node(1, "busy_cpu", 0, busy_wait_ms=3_600_000))
     ended = seedbed("plan", "run", plan, "--request", '{"user_id": 1}', "--deadline-ms", "50")
     assert ended.code == ExitCode.REQUEST_DEADLINE
-    assert "node 'n1'" in told(ended, "DEADLINE_EXCEEDED")
+    assert "node 'n1'" in error_line(ended, "DEADLINE_EXCEEDED")
 
 
 def test_ctrl_c_ends_a_run_in_a_sentence(tmp_path: Path) -> None:
-    """An interrupted request is told in one line, with status 130."""
+    """An interrupted request is reported in one line, with status 130."""
     file = tmp_path / "waits.py"
     file.write_text(
         """\

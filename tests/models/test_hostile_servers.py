@@ -276,8 +276,8 @@ async def test_a_proxy_that_answers_with_a_page(answer: bytes, message: str, mon
     "given",
     ["-5", "1e12", "1e300", "inf", "Wed, 21 Oct 2015 07:28:00 GMT", "Fri, 31 Dec 9999 23:59:59 GMT", "soon", ""],
 )
-async def test_absurd_waits(given: str) -> None:
-    """Whatever Retry-After says, the call was rate-limited; the throttle limits how long it waits."""
+async def test_extreme_values_of_retry_after(given: str) -> None:
+    """A call is rate-limited with any Retry-After; the throttle bounds the wait."""
     reply = Reply(status=429, body=b"", headers={"retry-after": given, "retry-after-ms": "nan"})
     async with open_pair(script=lambda _: reply) as (_, client):
         with pytest.raises(CellError, match="answered 429") as caught:

@@ -57,7 +57,7 @@ async def test_answers_can_be_templates_lists_mappings_or_functions(answers: Any
 
 
 async def test_inserted_text_is_escaped_where_json_is_requested() -> None:
-    """What a template inserts into an answer to a request with a schema may have quotes."""
+    """Text inserted into an answer to a request with a schema is escaped."""
     said = await say(Scripted(answers='{"t": "{after:Topic:}"}'), 'Topic: "tea"', schema={"type": "object"})
     assert json.loads(said.text) == {"t": '"tea"'}
 

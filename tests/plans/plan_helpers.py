@@ -1,4 +1,4 @@
-"""Plans in few words, endpoints that count what they are asked, and engines whose costs are fixed."""
+"""Short forms for plans, endpoints that record their reads, and engines whose costs are fixed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from seedbed.plans.compile import Cost, Costs
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
 from seedbed.plans.ops import OpRegistry, default_ops
+from seedbed.plans.redis import RedisReads
 from seedbed.plans.registries import default_registries
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ def with_ops(*ops: OpSpec) -> OpRegistry:
     return registry
 
 
-class FakeEndpoint:
-    """Hashes and lists in memory; remembers every key that it was asked for, and can be slow or down."""
+class FakeEndpoint(RedisReads):
+    """Hashes and lists in memory; records every key that was read, and can be slow or down."""
 
     def __init__(self, hashes: Mapping[str, dict[str, str]], lists: Mapping[str, list[str]]) -> None:
         self.hashes = hashes
@@ -82,12 +83,6 @@ class FakeEndpoint:
     def get(self, endpoint_id: str) -> FakeEndpoint:
         assert endpoint_id == "ep_0001"
         return self
-
-    async def hgetall(self, key: str) -> dict[str, str]:
-        return (await self.hgetall_many([key]))[0]
-
-    async def lrange(self, key: str, start: int, stop: int) -> list[str]:
-        return (await self.lrange_many([key], start, stop))[0]
 
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
         await self._answer(keys)
@@ -111,14 +106,14 @@ class NoEndpoints:
 
 @asynccontextmanager
 async def open_engine(**options: Any) -> AsyncIterator[PlanEngine]:
-    """An engine without endpoints and with fixed costs, unless the options say otherwise; nothing may be left in it."""
+    """An engine without endpoints and with fixed costs, unless the options differ; checks that nothing is left."""
     async with PlanEngine(**{"endpoints": NoEndpoints(), "costs": INLINE, "cpu_threads": 2, **options}) as engine:
         yield engine
         assert_nothing_left(engine)
 
 
 def assert_nothing_left(engine: PlanEngine) -> None:
-    """No request runs or waits in the engine, and nobody waits for a thread."""
+    """No request runs or waits in the engine, and no task waits for a thread."""
     statistics = engine.statistics()
     assert (statistics.running, statistics.queued) == (0, 0)
     assert not engine._executions
@@ -126,7 +121,7 @@ def assert_nothing_left(engine: PlanEngine) -> None:
 
 
 async def jump_at(event: trio.Event, clock: MockClock, seconds: float) -> None:
-    """Let the time pass as soon as the event has happened."""
+    """Advance the clock as soon as the event is set."""
     await event.wait()
     clock.jump(seconds)
 

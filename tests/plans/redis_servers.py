@@ -30,12 +30,12 @@ def redis_at(port: int, policy: EndpointPolicy = PATIENT, host: str = "127.0.0.1
 
 
 def registries(*endpoints: Endpoint) -> Registries:
-    """Registries with nothing but endpoints."""
+    """Registries with endpoints only."""
     return Registries(keys={}, params={}, endpoints={each.id: each for each in endpoints})
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 @contextmanager
 def real_server(binary: str = "valkey") -> Iterator[ValkeyServer]:
-    """A server on a port of its own, which it keeps when it is started again."""
+    """A server on a port of its own, which stays the same when it is restarted."""
     server = ValkeyServer(port=free_port())
     if binary != "valkey":
         server._binary_path = Path(shutil.which(binary) or binary)
@@ -56,7 +56,7 @@ def real_server(binary: str = "valkey") -> Iterator[ValkeyServer]:
 
 
 def command(server: ValkeyServer, *words: str | bytes) -> object:
-    """Send one command on a connection of its own, without the client that is tested."""
+    """Send one command on a separate connection, without the client under test."""
     reader = hiredis.Reader(notEnoughData=...)
     with socket.create_connection((server.host, server.port), timeout=10) as connection:
         connection.sendall(bulk(words))
@@ -92,7 +92,7 @@ class Wire:
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         if self.broken:
-            raise BrokenPipeError("nobody reads")
+            raise BrokenPipeError("the reader is closed")
         taken = bytes(data[: self.room])
         if not taken:
             return 0
@@ -100,7 +100,7 @@ class Wire:
         try:
             self._to_server.send_nowait(taken)
         except trio.BrokenResourceError:
-            raise BrokenPipeError("nobody reads") from None
+            raise BrokenPipeError("the reader is closed") from None
         return len(taken)
 
     async def wait_writable(self) -> None:
@@ -112,7 +112,7 @@ class Wire:
             channel.close()
 
     def reply(self, data: bytes) -> None:
-        """Let bytes come from the server, unless one of the two is gone."""
+        """Deliver bytes from the server, unless one side has closed."""
         try:
             self._to_client.send_nowait(data)
             self._unread += 1
@@ -120,7 +120,7 @@ class Wire:
             return
 
     def hang_up(self) -> None:
-        """End the connection from the server's side."""
+        """Close the connection from the server's side."""
         self._to_client.close()
 
 
@@ -131,7 +131,7 @@ def bulk(texts: Sequence[str | bytes]) -> bytes:
 
 
 def echo(words: Sequence[str]) -> bytes:
-    """A reply that says what was asked: a hash or list of the command's arguments."""
+    """A reply that repeats the command: a hash or list of its arguments."""
     if words[0] == "PING":
         return b"+PONG\r\n"
     return bulk(["asked", words[1]] if words[0] == "HGETALL" else words[1:])
@@ -160,7 +160,7 @@ class ScriptedServer:
         self._cut = cut
 
     async def connect(self, host: str, port: int) -> Wire:
-        """What the client is given in place of TCP."""
+        """The replacement for TCP that the client gets."""
         self.attempts.append(trio.current_time())
         await trio.sleep(self.connect_delay)
         if self.down:

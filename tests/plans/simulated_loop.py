@@ -1,7 +1,7 @@
 """A loop that answers requests, in simulated time: what `Admission` decides can be tried on it at will.
 
 A request is five turns on the loop, with a wait for a server after each but the last. One pass of the loop does all
-turns that are ready; a pass, a refusal and ending a request that is late cost time as well. The figures are those of
+turns that are ready; a pass, a rejection and ending a request that is late cost time as well. The figures are those of
 the ten-node plan of the benchmark. Several plans can be asked at once, each with its own costs, deadline and server; a
 server can be down for a while, and the first request of a plan can cost more than the others.
 """
@@ -30,14 +30,14 @@ class Costs:
     work: float = 1.0e-3  # of a request, in all its turns
     wait: float = 0.19e-3  # for the server, after a turn; not on the loop
     loop_pass: float = 0.06e-3
-    refusal: float = 0.035e-3
+    rejection: float = 0.035e-3
     late: float = 0.15e-3
-    stall: float = 0.0  # the chance that a turn takes up to 3 ms more, because somebody else has the processor
+    stall: float = 0.0  # the chance that a turn takes up to 3 ms more, because another process has the processor
     slow: float = 1.0  # how many times as long all of it takes in bad times, which come and go
 
     @property
     def alone(self) -> float:
-        """What a request takes if there is no other, in good and bad times together."""
+        """The time that a request takes alone, averaged over good and bad times."""
         return (self.work + TURNS * self.loop_pass + (TURNS - 1) * self.wait) * (1 + self.slow) / 2
 
     def in_bad_times(self) -> Costs:
@@ -45,7 +45,7 @@ class Costs:
             work=self.work * self.slow,
             wait=self.wait * self.slow,
             loop_pass=self.loop_pass * self.slow,
-            refusal=self.refusal * self.slow,
+            rejection=self.rejection * self.slow,
             late=self.late * self.slow,
             stall=self.stall,
         )
@@ -53,22 +53,22 @@ class Costs:
 
 @attrs.define
 class Tally:
-    """What became of the requests."""
+    """The outcomes of the requests."""
 
     seconds: float
     answered: int = 0
     late: int = 0
-    refused: int = 0
+    rejected: int = 0
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return self.answered / self.seconds
 
 
 @attrs.define(eq=False, kw_only=True)
 class Stream:
-    """Requests of one plan: so many a second, evenly, each with so much time."""
+    """Requests of one plan at a constant rate, each with the same deadline."""
 
     rate: float
     deadline: float
@@ -81,7 +81,7 @@ class Stream:
 
 @attrs.define(eq=False)
 class Visit:
-    """A request on its way."""
+    """A request in progress."""
 
     stream: Stream
     deadline: float
@@ -112,7 +112,7 @@ class SimulatedLoop:
         return self._instant
 
     def run(self, *streams: Stream, seconds: float) -> list[Tally]:
-        """Go on from where the last run ended."""
+        """Continue from the end of the last run."""
         began = self._now
         tallies = {stream: Tally(seconds) for stream in streams}
         for stream in streams:
@@ -133,7 +133,7 @@ class SimulatedLoop:
                 self._arrive(stream, tallies[stream])
             while self._away and self._away[0][0] <= self._now:
                 self._ready.append(heapq.heappop(self._away)[2])
-            self._refuse_hopeless(tallies)
+            self._reject_hopeless(tallies)
             turns = list(self._ready)
             self._ready.clear()
             self._rng.shuffle(turns)  # as trio does
@@ -161,8 +161,8 @@ class SimulatedLoop:
         try:
             claim = self._admission.ask(deadline, stream.forecast)
         except Overloaded:
-            tally.refused += 1
-            self._instant += self._costs(stream).refusal
+            tally.rejected += 1
+            self._instant += self._costs(stream).rejection
             return
         visit = Visit(stream, deadline, claim)
         if claim.has_slot():
@@ -175,12 +175,12 @@ class SimulatedLoop:
         self._waiting.remove(visit)
         self._ready.append(visit)
 
-    def _refuse_hopeless(self, tallies: dict[Stream, Tally]) -> None:
+    def _reject_hopeless(self, tallies: dict[Stream, Tally]) -> None:
         for visit in [each for each in self._waiting if each.deadline - each.stream.forecast.alone <= self._now]:
             self._admission.withdraw(visit.claim)
             self._waiting.remove(visit)
-            tallies[visit.stream].refused += 1
-            self._instant += 2 * self._costs(visit.stream).refusal
+            tallies[visit.stream].rejected += 1
+            self._instant += 2 * self._costs(visit.stream).rejection
 
     def _turn(self, visit: Visit, tally: Tally) -> None:
         stream, costs, rng = visit.stream, self._costs(visit.stream), self._rng

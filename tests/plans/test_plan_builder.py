@@ -28,7 +28,7 @@ def compiled(function: Callable[[PlanContext], Any], **options: Any) -> dict[str
 
 
 def problems_of(function: Callable[[PlanContext], Any], **options: Any) -> list[tuple[str, str, str]]:
-    """Everything that is wrong with a plan function."""
+    """All problems of a plan function."""
     with pytest.raises(InvalidPlan) as caught:
         compiled(function, **options)
     return list(caught.value.problems)
@@ -179,7 +179,7 @@ def test_predicates_are_written_as_in_python(pred: Pred, tree: dict[str, Any]) -
     assert trees(lambda ctx: ctx.fixed_source().filter(pred=pred)) == {"p0": tree}
 
 
-def test_equal_expressions_are_there_once() -> None:
+def test_equal_expressions_share_an_entry() -> None:
     """Nodes that compute the same share an entry of the table, whether or not they share the object."""
 
     def twice(ctx: PlanContext) -> Node:
@@ -310,21 +310,21 @@ WRONG: list[tuple[Callable[[PlanContext], Any], str, str, str]] = [
 
 @pytest.mark.parametrize(("function", "code", "path", "message"), WRONG)
 def test_mistakes_are_named(function: Callable[[PlanContext], Any], code: str, path: str, message: str) -> None:
-    """What is wrong with a plan function has a code, a path and a sentence."""
+    """Each problem of a plan function has a code, a path and a message."""
     (found,) = problems_of(function)
     assert found[:2] == (code, path)
     assert found[2].startswith(message)
 
 
 def test_an_unknown_method_is_an_attribute_error() -> None:
-    """A method that no op is named after is reported with the op that was probably meant."""
+    """The message about an unknown op suggests the op that was probably meant."""
     for use in (lambda ctx: ctx.fixed_sorce(), lambda ctx: ctx.fixed_source().tak(count=1)):
         with pytest.raises(AttributeError, match="did you mean"):
             compiled(use)
 
 
-def test_a_refused_node_leaves_nothing_behind() -> None:
-    """A mistake is raised by the call that makes it, and the plan can go on without it."""
+def test_a_rejected_node_leaves_nothing_behind() -> None:
+    """A mistake is raised by the call that makes it, and the plan function can continue without that node."""
 
     def wrong(ctx: PlanContext) -> Node:
         source = ctx.fixed_source()
@@ -341,8 +341,8 @@ def test_a_refused_node_leaves_nothing_behind() -> None:
     assert compiled(wrong)["expr_table"] == {}
 
 
-def test_nodes_of_another_plan_are_refused() -> None:
-    """A node belongs to the plan that made it."""
+def test_nodes_of_another_plan_are_rejected() -> None:
+    """A node belongs to the plan that created it."""
     stolen: list[Node] = []
     compiled(lambda ctx: stolen.append(ctx.fixed_source()) or stolen[0])  # type: ignore[func-returns-value]
     for use in (lambda ctx: stolen[0], lambda ctx: ctx.fixed_source().concat(rhs=stolen[0])):
@@ -364,21 +364,21 @@ def test_nodes_of_another_plan_are_refused() -> None:
         (lambda: {Key.id}, "unhashable"),
     ],
 )
-def test_what_python_would_get_wrong_is_a_type_error(use: Callable[[], object], message: str) -> None:
-    """Where Python's own meaning of an operator would be wrong, a sentence says what to write."""
+def test_misleading_python_operators_are_type_errors(use: Callable[[], object], message: str) -> None:
+    """Where Python's own meaning of an operator would be wrong, the error suggests what to write."""
     with pytest.raises(TypeError, match=message):
         use()
 
 
-def test_symbols_are_not_mistaken_for_more_than_they_are() -> None:
-    """Copying a symbol and asking it for what Python asks for works as with other objects."""
+def test_symbols_behave_as_ordinary_objects() -> None:
+    """Symbols can be copied, compared and inspected like other objects."""
     assert repr(copy.copy(Key.id)) == "<KeyRef key_ref of 1 op>"
     assert not hasattr(Key, "__wrapped__")
     assert EP.redis.x == EP.redis.x
 
 
-def test_trees_that_grow_without_end_are_refused_where_they_grow() -> None:
-    """An expression that is too deep or too large is an error of the line that makes it so."""
+def test_trees_that_are_too_deep_or_too_large_are_rejected_where_they_grow() -> None:
+    """An expression that is too deep or too large is an error of the line that creates it."""
     deep: Any = Key.id
     for _ in range(MAX_DEPTH - 1):
         deep = -deep
@@ -395,8 +395,8 @@ def test_trees_that_grow_without_end_are_refused_where_they_grow() -> None:
             double()
 
 
-def test_own_ops_and_registries() -> None:
-    """Ops and registries of one's own are used by name, with params named as in JSON."""
+def test_custom_ops_and_registries() -> None:
+    """Custom ops and registries are used by name, with params named as in JSON."""
 
     def run(inputs: Any, params: Any, ctx: Any) -> Any: ...
 
@@ -425,7 +425,7 @@ def test_own_ops_and_registries() -> None:
 
 
 def test_names_must_fit_the_format() -> None:
-    """A function whose name the format does not allow needs a name."""
+    """A function whose name the format does not allow needs an explicit name."""
 
     def size(ctx: PlanContext) -> Node:
         return ctx.fixed_source()
@@ -449,7 +449,7 @@ def test_a_tree_given_under_both_of_its_names_is_rejected() -> None:
 
 
 def test_the_tree_of_a_rejected_node_is_not_in_the_plan() -> None:
-    """Neither if another param is wrong, nor if another value is of a wrong type; the next tree gets its name."""
+    """A tree of a rejected node, whichever param is invalid, leaves no entry, and the next tree gets its id."""
 
     def retried(ctx: PlanContext) -> Node:
         rows = ctx.fixed_source(row_count=1)

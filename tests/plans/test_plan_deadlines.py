@@ -25,7 +25,7 @@ def busy(ms: int) -> Plan:
 
 
 def sleeping(*durations: int) -> Plan:
-    """A source and sleeps behind each other, named n0, n1 and so on."""
+    """A source and a chain of sleeps, named n0, n1 and so on."""
     nodes = [node("s", "fixed_source")]
     for number, duration in enumerate(durations):
         nodes.append(node(f"n{number}", "sleep", nodes[-1]["node_id"], duration_ms=duration))
@@ -33,7 +33,7 @@ def sleeping(*durations: int) -> Plan:
 
 
 class Gate:
-    """A sync op that works until it is let go, however long that takes."""
+    """A sync op that blocks until it is released."""
 
     def __init__(self) -> None:
         self.entered = trio.Event()
@@ -48,7 +48,7 @@ class Gate:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """A gate that is open in the end."""
+    """A gate that is open at the end of the test."""
     made = Gate()
     yield made
     made.open.set()
@@ -60,7 +60,7 @@ async def threads_end(engine: PlanEngine) -> None:
 
 
 async def test_request_deadline_exceeded(gate: Gate, mock_clock: MockClock) -> None:
-    """The deadline of the request ends the wait for a thread, and names the node that the thread is at."""
+    """The deadline of the request ends the wait for a thread, and the error names the node in the thread."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
     async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 0.02)
@@ -101,7 +101,7 @@ async def test_deadline_already_expired(deadline: float, autojump_clock: MockClo
 
 
 async def test_very_short_deadline(gate: Gate, mock_clock: MockClock) -> None:
-    """A deadline of 1 ms is kept."""
+    """A deadline of 1 ms is met exactly."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
     async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 0.001)
@@ -112,13 +112,13 @@ async def test_very_short_deadline(gate: Gate, mock_clock: MockClock) -> None:
 
 
 async def test_generous_deadline_succeeds() -> None:
-    """With time enough the rows come through."""
+    """With enough time the rows are returned."""
     async with open_engine() as engine:
         assert ids(await engine.execute(busy(5), {"user_id": 1}, deadline=60)) == [1]
 
 
 async def test_very_short_node_timeout(gate: Gate, mock_clock: MockClock) -> None:
-    """A node timeout of 1 ms is kept."""
+    """A node timeout of 1 ms is met exactly."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
     async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 0.001)
@@ -128,8 +128,8 @@ async def test_very_short_node_timeout(gate: Gate, mock_clock: MockClock) -> Non
         await threads_end(engine)
 
 
-async def test_no_time_at_all_for_a_node(autojump_clock: MockClock) -> None:
-    """A node timeout of nothing fails the first node without running it, on the loop and off it."""
+async def test_a_node_timeout_of_zero_runs_nothing(autojump_clock: MockClock) -> None:
+    """A node timeout of zero fails the first node without running it, on the loop and in a thread."""
     async with open_engine() as engine:
         with pytest.raises(NodeTimeout) as caught:
             await engine.execute(sleeping(0), {"user_id": 1}, node_timeout=0)
@@ -137,13 +137,13 @@ async def test_no_time_at_all_for_a_node(autojump_clock: MockClock) -> None:
 
 
 async def test_generous_node_timeout_succeeds() -> None:
-    """With time enough for each node the rows come through."""
+    """With enough time for each node the rows are returned."""
     async with open_engine() as engine:
         assert ids(await engine.execute(busy(5), {"user_id": 1}, node_timeout=60)) == [1]
 
 
 async def test_the_earlier_of_both_limits_fires(autojump_clock: MockClock) -> None:
-    """With both set, whichever comes first ends the request and gives its error."""
+    """With both set, the earlier one ends the request and determines its error."""
     async with open_engine() as engine:
         start = trio.current_time()
         with pytest.raises(NodeTimeout) as timeout:
@@ -157,7 +157,7 @@ async def test_the_earlier_of_both_limits_fires(autojump_clock: MockClock) -> No
 
 
 async def test_multi_stage_pipeline(autojump_clock: MockClock) -> None:
-    """The time of all stages counts for the deadline, and that of each alone for its timeout."""
+    """The time of all stages counts for the deadline, and that of each node for its timeout."""
     async with open_engine() as engine:
         with pytest.raises(RequestDeadlineExceeded) as caught:
             await engine.execute(sleeping(30, 30), {"user_id": 1}, deadline=0.05, node_timeout=0.04)
@@ -195,8 +195,8 @@ async def test_sleep_respects_the_node_timeout(autojump_clock: MockClock) -> Non
         assert ended == [pytest.approx(start + 0.02)]
 
 
-async def test_at_the_very_instant_the_limit_wins(autojump_clock: MockClock) -> None:
-    """A result that comes at the instant at which the time is over comes too late, every time."""
+async def test_a_result_at_the_instant_of_the_limit_is_late(autojump_clock: MockClock) -> None:
+    """A result at the very instant of the limit is too late, every time."""
     async with open_engine() as engine:
         for _ in range(10):
             with pytest.raises(RequestDeadlineExceeded):
@@ -206,7 +206,7 @@ async def test_at_the_very_instant_the_limit_wins(autojump_clock: MockClock) -> 
 
 
 async def test_late_completion_increments_the_counter(gate: Gate, mock_clock: MockClock) -> None:
-    """A thread that ends after its request is counted, and what it made is dropped."""
+    """A thread that ends after its request is counted, and its result is dropped."""
     plan = plan_of(node("s", "fixed_source"), node("g", "t::gate", "s"), ops=gate.ops)
     async with open_engine(ops=gate.ops) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 0.02)
@@ -221,8 +221,8 @@ async def test_late_completion_increments_the_counter(gate: Gate, mock_clock: Mo
         assert ids(await engine.execute(plan, {"user_id": 1})) == [1]
 
 
-async def test_a_result_of_the_loop_that_comes_late_is_dropped_and_counted(autojump_clock: MockClock) -> None:
-    """An async op that shields itself beyond its time has its result dropped."""
+async def test_a_late_result_of_an_async_op_is_dropped_and_counted(autojump_clock: MockClock) -> None:
+    """The result of an async op that shields itself beyond its timeout is dropped."""
 
     async def stubborn(inputs: Any, params: Any, ctx: Any) -> Any:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
@@ -237,7 +237,7 @@ async def test_a_result_of_the_loop_that_comes_late_is_dropped_and_counted(autoj
 
 
 async def test_mixed_pipeline_times_out_in_its_async_phase(gate: Gate, autojump_clock: MockClock) -> None:
-    """The node that waits is named when the time runs out before the thread's turn."""
+    """The error names the async node if the deadline passes before the thread starts."""
     plan = plan_of(
         node("s", "fixed_source"),
         node("w", "sleep", "s", duration_ms=60_000),
@@ -252,7 +252,7 @@ async def test_mixed_pipeline_times_out_in_its_async_phase(gate: Gate, autojump_
 
 
 async def test_mixed_pipeline_times_out_in_its_cpu_phase(gate: Gate, mock_clock: MockClock) -> None:
-    """The node that uses the CPU is named when the time runs out in its thread."""
+    """The error names the CPU node if the deadline passes in its thread."""
     plan = plan_of(
         node("s", "fixed_source"),
         node("w", "sleep", "s", duration_ms=0),
@@ -269,7 +269,7 @@ async def test_mixed_pipeline_times_out_in_its_cpu_phase(gate: Gate, mock_clock:
 
 
 async def test_mixed_pipeline_succeeds() -> None:
-    """With time enough both phases pass."""
+    """With enough time both phases finish."""
     plan = plan_of(
         node("s", "fixed_source", row_count=2),
         node("w", "sleep", "s", duration_ms=1),
@@ -280,7 +280,7 @@ async def test_mixed_pipeline_succeeds() -> None:
 
 
 async def test_parallel_async_nodes_both_respect_the_deadline(autojump_clock: MockClock) -> None:
-    """Nodes that wait at the same time all end at the deadline; the first to start is named."""
+    """Concurrent async nodes all end at the deadline; the error names the first to start."""
     plan = plan_of(
         node("a", "sleep", duration_ms=100),
         node("b", "sleep", duration_ms=200),
@@ -293,7 +293,7 @@ async def test_parallel_async_nodes_both_respect_the_deadline(autojump_clock: Mo
         assert trio.current_time() - start == pytest.approx(0.02)
 
 
-async def test_each_node_has_its_own_time(autojump_clock: MockClock) -> None:
+async def test_each_node_is_timed_from_its_own_start(autojump_clock: MockClock) -> None:
     """Nodes that start at different instants are each timed from their own start."""
     plan = plan_of(
         node("a", "sleep", duration_ms=8),
@@ -312,7 +312,7 @@ async def test_each_node_has_its_own_time(autojump_clock: MockClock) -> None:
 
 
 async def test_partial_results_at_the_deadline(autojump_clock: MockClock) -> None:
-    """Who asks for it gets the outputs that are done, and hears which nodes are not."""
+    """A partial response has the outputs that are done, and names the nodes that are not."""
     plan = plan_of(
         node("s", "fixed_source", row_count=2),
         node("slow", "sleep", "s", duration_ms=100),
@@ -336,7 +336,7 @@ async def test_partial_results_at_the_deadline(autojump_clock: MockClock) -> Non
 
 
 async def test_a_request_waits_for_an_op_that_shields_itself(autojump_clock: MockClock) -> None:
-    """A shield keeps an op from being cancelled: the error is raised when it ends, and what it gave is dropped."""
+    """An op under a shield is not cancelled: the error is raised when it ends, and its result is dropped."""
 
     async def shielded(inputs: Any, params: Any, ctx: Any) -> Any:
         with trio.CancelScope(shield=True):

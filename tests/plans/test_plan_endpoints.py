@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
 
 
 async def test_the_answers_of_a_real_server(server: ValkeyServer) -> None:
-    """Hashes, lists and what is missing come as they are stored, one by one and together."""
+    """Hashes, lists and missing keys are returned as stored, one by one and together."""
     async with open_endpoints(registries(redis_at(server.port))) as endpoints:
         redis = endpoints.get("ep_0001")
         await redis.ping()
@@ -49,7 +49,7 @@ async def test_the_answers_of_a_real_server(server: ValkeyServer) -> None:
 
 
 async def test_errors_of_a_real_server(server: ValkeyServer) -> None:
-    """What the server refuses, and text that is not UTF-8, fails the one call, and its connection serves on."""
+    """An error reply, or text that is not UTF-8, fails only its call, and the connection stays usable."""
     async with open_endpoints(registries(redis_at(server.port))) as endpoints:
         redis = endpoints.get("ep_0001")
         with pytest.raises(NodeFailed, match="endpoint 'ep_0001', key 'follow:1': HGETALL failed: WRONGTYPE"):
@@ -65,8 +65,8 @@ async def test_errors_of_a_real_server(server: ValkeyServer) -> None:
         assert endpoints.statistics()["ep_0001"].reconnects == 0
 
 
-async def test_a_real_server_that_lets_us_do_nothing_is_unavailable() -> None:
-    """A user without permission, and then without a password, finds the endpoint unavailable, on one connection."""
+async def test_a_real_server_without_permission_is_unavailable() -> None:
+    """Without permission, and then without a password, the endpoint is unavailable, on one connection."""
     with real_server() as server:
         async with open_endpoints(registries(redis_at(server.port))) as endpoints:
             redis = endpoints.get("ep_0001")
@@ -101,7 +101,7 @@ async def test_commands_of_concurrent_callers_share_sends(server: ValkeyServer) 
 
 
 async def test_cancelled_callers_on_a_real_server(server: ValkeyServer) -> None:
-    """Replies to those who are gone do not reach those who are not."""
+    """Replies to cancelled callers do not reach other callers."""
     policy = EndpointPolicy(max_inflight=7, connect_timeout_ms=10_000, request_timeout_ms=10_000)
     async with open_endpoints(registries(redis_at(server.port, policy))) as endpoints:
         redis = endpoints.get("ep_0001")
@@ -124,7 +124,7 @@ async def test_cancelled_callers_on_a_real_server(server: ValkeyServer) -> None:
 
 
 async def test_a_stopped_server_fails_calls_and_comes_back() -> None:
-    """A server that hangs fails its calls at their timeout, is given up, and is used again when it goes on."""
+    """A server that hangs fails its calls at their timeout, is disconnected, and is used again when it continues."""
     with real_server() as server:
         async with open_endpoints(registries(redis_at(server.port, QUICK))) as endpoints:
             redis = endpoints.get("ep_0001")
@@ -143,7 +143,7 @@ async def test_a_stopped_server_fails_calls_and_comes_back() -> None:
             assert redis.statistics().reconnects >= 1
 
 
-async def test_a_connection_that_leads_nowhere() -> None:
+async def test_a_half_open_connection_is_replaced() -> None:
     """A half-open connection, over which nothing ever comes, is replaced, so that calls are answered again."""
     accepted: list[trio.SocketStream] = []
 
@@ -167,7 +167,7 @@ async def test_a_connection_that_leads_nowhere() -> None:
 
 
 async def test_no_server_at_all() -> None:
-    """Where nobody listens, and where there is no such host, the call says so."""
+    """A port without a server and an unknown host are named in the error."""
     away = Endpoint(id="ep_0002", name="away", kind="redis", host="no..where", port=1, policy=PATIENT)
     async with open_endpoints(registries(redis_at(free_port()), away)) as endpoints:
         with pytest.raises(EndpointUnavailable, match=r"'ep_0001' \(127.0.0.1:\d+\) cannot be reached: .*") as raised:
@@ -178,8 +178,8 @@ async def test_no_server_at_all() -> None:
             await endpoints.get("ep_0002").ping()
 
 
-async def test_only_redis_endpoints_can_be_asked(autojump_clock: MockClock) -> None:
-    """Of another kind there is the description alone; an id that is unknown is an error that names what there is."""
+async def test_only_redis_endpoints_can_be_read(autojump_clock: MockClock) -> None:
+    """An endpoint of another kind is only described; the error about an unknown id lists the known ones."""
     http = Endpoint(id="ep_0003", name="http", kind="http", host="localhost", port=80)
     async with open_endpoints(registries(redis_at(6379), http)) as endpoints:
         assert endpoints.get("ep_0003") is http
@@ -188,7 +188,7 @@ async def test_only_redis_endpoints_can_be_asked(autojump_clock: MockClock) -> N
         assert endpoints.statistics().keys() == {"ep_0001"}
 
 
-async def test_what_the_block_raises_leaves_as_it_was(autojump_clock: MockClock) -> None:
+async def test_exceptions_of_the_block_are_not_wrapped(autojump_clock: MockClock) -> None:
     """Neither an exception nor a cancellation of the block is wrapped in a group."""
     with pytest.raises(KeyError, match="mine"):
         async with open_endpoints(registries(redis_at(6379, host="memory"))):

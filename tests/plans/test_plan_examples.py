@@ -21,15 +21,15 @@ NODES = {
 }
 
 
-def test_every_example_is_there_as_python_and_as_json() -> None:
-    """No plan has lost its other half."""
+def test_every_example_exists_as_python_and_as_json() -> None:
+    """Each example has both files."""
     assert sorted(path.stem for path in PLANS.glob("*.py")) == sorted(NODES)
     assert sorted(path.stem for path in PLANS.glob("*.json")) == sorted(NODES)
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_python_and_json_are_in_step(name: str) -> None:
-    """The JSON file is what the Python file compiles to, to the letter, and it validates."""
+def test_python_and_json_agree(name: str) -> None:
+    """The JSON file is exactly the compiled Python file, and it is valid."""
     authored = runpy.run_path(str(PLANS / f"{name}.py"))[name]
     assert isinstance(authored, AuthoredPlan)
     assert authored.text() == (PLANS / f"{name}.json").read_text(encoding="utf-8")
@@ -39,13 +39,13 @@ def test_python_and_json_are_in_step(name: str) -> None:
 
 
 def test_running_an_example_prints_its_json() -> None:
-    """As a user would make the file anew."""
+    """Running the file regenerates the JSON."""
     command = [sys.executable, str(PLANS / "diamond.py")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert shown == (PLANS / "diamond.json").read_text(encoding="utf-8")
 
 
 def test_the_listing_has_every_example() -> None:
-    """The table of the folder's README says how many nodes each plan has."""
+    """The table in the README of the folder has the number of nodes of each plan."""
     page = (PLANS / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` | {count} |" in page for name, count in NODES.items())

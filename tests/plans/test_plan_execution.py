@@ -53,7 +53,7 @@ def complex_dag() -> Plan:
 
 
 async def test_the_ten_node_dag_takes_as_long_as_its_longest_path(autojump_clock: MockClock) -> None:
-    """Within a deadline of 100 ms it answers after 67 ms, and the trace says which nodes it waited for."""
+    """Within a deadline of 100 ms it answers after 67 ms, and the trace names the critical path."""
     async with open_engine() as engine:
         start = trio.current_time()
         found = await engine.execute(complex_dag(), {"user_id": 1}, deadline=0.1, trace=True)
@@ -92,7 +92,7 @@ async def test_three_branches_run_at_the_same_time(autojump_clock: MockClock) ->
 
 
 async def test_a_node_starts_when_its_last_input_is_done(autojump_clock: MockClock) -> None:
-    """The join of a diamond waits for both sides and for nothing else."""
+    """The join of a diamond waits for both sides only."""
     plan = plan_of(
         node("s", "fixed_source"),
         node("left", "sleep", "s", duration_ms=5),
@@ -120,8 +120,8 @@ async def test_a_source_alone_needs_no_thread() -> None:
         assert [one.where for one in found.trace.nodes] == ["loop"]
 
 
-async def test_traces_say_what_each_node_did() -> None:
-    """Per node: label, rows in and out, where it ran and which nodes ran as one."""
+async def test_traces_describe_each_node() -> None:
+    """The trace of a node has its label, rows in and out, where it ran and its segment."""
     plan = plan_of(
         node("s", "fixed_source", row_count=5),
         node("x", "vm", "s", out_key=2001, expr_id="e", trace="score"),
@@ -148,8 +148,8 @@ async def test_traces_say_what_each_node_did() -> None:
             assert "coverage" not in document
 
 
-async def test_a_request_that_is_none_is_refused() -> None:
-    """An invalid request, or an unknown fusion mode, is said before anything runs."""
+async def test_an_invalid_request_is_rejected() -> None:
+    """An invalid request, or an unknown fusion mode, is rejected before anything runs."""
     async with open_engine() as engine:
         plan = plan_of(node("s", "fixed_source"))
         with pytest.raises(InvalidRequest, match="user_id"):
@@ -181,7 +181,7 @@ async def test_a_request_that_is_none_is_refused() -> None:
     ],
 )
 def test_options_outside_their_range_are_rejected(options: dict[str, Any], message: str) -> None:
-    """An engine names the wrong option before it is opened."""
+    """An engine names the invalid option before it is opened."""
     with pytest.raises(ConfigError, match=message):
         PlanEngine(**options)
 
@@ -196,7 +196,7 @@ async def test_cancelling_the_caller_ends_the_request(autojump_clock: MockClock)
 
 
 async def test_an_op_with_a_nursery_of_its_own_may_fail(autojump_clock: MockClock) -> None:
-    """What such an op raises fails its node, even if it raises while it is being cancelled."""
+    """An exception from such an op fails its node, even if it is raised during cancellation."""
 
     async def group(inputs: Any, params: Any, ctx: Any) -> Any:
         async with trio.open_nursery() as nursery:
@@ -217,8 +217,8 @@ async def test_an_op_with_a_nursery_of_its_own_may_fail(autojump_clock: MockCloc
 
 @pytest.mark.parametrize("kind", ["async", "thread", "inline"])
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
-async def test_an_exit_leaves_as_itself(kind: str, raised: BaseException, autojump_clock: MockClock) -> None:
-    """What is no failure of a node ends the request and leaves as it was raised, in no group."""
+async def test_an_exit_is_not_wrapped(kind: str, raised: BaseException, autojump_clock: MockClock) -> None:
+    """An exception that is no failure of a node ends the request and is raised unchanged, in no group."""
 
     def leave(inputs: Any, params: Any, ctx: Any) -> Any:
         raise raised
@@ -242,8 +242,8 @@ async def test_an_exit_leaves_as_itself(kind: str, raised: BaseException, autoju
         assert caught.value is raised
 
 
-async def test_an_endpoint_that_gives_too_few_answers_fails_all_who_asked(autojump_clock: MockClock) -> None:
-    """Nobody waits for ever for what another node of the request was not given."""
+async def test_too_few_answers_fail_every_reader(autojump_clock: MockClock) -> None:
+    """No node waits for ever for an answer that another node of the request did not get."""
 
     class TooFew(FakeEndpoint):
         async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:

@@ -66,7 +66,7 @@ def kept(tree: dict[str, Any], params: dict[int, Any] | None = None, rows: RowSe
     ],
 )
 def test_expressions(tree: dict[str, Any], params: dict[int, Any], expected: list[Any]) -> None:
-    """Null propagates through everything but coalesce, and keys and params that are not there read as said."""
+    """Null propagates through everything but coalesce; keys and params that are not set read as documented."""
     assert values(tree, params) == expected
 
 
@@ -94,7 +94,7 @@ def test_expressions(tree: dict[str, Any], params: dict[int, Any], expected: lis
     ],
 )
 def test_predicates(tree: dict[str, Any], expected: list[int]) -> None:
-    """A comparison with what is null at run time is false and its negation true; a literal null compares with null."""
+    """A comparison with a null value is false and its negation true; a literal null compares with null."""
     assert kept(tree) == expected
 
 
@@ -108,7 +108,7 @@ def test_ids_are_compared_exactly() -> None:
 
 
 def test_beside_a_float_numbers_are_floats() -> None:
-    """What was computed is a float, and so are the ids and constants that it is compared with."""
+    """Computed values are floats, and so are the ids and constants that are compared with them."""
     rows = new_rows([2**53 - 1, 2**53, 2**53 + 1])
     computed = {"op": "neg", "x": {"op": "neg", "x": ID}}
     for tree in (
@@ -126,7 +126,7 @@ def regex(pattern: dict[str, Any], flags: str = "") -> dict[str, Any]:
 
 
 def test_patterns_match_anywhere_and_never_null() -> None:
-    """A pattern matches anywhere in the string, with its case unless told otherwise, and a null is never matched."""
+    """A pattern matches anywhere in the string, case-sensitively without the flag, and never matches null."""
     assert kept(regex({"kind": "literal", "value": "S|e"})) == [1, 9]
     assert kept(regex({"kind": "literal", "value": "^DE$"})) == []
     assert kept(regex({"kind": "literal", "value": "^DE$"}, "i")) == [9]
@@ -139,13 +139,13 @@ def test_patterns_match_anywhere_and_never_null() -> None:
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "(a*)*b", "(.*a){20}b"])
 def test_no_pattern_takes_more_than_linear_time(pattern: str) -> None:
-    """Patterns that a backtracking matcher would never be done with are done at once."""
+    """Patterns on which a backtracking matcher would never end are matched at once."""
     rows = new_rows([1], {COUNTRY: string_column(["a" * 50_000 + "!"])})
     assert kept(regex({"kind": "literal", "value": pattern}), rows=rows) == []
 
 
-def test_what_is_wrong_with_a_pattern_is_said() -> None:
-    """A pattern that cannot be matched in linear time, or is none, is named as such before anything runs."""
+def test_invalid_patterns_are_named() -> None:
+    """A pattern that is invalid, or cannot be matched in linear time, is reported before anything runs."""
     assert pattern_problem("a(b|c)+") is None
     assert "missing )" in (pattern_problem("(") or "")
     assert pattern_problem("(?=a)") is not None

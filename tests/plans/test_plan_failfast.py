@@ -17,8 +17,8 @@ EP = "ep_0001"
 SCORE = {"e": {"op": "add", "a": {"op": "param_ref", "param_id": 1}, "b": {"op": "key_ref", "key_id": 1}}}
 
 
-async def test_the_first_failure_ends_everything_else_now(autojump_clock: MockClock) -> None:
-    """A branch that fails cancels the others at once and nothing behind it starts."""
+async def test_the_first_failure_ends_everything_else(autojump_clock: MockClock) -> None:
+    """A branch that fails cancels the others at once, and no later node starts."""
     ended: list[str] = []
 
     async def wait(inputs: Any, params: Any, ctx: Any) -> Any:
@@ -47,7 +47,7 @@ async def test_the_first_failure_ends_everything_else_now(autojump_clock: MockCl
 
 
 async def test_a_failure_does_not_wait_for_a_thread() -> None:
-    """A thread under way when another branch fails is given up, and counted when it ends."""
+    """A thread that runs when another branch fails is abandoned, and counted when it ends."""
     entered, let_go = trio.Event(), threading.Event()
 
     def work(inputs: Any, params: Any, ctx: Any) -> Any:
@@ -80,7 +80,7 @@ async def test_a_failure_does_not_wait_for_a_thread() -> None:
 
 
 async def test_an_exception_of_a_sync_op_names_its_node() -> None:
-    """Inline, in a chain and alone in a thread, the node of a segment that raised is named."""
+    """Inline, in a segment and alone in a thread, the error names the node that raised."""
 
     def fail(inputs: Any, params: Any, ctx: Any) -> Any:
         raise ZeroDivisionError("by nothing")
@@ -103,7 +103,7 @@ async def test_an_exception_of_a_sync_op_names_its_node() -> None:
 @pytest.mark.parametrize("fusion", ["off", "auto"])
 @pytest.mark.parametrize(("policy", "expected"), [("empty", []), ("default", [(1, 0.0), (2, 0.0)])])
 async def test_a_node_may_degrade(fusion: Any, policy: str, expected: list[Any]) -> None:
-    """With a policy, a node that fails gives no rows or its input with defaults, and the coverage says so."""
+    """With a policy, a node that fails gives no rows or its input with defaults, and the coverage lists it."""
     plan = plan_of(
         node("s", "fixed_source", row_count=2),
         node("x", "vm", "s", out_key=2001, expr_id="e", on_error=policy),
@@ -170,7 +170,7 @@ def policied_nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(policied_nodes(), st.data())
 def test_a_response_has_the_same_fields_when_nodes_degrade(nodes: list[dict[str, Any]], data: st.DataObject) -> None:
-    """Whatever degrades, and whatever its policy, candidates have the fields that they have if nothing fails."""
+    """Whichever node degrades and whatever its policy, candidates have the same fields."""
     outputs = data.draw(st.lists(st.sampled_from([one["node_id"] for one in nodes]), min_size=1, max_size=3))
     plan = plan_of(
         *nodes,
@@ -215,7 +215,7 @@ async def test_a_node_that_takes_too_long_may_degrade(autojump_clock: MockClock)
 
 @pytest.mark.parametrize("fusion", ["off", "auto"])
 async def test_a_thread_that_takes_too_long_may_degrade(fusion: Any, mock_clock: MockClock) -> None:
-    """The rest of a segment goes on without the node whose thread overran, and without waiting for that thread."""
+    """The request continues without the node whose thread timed out, and without waiting for that thread."""
     entered, let_go = trio.Event(), threading.Event()
 
     def work(inputs: Any, params: Any, ctx: Any) -> Any:
@@ -245,7 +245,7 @@ async def test_a_thread_that_takes_too_long_may_degrade(fusion: Any, mock_clock:
 
 
 async def test_a_fallback_that_fails_fails_the_node() -> None:
-    """What stands in for a failed node may fail too, and then the request does."""
+    """An exception in the fallback of a failed node fails the request."""
 
     async def fail(inputs: Any, params: Any, ctx: Any) -> Any:
         raise KeyError("first")
@@ -292,8 +292,8 @@ async def test_an_op_that_runs_another_plan_fails_as_its_own_node(runs: str, rai
             assert (caught.value.node, caught.value.code, caught.value.__cause__) == ("x", code, raised)
 
 
-async def test_an_op_that_asks_several_things_at_once() -> None:
-    """Of what the nursery of an op raises, all is told; an endpoint that is down stays that if it is all there is."""
+async def test_an_op_that_reads_concurrently_reports_every_failure() -> None:
+    """All exceptions of the op's nursery are reported; ENDPOINT_UNAVAILABLE only if each of them is one."""
 
     async def ask(raised: Exception) -> None:
         raise raised
@@ -313,8 +313,8 @@ async def test_an_op_that_asks_several_things_at_once() -> None:
 
 
 @pytest.mark.parametrize("fusion", ["off", "auto"])
-async def test_no_time_at_all_may_degrade(fusion: Any, autojump_clock: MockClock) -> None:
-    """Whether a node waits or computes: without any time it is not run, and its policy says what that means."""
+async def test_a_node_without_time_may_degrade(fusion: Any, autojump_clock: MockClock) -> None:
+    """A node without any time is not run, async or sync, and its policy decides."""
     called: list[str] = []
 
     def work(inputs: Any, params: Any, ctx: Any) -> Any:

@@ -17,8 +17,8 @@ from seedbed.plans.format import Plan, PlanNode, parse_plan, plan_text
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_plan_is_read_whole() -> None:
-    """A valid plan has full op names, params with their defaults, and upstream nodes with references behind inputs."""
+def test_a_plan_is_read_completely() -> None:
+    """A valid plan has full op names, params with their defaults, and upstream nodes with references after inputs."""
     plan = parse_plan(full_plan())
     assert plan.name == "full"
     assert plan.outputs == ("t", "z")
@@ -33,7 +33,7 @@ def test_a_plan_is_read_whole() -> None:
     assert nodes["o"].params == {"by": 3001, "order": "asc", "trace": None}
     assert nodes["z"].params == {"duration_ms": 5, "fail_after_sleep": False, "trace": None}
     assert nodes["x"].params == {"row_count": 1, "trace": None}
-    assert nodes["f"].extensions == {"seedbed.on_error.v1": {"policy": "empty"}}
+    assert nodes["f"].policy == "empty"
     assert plan.predicates["literal"].tree["flags"] == ""
     assert plan.expressions["score"].tree == full_plan()["expr_table"]["score"]
 
@@ -50,7 +50,7 @@ def test_every_source_gives_the_same_plan(tmp_path: Path) -> None:
 
 
 def test_the_plan_does_not_change_with_its_document() -> None:
-    """What was validated stays as it was, whatever becomes of the mapping that it was read from."""
+    """A validated plan does not change with the mapping that it was read from."""
     document = full_plan()
     plan = parse_plan(document)
     document["expr_table"]["score"]["op"] = "nonsense"
@@ -73,7 +73,7 @@ def test_tables_and_the_rest_may_be_left_out() -> None:
     node = {"node_id": "a", "op": "fixed_source", "inputs": [], "params": {"row_count": 2}}
     plan = parse_plan({"schema_version": 1, "plan_name": "small", "nodes": [node], "outputs": ["a"]})
     assert isinstance(plan, Plan)
-    assert (plan.expressions, plan.predicates, plan.capabilities, plan.extensions) == ({}, {}, (), {})
+    assert (plan.expressions, plan.predicates, plan.capabilities) == ({}, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -87,27 +87,27 @@ def test_tables_and_the_rest_may_be_left_out() -> None:
         (b"\xff{}", "expected UTF-8, found 0xff at byte 0"),
     ],
 )
-def test_what_is_no_json_is_one_problem(text: str | bytes, message: str) -> None:
-    """Text that cannot be read is INVALID_JSON at the root, with the reason."""
+def test_invalid_json_is_one_problem(text: str | bytes, message: str) -> None:
+    """Text that cannot be parsed is INVALID_JSON at the root, with the reason."""
     with pytest.raises(InvalidPlan, match=re.escape(message)) as caught:
         parse_plan(text)
     assert [problem[:2] for problem in caught.value.problems] == [("INVALID_JSON", "$")]
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '"x"', "true"])
-def test_json_that_is_no_object_is_one_problem(text: str) -> None:
+def test_json_that_is_not_an_object_is_one_problem(text: str) -> None:
     """A plan is an object."""
     assert problems_of(text) == [("WRONG_TYPE", "$")]
 
 
-def test_endless_nesting_is_one_problem() -> None:
-    """A document that is nested too deep to be read is refused and does not end the process."""
+def test_deep_nesting_is_one_problem() -> None:
+    """A document that is nested too deep is rejected and does not end the process."""
     assert problems_of("[" * 100_000) == [("TOO_DEEP", "$")]
     assert problems_of('{"a":' * 100_000) == [("TOO_DEEP", "$")]
 
 
-def test_repeated_fields_are_problems() -> None:
-    """A field that is there twice is reported at its path; nothing is dropped in silence."""
+def test_duplicate_fields_are_problems() -> None:
+    """A duplicate field is reported at its path; no value is dropped silently."""
     text = plan_text(full_plan())
     text = text.replace('"fanout": 20', '"fanout": 20, "fanout": 30, "fanout": 40')
     text = text.replace('"plan_name": "full"', '"plan_name": "full", "plan_name": "other"')
@@ -117,8 +117,8 @@ def test_repeated_fields_are_problems() -> None:
     ]
 
 
-def test_field_names_that_are_no_text_are_problems() -> None:
-    """A mapping from Python may have any keys; those that JSON cannot have are refused."""
+def test_field_names_that_are_not_text_are_problems() -> None:
+    """A mapping from Python may have any keys; those that JSON cannot have are rejected."""
     document: dict[Any, Any] = {**full_plan(), 7: 1}
     document["expr_table"]["\ud800"] = {"op": "const_null"}
     assert problems_of(document) == [("WRONG_TYPE", '$["7"]'), ("WRONG_TYPE", '$.expr_table["\\ud800"]')]

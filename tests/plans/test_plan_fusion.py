@@ -46,7 +46,7 @@ def places(response: Response) -> dict[str, str]:
 
 
 async def test_chains_of_cpu_nodes_with_one_consumer_are_segments() -> None:
-    """A node joins the segment of its only input if nothing else reads that; off, nothing joins."""
+    """A node joins the segment of its only input if that has no other consumer; with fusion off, no node joins."""
     async with open_engine() as engine:
         segments = [one.nodes for one in engine.explain(chain()).segments]
         assert segments == [("s",), ("x", "o", "t"), ("a",), ("b",)]
@@ -54,7 +54,7 @@ async def test_chains_of_cpu_nodes_with_one_consumer_are_segments() -> None:
 
 
 async def test_an_output_ends_a_segment() -> None:
-    """A node whose rows are asked for is the last of its segment, because its rows are needed as they are."""
+    """An output node is the last of its segment, because its rows are needed as they are."""
     plan = plan_of(
         node("s", "fixed_source", row_count=3),
         node("o", "sort", "s", by=1, order="desc"),
@@ -81,14 +81,14 @@ async def test_a_segment_runs_where_it_is_cheaper() -> None:
 
 
 async def test_fusion_is_set_for_an_engine_and_for_a_request() -> None:
-    """What a request says goes before what its engine says."""
+    """The mode of a request overrides that of its engine."""
     async with open_engine(fusion="off") as engine:
         assert places(await engine.execute(chain(), {"user_id": 1}, trace=True))["x"] == "thread"
         assert places(await engine.execute(chain(), {"user_id": 1}, trace=True, fusion="auto"))["x"] == "inline"
 
 
-async def test_an_own_op_runs_in_a_thread_unless_it_says_otherwise() -> None:
-    """What an own op costs is not known; `run_inline` says that it is always little, whatever the mode."""
+async def test_a_custom_op_runs_in_a_thread_unless_it_is_inline() -> None:
+    """The cost of a custom op is unknown; `run_inline` declares that it is always small, whatever the mode."""
     main = threading.current_thread()
     seen: dict[str, bool] = {}
 
@@ -115,7 +115,7 @@ async def test_an_own_op_runs_in_a_thread_unless_it_says_otherwise() -> None:
 
 
 class Steps:
-    """Sync ops that stop at a gate each, so that a test says which node of a segment a thread is at."""
+    """Sync ops that each block at a gate, so that a test controls which node of a segment a thread runs."""
 
     def __init__(self) -> None:
         self.gates = {name: threading.Event() for name in "abc"}
@@ -143,7 +143,7 @@ class Steps:
 
 @pytest.mark.parametrize("stops_at", ["a", "b", "c"])
 async def test_a_timeout_inside_a_segment_names_the_right_node(stops_at: str, mock_clock: MockClock) -> None:
-    """The node that the thread is at when its own time is over is named, and the nodes behind it do not run."""
+    """The error names the node that exceeded its own timeout, and later nodes do not run."""
     steps = Steps()
     async with open_engine(ops=steps.ops) as engine, trio.open_nursery() as nursery:
         for name in steps.gates:
@@ -160,7 +160,7 @@ async def test_a_timeout_inside_a_segment_names_the_right_node(stops_at: str, mo
 
 
 async def test_the_deadline_inside_a_segment_names_the_right_node(mock_clock: MockClock) -> None:
-    """The request's deadline names the node that the thread has reached, and the thread stops behind it."""
+    """The error names the node that the thread has reached, and the thread stops after it."""
     steps = Steps()
     steps.gates["a"].set()
     async with open_engine(ops=steps.ops) as engine, trio.open_nursery() as nursery:
@@ -174,8 +174,8 @@ async def test_the_deadline_inside_a_segment_names_the_right_node(mock_clock: Mo
         assert engine.statistics().late_completions == 1
 
 
-async def test_a_thread_that_was_given_up_stops_at_the_next_node() -> None:
-    """When the caller is gone, the thread ends with the node that it is at."""
+async def test_an_abandoned_thread_stops_at_the_next_node() -> None:
+    """When the caller is cancelled, the thread ends after its current node."""
     steps = Steps()
     async with open_engine(ops=steps.ops) as engine:
         with trio.CancelScope() as scope:
@@ -188,15 +188,15 @@ async def test_a_thread_that_was_given_up_stops_at_the_next_node() -> None:
         assert steps.left == ["a"]
 
 
-async def test_every_node_of_a_segment_has_its_own_time(mock_clock: MockClock) -> None:
-    """Nodes that each stay within the node timeout pass, though together they take longer."""
+async def test_every_node_of_a_segment_has_its_own_timeout(mock_clock: MockClock) -> None:
+    """Nodes that each stay within the node timeout finish, though together they take longer."""
     steps = Steps()
     async with open_engine(ops=steps.ops) as engine, trio.open_nursery() as nursery:
 
         async def open_one_by_one() -> None:
             for name, gate in steps.gates.items():
                 await jump_at(steps.entered[name], mock_clock, 0.4)
-                # Whoever wakes at this instant does so before the thread goes on.
+                # Tasks that wake at this instant do so before the thread continues.
                 await trio.testing.wait_all_tasks_blocked()
                 gate.set()
 

@@ -99,7 +99,7 @@ PLACES = [places(seed) for seed in SEEDS]
 
 @st.composite
 def mutants(draw: st.DrawFn) -> Any:
-    """Change a valid plan at random places: put in, take out, repeat, rename, or move a part elsewhere."""
+    """Change a valid plan at random places: insert, remove, duplicate, rename or move a part."""
     chosen = draw(st.integers(0, len(SEEDS) - 1))
     document = copy.deepcopy(SEEDS[chosen])
     for _ in range(draw(st.integers(1, 4))):
@@ -133,7 +133,7 @@ def mutants(draw: st.DrawFn) -> Any:
 
 
 def check(source: Any) -> Plan | None:
-    """Read a plan; an error is ours, and has what an error must have."""
+    """Read a plan; an error is of seedbed and complete."""
     try:
         plan = parse_plan(source)
     except InvalidPlan as error:
@@ -143,14 +143,14 @@ def check(source: Any) -> Plan | None:
             assert path.startswith("$")
             assert message
         str(error).encode()  # it can be printed
-        event("refused")
+        event("rejected")
         return None
     event("valid")
     return plan
 
 
-def judged(source: Any) -> Plan | tuple[tuple[str, str, str], ...]:
-    """The plan, or what is wrong with it."""
+def parsed(source: Any) -> Plan | tuple[tuple[str, str, str], ...]:
+    """The plan, or its problems."""
     try:
         return parse_plan(source)
     except InvalidPlan as error:
@@ -159,7 +159,7 @@ def judged(source: Any) -> Plan | tuple[tuple[str, str, str], ...]:
 
 @given(mutants())
 def test_a_mutant_is_a_plan_or_an_invalid_plan(document: Any) -> None:
-    """A plan changed at random is refused with our error or read; what is read can be compiled."""
+    """A plan changed at random is rejected with InvalidPlan or parsed; a parsed one can be compiled."""
     plan = check(document)
     if plan is None:
         return
@@ -175,19 +175,19 @@ def test_a_mutant_is_a_plan_or_an_invalid_plan(document: Any) -> None:
 
 
 @given(mutants())
-def test_text_is_judged_as_its_values_are(document: Any) -> None:
-    """A document that JSON can write gives the same plan or the same problems as text."""
+def test_text_gives_the_same_result_as_its_values(document: Any) -> None:
+    """A document that JSON can represent gives the same plan or the same problems as text."""
     try:
         text = plan_text(document) if isinstance(document, dict) else json.dumps(document, allow_nan=False)
         same = json.loads(text)
     except (ValueError, TypeError, AttributeError):
         return  # NaN, or tables that are not objects
-    assert judged(text) == judged(same)
+    assert parsed(text) == parsed(same)
 
 
 @given(VALUES)
-def test_any_json_is_refused_with_our_error(document: Any) -> None:
-    """Values that have nothing of a plan are no trouble, for plans and for requests."""
+def test_any_json_is_rejected_with_a_typed_error(document: Any) -> None:
+    """Arbitrary JSON values are rejected with typed errors, for plans and for requests."""
     assert check(document) is None
     try:
         parse_request(document, REGISTRIES)
@@ -200,8 +200,8 @@ def test_any_json_is_refused_with_our_error(document: Any) -> None:
     | st.binary()
     | st.sampled_from(SEEDS).map(json.dumps).flatmap(lambda text: st.integers(0, len(text)).map(lambda end: text[:end]))
 )
-def test_any_text_is_refused_with_our_error(source: str | bytes) -> None:
-    """Text and bytes that are not JSON, or only the beginning of a plan, are no trouble either."""
+def test_any_text_is_rejected_with_a_typed_error(source: str | bytes) -> None:
+    """Text and bytes that are not JSON, or only the beginning of a plan, are rejected with typed errors."""
     plan = check(source)
     assert plan is None or plan.name in {seed["plan_name"] for seed in SEEDS}
 
@@ -214,7 +214,7 @@ OVERRIDES = st.dictionaries(st.sampled_from([param.name for param in REGISTRIES.
         {}, optional={"user_id": SCALARS, "request_id": SCALARS, "param_overrides": OVERRIDES | VALUES, "x": SCALARS}
     )
 )
-def test_any_request_is_read_or_refused_with_our_error(document: Any) -> None:
+def test_any_request_is_parsed_or_rejected_with_a_typed_error(document: Any) -> None:
     """A request is valid, with its numbers in range, or an InvalidRequest."""
     try:
         request = parse_request(document, REGISTRIES)

@@ -44,7 +44,7 @@ LOST = plan_of(node("x", "t::lose"), node("v", "viewer", endpoint=EP), outputs=[
 
 
 def alive() -> Counter[str]:
-    """How many objects of requests there are."""
+    """The number of living objects of requests."""
     gc.collect()
     kinds = (Execution, UnitRun, OpContext, RequestContext, RowSet)
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
@@ -98,7 +98,7 @@ async def test_nothing_is_left_of_thousands_of_requests(autojump_clock: MockCloc
 
 
 async def test_nothing_is_left_of_requests_that_use_threads() -> None:
-    """Threads that are waited for and threads that are given up, alternating, all end and are all counted."""
+    """Threads that are waited for and threads that are abandoned, alternating, all end and are all counted."""
 
     def work(inputs: Any, params: Any, ctx: Any) -> Any:
         if params["fails"]:
@@ -144,8 +144,8 @@ async def test_nothing_is_left_of_requests_that_use_threads() -> None:
         assert alive() == objects
 
 
-async def test_plans_made_for_one_request_do_not_stay() -> None:
-    """An engine keeps a bounded number of compiled plans."""
+async def test_the_number_of_compiled_plans_is_bounded() -> None:
+    """An engine caches a bounded number of compiled plans."""
     async with open_engine() as engine:
         for number in range(300):
             await engine.execute(plan_of(node(f"n{number}", "fixed_source")), {"user_id": 1})

@@ -58,7 +58,7 @@ class Backend:
 
 
 async def read_all(readers: Sequence[Reader], backend: Backend) -> list[str]:
-    """Let every reader read; what became of each: ok, failed or cancelled."""
+    """Run all readers; returns the outcome of each: ok, failed or cancelled."""
     once = OnceEndpoint(backend)  # type: ignore[arg-type]
     outcomes = ["cancelled"] * len(readers)
 
@@ -100,7 +100,7 @@ readers = st.builds(
 def test_a_node_fails_by_its_own_reads_only(
     nodes: list[Reader], delays: list[int], failing: frozenset[int], error: type[Exception]
 ) -> None:
-    """Whoever else fails or is cancelled, a node gets what it asked for, and no key is read twice without need."""
+    """Whichever other node fails or is cancelled, a node gets its answers, and no key is read twice without need."""
     backend = Backend(delays, failing, error)
     outcomes = trio.run(read_all, nodes, backend, clock=MockClock(autojump_threshold=0))
     assert all(
@@ -110,10 +110,10 @@ def test_a_node_fails_by_its_own_reads_only(
 
 
 @pytest.mark.parametrize("error", [EndpointUnavailable, NodeFailed])
-async def test_what_a_failed_reader_leaves_is_read_by_who_waits(
+async def test_a_waiting_node_reads_the_keys_of_a_failed_reader(
     error: type[Exception], autojump_clock: MockClock
 ) -> None:
-    """B, which shares K with A and reads L itself, reads K after A failed, before or after L has come."""
+    """B, which shares K with A and reads L itself, reads K after A failed, before or after L has been answered."""
     for delays in ([2, 5, 1], [5, 2, 1]):
         backend = Backend(delays, frozenset({0}), error)
         outcomes = await read_all([Reader(0, ("J", "K")), Reader(1, ("K", "L"))], backend)
@@ -121,7 +121,7 @@ async def test_what_a_failed_reader_leaves_is_read_by_who_waits(
         assert backend.reads == [("J", "K"), ("L",), ("K",)]
 
 
-async def test_what_a_cancelled_reader_leaves_is_read_by_who_waits(autojump_clock: MockClock) -> None:
+async def test_a_waiting_node_reads_the_keys_of_a_cancelled_reader(autojump_clock: MockClock) -> None:
     """B reads K itself as soon as A, which was reading it, is cancelled."""
     for delays in ([9, 5, 1], [9, 1, 1]):
         backend = Backend(delays, frozenset(), EndpointUnavailable)
@@ -131,8 +131,8 @@ async def test_what_a_cancelled_reader_leaves_is_read_by_who_waits(autojump_cloc
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-async def test_one_of_those_who_wait_reads_for_all(autojump_clock: MockClock, *, cancelled: bool) -> None:
-    """However many wait for a reader that fails or is cancelled, one of them reads in its place."""
+async def test_one_of_the_waiting_nodes_reads_for_all(autojump_clock: MockClock, *, cancelled: bool) -> None:
+    """However many nodes wait for a reader that fails or is cancelled, one of them reads in its place."""
     backend = Backend([9], frozenset({} if cancelled else {0}), EndpointUnavailable)
     first = Reader(0, ("K",), cancel_after=3 if cancelled else None)
     outcomes = await read_all([first, *[Reader(1, ("K",))] * 5], backend)

@@ -51,7 +51,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ValkeyServer]:
 
 
 async def answer(endpoint: RedisEndpoint, question: tuple[object, ...]) -> object:
-    """What an endpoint says to a question, or how it fails."""
+    """The answer of an endpoint to a call, or its error."""
     try:
         return await getattr(endpoint, str(question[0]))(*question[1:])
     except PlanError as error:
@@ -63,7 +63,7 @@ async def answer(endpoint: RedisEndpoint, question: tuple[object, ...]) -> objec
 def test_memory_and_a_real_server_agree(
     server: ValkeyServer, seed: dict[str, dict[str, str] | list[str] | str], asked: list[tuple[object, ...]]
 ) -> None:
-    """The same data gives the same answers and the same errors, whatever is asked."""
+    """The same data gives the same answers and the same errors to all calls."""
     command(server, "FLUSHALL")
     for key, value in seed.items():
         if isinstance(value, str):
@@ -106,7 +106,7 @@ async def test_memory_and_a_real_server_agree_on_every_range(server: ValkeyServe
 
 
 async def test_a_seed_in_a_file(autojump_clock: MockClock, tmp_path: Path) -> None:
-    """JSON and TOML files hold hashes and lists; numbers are what a server would store."""
+    """JSON and TOML files hold hashes and lists; numbers become strings as on a server."""
     as_json, as_toml = tmp_path / "seed.json", tmp_path / "seed.toml"
     as_json.write_text(json.dumps({"user:1": {"country": "NØ", "age": 3}, "follow:1": [2, "3", 0.5], "none": {}}))
     as_toml.write_text(
@@ -136,16 +136,16 @@ async def test_a_seed_in_a_file(autojump_clock: MockClock, tmp_path: Path) -> No
         ("a.json", '{"k": ["\\ud800"]}', "key 'k': .*surrogates not allowed"),
     ],
 )
-def test_a_seed_that_no_server_could_hold(tmp_path: Path, name: str, text: str | None, said: str) -> None:
-    """A file that is missing, broken or holds something else is named before anything runs."""
+def test_invalid_seed_files_are_named(tmp_path: Path, name: str, text: str | None, said: str) -> None:
+    """A file that is missing, invalid or holds unsupported values is named before anything runs."""
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_seed(tmp_path / name)
 
 
-async def test_answers_are_the_callers_own(autojump_clock: MockClock) -> None:
-    """What a caller does to an answer is seen by nobody else."""
+async def test_answers_are_copies(autojump_clock: MockClock) -> None:
+    """Changing an answer does not change later answers."""
     async with open_endpoints(registries(MEMORY), seeds={"ep_0001": SEED}) as endpoints:
         redis = endpoints.get("ep_0001")
         (await redis.hgetall("user:1")).clear()
@@ -173,7 +173,7 @@ async def test_max_inflight_in_virtual_time(autojump_clock: MockClock) -> None:
 
 
 async def test_the_request_timeout_in_virtual_time(autojump_clock: MockClock) -> None:
-    """An endpoint that is slower than its policy allows fails at exactly that time, and a cancelled call gives way."""
+    """An endpoint that is slower than its policy allows fails at exactly that time; a cancelled call frees its slot."""
     async with open_endpoints(registries(MEMORY), memory_latency=0.021) as endpoints:
         redis = endpoints.get("ep_0001")
         with pytest.raises(EndpointUnavailable, match=r"'ep_0001' \(memory\) did not answer within 20 ms"):
@@ -186,8 +186,8 @@ async def test_the_request_timeout_in_virtual_time(autojump_clock: MockClock) ->
         assert (statistics.in_flight, statistics.waiting, statistics.errors) == (0, 0, 1)
 
 
-async def test_wrong_types_and_the_end(autojump_clock: MockClock) -> None:
-    """Errors are typed and counted, and nothing is answered once the endpoints are closed."""
+async def test_wrong_types_and_closing(autojump_clock: MockClock) -> None:
+    """Errors are typed and counted, and calls fail once the endpoints are closed."""
     async with open_endpoints(registries(MEMORY), seeds={"ep_0001": SEED}) as endpoints:
         redis = endpoints.get("ep_0001")
         with pytest.raises(NodeFailed, match="'ep_0001', key 'follow:1': HGETALL failed: WRONGTYPE"):

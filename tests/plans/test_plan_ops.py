@@ -47,8 +47,8 @@ async def test_viewer_gives_the_user_of_the_request() -> None:
         assert unknown.engine_request_id != found.engine_request_id
 
 
-async def test_follow_gives_the_listed_users_and_skips_what_is_no_id() -> None:
-    """Ids in list order up to fanout, each with its country; entries that are no integers of 64 bits are left out."""
+async def test_follow_gives_the_listed_users_and_skips_invalid_ids() -> None:
+    """Ids in list order up to fanout, each with its country; entries that are not integers of 64 bits are skipped."""
     async with open_engine(endpoints=social()) as engine:
         plan = plan_of(node("v", "viewer", endpoint=EP), node("f", "follow", "v", endpoint=EP, fanout=7))
         found = await engine.execute(plan, {"user_id": 1})
@@ -61,7 +61,7 @@ async def test_follow_gives_the_listed_users_and_skips_what_is_no_id() -> None:
 
 
 async def test_media_gives_ids_for_each_input_row_in_turn() -> None:
-    """The lists of all input rows, one after the other, each up to fanout, with no column but the id."""
+    """The lists of all input rows, one after the other, each up to fanout, with ids only."""
     async with open_engine(endpoints=social()) as engine:
         plan = plan_of(
             node("v", "viewer", endpoint=EP),
@@ -73,7 +73,7 @@ async def test_media_gives_ids_for_each_input_row_in_turn() -> None:
 
 
 async def test_identical_reads_of_a_request_happen_once(autojump_clock: trio.testing.MockClock) -> None:
-    """Two branches that read the same keys at the same time ask once; the next request asks anew."""
+    """Two branches that read the same keys concurrently send one read; the next request reads again."""
     endpoint = social()
     endpoint.delay = 0.01
     plan = plan_of(
@@ -92,8 +92,8 @@ async def test_identical_reads_of_a_request_happen_once(autojump_clock: trio.tes
         assert len(endpoint.asked) == 2 * asked
 
 
-async def test_a_shared_read_survives_the_reader_who_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
-    """When the node that reads for two is given up, the other reads for itself."""
+async def test_a_shared_read_survives_the_cancellation_of_its_reader(autojump_clock: trio.testing.MockClock) -> None:
+    """When the node that reads for two is cancelled, the other reads for itself."""
     endpoint = social()
     endpoint.delay = 0.01
 
@@ -120,7 +120,7 @@ async def test_a_shared_read_survives_the_reader_who_is_cancelled(autojump_clock
 
 
 async def test_an_endpoint_that_is_down_names_the_node(autojump_clock: trio.testing.MockClock) -> None:
-    """The node that asked is named, also when it shared the question."""
+    """The error names the node that read, also if it shared the read."""
     endpoint = social()
     endpoint.error = EndpointUnavailable("connection refused")
     async with open_engine(endpoints=endpoint) as engine:
@@ -141,7 +141,7 @@ HUGE = {"op": "const_number", "value": 1e308}
         ({"op": "add", "a": ONE, "b": {"op": "param_ref", "param_id": 1}}, "'final_score' is null for id 1"),
     ],
 )
-async def test_vm_refuses_what_is_not_a_number(tree: dict[str, Any], message: str) -> None:
+async def test_vm_rejects_values_that_are_not_numbers(tree: dict[str, Any], message: str) -> None:
     """A result that is not finite, or null for a key that is not nullable, fails the node and names the row."""
     plan = plan_of(
         node("s", "fixed_source", row_count=3),
@@ -154,8 +154,8 @@ async def test_vm_refuses_what_is_not_a_number(tree: dict[str, Any], message: st
         assert caught.value.node == "x"
 
 
-async def test_an_op_of_ones_own_is_given_all_it_needs() -> None:
-    """A registered op gets inputs, validated params, expressions, request, deadline and referred rows."""
+async def test_a_custom_op_gets_all_it_needs() -> None:
+    """A custom op gets inputs, validated params, expressions, request, deadline and referenced rows."""
     seen: dict[str, Any] = {}
 
     @op(
@@ -201,7 +201,7 @@ async def test_an_op_of_ones_own_is_given_all_it_needs() -> None:
     ],
 )
 async def test_an_op_that_breaks_its_contract_fails(gives: Rows, result: Any, message: str) -> None:
-    """What an own op declares about its rows and keys is checked when it runs."""
+    """The declared rows and keys of a custom op are checked after each run."""
     ops = with_ops(OpSpec(name="my::op", gives=gives, run=lambda inputs, params, ctx: result(inputs[0], ctx)))
     plan = plan_of(node("s", "fixed_source", row_count=2), node("x", "my::op", "s"), ops=ops)
     async with open_engine(ops=ops) as engine:
@@ -210,7 +210,7 @@ async def test_an_op_that_breaks_its_contract_fails(gives: Rows, result: Any, me
 
 
 def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ops come from the format, from entry points and from registration; a name is taken once."""
+    """Ops come from the format, from entry points and from registration; a name can be registered once."""
     entry = EntryPoint(name="mine", value="plugin_of_a_test:op", group="seedbed.ops")
     loaded = OpSpec(name="plug::in", gives=Rows.SAME, run=lambda inputs, params, ctx: inputs[0], aliases=("plug",))
     monkeypatch.setattr(EntryPoint, "load", lambda self: [loaded])
@@ -237,8 +237,8 @@ def test_registering(monkeypatch: pytest.MonkeyPatch) -> None:
         default_ops()
 
 
-def test_an_op_needs_something_to_run() -> None:
-    """Declaring an op without a function, or inline without a sync one, is refused."""
+def test_an_op_needs_a_function() -> None:
+    """Declaring an op without a function, or inline without a sync one, is rejected."""
     with pytest.raises(ConfigError, match="neither run nor run_async"):
         OpSpec(name="x", gives=Rows.NEW)
 
@@ -251,8 +251,8 @@ def test_an_op_needs_something_to_run() -> None:
 
 @pytest.mark.parametrize("fusion", ["off", "auto"])
 @pytest.mark.parametrize("rows", [0, 3])
-async def test_a_param_that_is_no_pattern_fails_its_node(fusion: Any, rows: int) -> None:
-    """A pattern that comes with the request is judged even if there is no text to match, and its node is named."""
+async def test_an_invalid_pattern_in_a_request_fails_its_node(fusion: Any, rows: int) -> None:
+    """A pattern from the request is checked even if there is no text to match, and the error names its node."""
     plan = plan_of(
         node("s", "fixed_source", row_count=3),
         node("some", "filter", "s", pred_id="some"),

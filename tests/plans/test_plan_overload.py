@@ -25,7 +25,7 @@ TWENTY = plan_of(node("s", "fixed_source"), node("w", "sleep", "s", duration_ms=
 
 
 class Client:
-    """Sends requests and notes what became of each, and when."""
+    """Sends requests and records the outcome and time of each."""
 
     def __init__(self, engine: PlanEngine) -> None:
         self.engine = engine
@@ -41,8 +41,8 @@ class Client:
         self.seen[name] = outcome, round((trio.current_time() - self.start) * 1000)
 
 
-async def test_what_does_not_fit_is_refused_at_once(autojump_clock: MockClock) -> None:
-    """With two places and a queue of one, the fourth request hears so immediately and the third waits its turn."""
+async def test_requests_beyond_the_limits_are_rejected_at_once(autojump_clock: MockClock) -> None:
+    """With two slots and a queue of one, the fourth request is rejected immediately and the third waits."""
     async with open_engine(max_concurrent_requests=2, max_queue=1) as engine:
         client = Client(engine)
         async with trio.open_nursery() as nursery:
@@ -58,7 +58,7 @@ async def test_what_does_not_fit_is_refused_at_once(autojump_clock: MockClock) -
         assert engine.statistics().outcomes == {"OK": 3, "OVERLOADED": 1}
 
 
-async def test_those_who_wait_are_served_in_their_order(autojump_clock: MockClock) -> None:
+async def test_waiting_requests_are_served_in_order(autojump_clock: MockClock) -> None:
     """First come, first served; one that is cancelled while it waits is skipped."""
     async with open_engine(max_concurrent_requests=1) as engine:
         client = Client(engine)
@@ -77,7 +77,7 @@ async def test_those_who_wait_are_served_in_their_order(autojump_clock: MockCloc
 
 
 async def test_a_request_that_could_not_be_answered_in_time_is_not_started(autojump_clock: MockClock) -> None:
-    """One that waits is refused as soon as what is left of its time is less than a request has ever taken."""
+    """A waiting request is rejected as soon as less time is left than the shortest request has taken."""
     async with open_engine(max_concurrent_requests=1) as engine:
         await engine.execute(TWENTY, {"user_id": 1})
         client = Client(engine)
@@ -91,7 +91,7 @@ async def test_a_request_that_could_not_be_answered_in_time_is_not_started(autoj
 
 
 async def test_the_deadline_counts_from_arrival(autojump_clock: MockClock) -> None:
-    """Time spent in the queue is time spent: the deadline does not move when a request's turn comes."""
+    """Time in the queue counts: the deadline does not move when a request starts."""
     async with open_engine(max_concurrent_requests=1) as engine:
         client = Client(engine)
         async with trio.open_nursery() as nursery:
@@ -102,7 +102,7 @@ async def test_the_deadline_counts_from_arrival(autojump_clock: MockClock) -> No
 
 
 class Gate:
-    """A sync op that works until it is let go."""
+    """A sync op that blocks until it is released."""
 
     def __init__(self) -> None:
         self.entered = trio.Event()
@@ -118,14 +118,14 @@ class Gate:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """A gate that is open in the end."""
+    """A gate that is open at the end of the test."""
     made = Gate()
     yield made
     made.open.set()
 
 
-async def test_late_threads_that_hold_the_whole_pool_give_a_refusal(gate: Gate, mock_clock: MockClock) -> None:
-    """What needs a thread is refused after a second, what needs none is answered; later all is as before."""
+async def test_late_threads_that_occupy_the_whole_pool_lead_to_rejection(gate: Gate, mock_clock: MockClock) -> None:
+    """A request that needs a thread is rejected after a second, others are answered; later all are."""
     async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 1)
         with pytest.raises(NodeTimeout):
@@ -148,7 +148,7 @@ async def test_late_threads_that_hold_the_whole_pool_give_a_refusal(gate: Gate, 
 async def test_a_request_that_waits_for_abandoned_threads_is_answered_if_one_becomes_free(
     gate: Gate, mock_clock: MockClock
 ) -> None:
-    """Threads that their requests abandoned are no reason to refuse as long as the next request can still finish."""
+    """Abandoned threads are no reason to reject a request that can still finish."""
     async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
         client = Client(engine)
         nursery.start_soon(lambda: client.send("a", gate.plan, node_timeout=1))
@@ -175,10 +175,8 @@ async def test_a_request_that_waits_for_abandoned_threads_is_answered_if_one_bec
         }
 
 
-async def test_a_request_is_refused_when_no_thread_became_free_while_it_could_finish(
-    gate: Gate, mock_clock: MockClock
-) -> None:
-    """What its plan needs of a thread is left of its time when it is refused."""
+async def test_a_request_is_rejected_if_no_thread_became_free_in_time(gate: Gate, mock_clock: MockClock) -> None:
+    """It is rejected when the time left equals the thread time that its plan needs."""
     async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
         client = Client(engine)
         nursery.start_soon(jump_at, gate.entered, mock_clock, 2)
@@ -199,8 +197,8 @@ async def test_a_request_is_refused_when_no_thread_became_free_while_it_could_fi
         gate.open.set()
 
 
-async def test_a_caller_that_is_refused_and_tries_again_lets_others_run(autojump_clock: MockClock) -> None:
-    """Each refusal passes a checkpoint, so a retry loop without any wait does not keep the loop for itself."""
+async def test_a_rejected_caller_that_retries_lets_other_tasks_run(autojump_clock: MockClock) -> None:
+    """Each rejection passes a checkpoint, so a retry loop without any wait does not occupy the loop."""
     others = 0
 
     async def count() -> None:
@@ -220,8 +218,8 @@ async def test_a_caller_that_is_refused_and_tries_again_lets_others_run(autojump
         nursery.cancel_scope.cancel()
 
 
-async def test_a_plan_that_is_loaded_again_keeps_its_forecast(autojump_clock: MockClock) -> None:
-    """What an engine has learnt of a plan holds for the plan of that name that replaces it."""
+async def test_a_reloaded_plan_keeps_its_forecast(autojump_clock: MockClock) -> None:
+    """A forecast belongs to the name of a plan."""
 
     async def work(inputs: Any, params: Any, ctx: Any) -> Any:
         autojump_clock.jump(0.01)
@@ -236,8 +234,8 @@ async def test_a_plan_that_is_loaded_again_keeps_its_forecast(autojump_clock: Mo
         assert forecast.loop == pytest.approx(0.01)
 
 
-async def test_a_free_thread_goes_to_who_waited_longest(gate: Gate) -> None:
-    """With one thread, nodes that need it run one after the other, and one cancelled in the queue loses nothing."""
+async def test_threads_are_given_in_order(gate: Gate) -> None:
+    """With one thread, nodes that need it run one after the other, and cancelling a waiting one loses nothing."""
     async with open_engine(ops=gate.ops, cpu_threads=1) as engine, trio.open_nursery() as nursery:
         client = Client(engine)
         nursery.start_soon(client.send, "a", gate.plan)
@@ -257,8 +255,8 @@ async def test_a_free_thread_goes_to_who_waited_longest(gate: Gate) -> None:
         assert engine.statistics().threads_busy == 0
 
 
-async def test_leaving_waits_for_what_runs_and_refuses_what_waits(autojump_clock: MockClock) -> None:
-    """What runs is let finish within grace; what waits and what comes is refused; the engine reports."""
+async def test_leaving_waits_for_running_requests_and_rejects_waiting_ones(autojump_clock: MockClock) -> None:
+    """Running requests may finish within grace; waiting and new ones are rejected; the engine reports both."""
     engine = PlanEngine(endpoints=_nothing(), max_concurrent_requests=1, grace=1.0)
     async with trio.open_nursery() as nursery, engine:
         client = Client(engine)
@@ -272,7 +270,7 @@ async def test_leaving_waits_for_what_runs_and_refuses_what_waits(autojump_clock
         await engine.execute(TWENTY, {"user_id": 1})
 
 
-async def test_after_grace_what_still_runs_is_ended(autojump_clock: MockClock) -> None:
+async def test_requests_that_run_after_grace_are_cancelled(autojump_clock: MockClock) -> None:
     """A request that outlives grace gets a typed error, and the report counts it."""
     long = plan_of(node("w", "sleep", duration_ms=60_000))
     engine = PlanEngine(endpoints=_nothing(), grace=0.5)
@@ -299,7 +297,7 @@ async def test_a_cancelled_engine_ends_its_requests_at_once(autojump_clock: Mock
 
 
 async def test_threads_that_do_not_end_within_grace_are_reported(gate: Gate, mock_clock: MockClock) -> None:
-    """Leaving does not wait for a stuck thread longer than grace, and says that it is there."""
+    """Leaving does not wait for a stuck thread longer than grace, and the report counts the thread."""
     engine = PlanEngine(endpoints=_nothing(), ops=gate.ops, grace=1)
     async with trio.open_nursery() as nursery, engine:
         nursery.start_soon(jump_at, gate.entered, mock_clock, 1)
@@ -315,8 +313,8 @@ async def test_threads_that_do_not_end_within_grace_are_reported(gate: Gate, moc
     gate.open.set()
 
 
-async def test_an_engine_that_is_not_open_says_so() -> None:
-    """Using an engine outside of `async with` is a mistake with a message."""
+async def test_using_a_closed_engine_is_an_error() -> None:
+    """Using an engine outside of `async with` raises a ConfigError."""
     with pytest.raises(ConfigError, match="not open"):
         await PlanEngine().execute(TWENTY, {"user_id": 1})
     with pytest.raises(ConfigError, match="not open"):
@@ -330,20 +328,20 @@ def _nothing() -> Any:
 
 
 def new_admission(limit: int, max_queue: int) -> tuple[Admission, ThreadPool]:
-    """What an engine with one thread decides with."""
+    """The admission of an engine with one thread."""
     clock = trio.current_time
     pool = ThreadPool(1, clock)
     return Admission(limit, max_queue, meter=LoopMeter(clock), pool=pool, clock=clock), pool
 
 
 async def pass_time(clock: MockClock, seconds: float) -> None:
-    """Let the time pass as soon as every task waits."""
+    """Advance the clock as soon as every task waits."""
     await trio.testing.wait_all_tasks_blocked()
     clock.jump(seconds)
 
 
-async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: MockClock) -> None:
-    """Whoever is cancelled in the very instant of its turn gives the place back, in the queue and in the pool."""
+async def test_a_slot_given_to_a_cancelled_request_is_passed_on(autojump_clock: MockClock) -> None:
+    """A request that is cancelled in the instant of its turn returns the slot, in the queue and in the pool."""
     admission, pool = new_admission(1, 1)
     first = admission.ask(math.inf, Forecast())
     lease = object()
@@ -358,8 +356,8 @@ async def test_a_place_given_to_one_who_is_gone_is_passed_on(autojump_clock: Moc
     assert (admission.running, admission.queued, pool.busy) == (0, 0, 0)
 
 
-async def test_a_request_that_makes_no_sense_holds_no_place(autojump_clock: MockClock) -> None:
-    """It is told so at once, with a place or without, and leaves none taken."""
+async def test_an_invalid_request_holds_no_slot(autojump_clock: MockClock) -> None:
+    """It is rejected at once, with a slot or without, and leaves none occupied."""
     started, release = trio.Event(), trio.Event()
 
     async def hold(inputs: Any, params: Any, ctx: Any) -> Any:
@@ -382,8 +380,8 @@ async def test_a_request_that_makes_no_sense_holds_no_place(autojump_clock: Mock
                 release.set()
 
 
-async def test_requests_that_would_make_each_other_late_are_refused(autojump_clock: MockClock) -> None:
-    """Once it is known that requests hold each other up, only as many are started as can be in time."""
+async def test_requests_that_would_make_each_other_late_are_rejected(autojump_clock: MockClock) -> None:
+    """Once the engine knows that requests delay each other, it starts only as many as can be in time."""
 
     async def work(inputs: Any, params: Any, ctx: Any) -> Any:
         for _ in range(10):
@@ -412,16 +410,16 @@ async def test_requests_that_would_make_each_other_late_are_refused(autojump_clo
 
 @pytest.mark.parametrize("limit", ["deadline", "node_timeout"])
 @pytest.mark.parametrize("value", [math.nan, "5", [1], pytest.param(10**5000, id="huge")])
-async def test_a_limit_that_is_no_time_holds_no_place(limit: str, value: Any) -> None:
-    """It is told so before anything runs."""
+async def test_an_invalid_limit_holds_no_slot(limit: str, value: Any) -> None:
+    """An invalid deadline or timeout is rejected before anything runs."""
     async with open_engine(max_concurrent_requests=1, max_queue=0) as engine:
         with pytest.raises(ConfigError, match=f"{limit} must be a number of seconds, not "):
             await engine.execute(TWENTY, {"user_id": 1}, **{limit: value})
         assert engine.statistics().running == 0
 
 
-async def test_who_waits_when_the_engine_closes_gets_no_place_any_more() -> None:
-    """Not even one that becomes free in the same instant; nor is it missed if the one who waits is cancelled too."""
+async def test_a_request_that_waits_when_the_engine_closes_gets_no_slot() -> None:
+    """Not even one that becomes free in the same instant; nor is it lost if the waiting request is cancelled too."""
     admission, _ = new_admission(1, 2)
     first = admission.ask(math.inf, Forecast())
     waiting = [admission.ask(math.inf, Forecast()) for _ in range(2)]

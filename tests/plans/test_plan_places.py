@@ -24,14 +24,14 @@ PATIENT = 60.0
 
 @functools.cache
 def peak(costs: Costs) -> float:
-    """Answers a second if there is always somebody to answer and nobody in a hurry."""
+    """Answers per second with a constant supply of requests without deadlines."""
     loop = SimulatedLoop(limit=32, max_queue=10_000)
     (found,) = loop.run(Stream(costs=costs, rate=2 / costs.work, deadline=PATIENT), seconds=4)
     return found.rate
 
 
 def overload(costs: Costs, *, times: float, load: float = 2.0, seed: int = 0) -> tuple[Tally, float]:
-    """What an engine that knows nothing yet makes of `load` × its peak, with `times` what a request takes alone."""
+    """The outcome of an engine without forecasts at `load` × its peak, with deadlines of `times` the time alone."""
     most = peak(costs)
     stream = Stream(costs=costs, rate=load * most, deadline=times * costs.alone)
     (found,) = SimulatedLoop(seed=seed).run(stream, seconds=4)
@@ -54,12 +54,12 @@ def overload(costs: Costs, *, times: float, load: float = 2.0, seed: int = 0) ->
         pytest.param(WAVERING, 5, 0.85, id="a machine that is now fast, now slow, five times"),
     ],
 )
-def test_an_engine_asked_for_twice_what_it_can_do_does_nearly_all_it_can(
+def test_an_engine_at_twice_its_capacity_answers_nearly_all_it_can(
     costs: Costs, times: float, least: float, seed: int
 ) -> None:
     """Under overload, most of what the engine could answer without a deadline is answered within the deadline.
 
-    For each of these, the best limit that somebody could have set by hand gives about what is learnt, at most 3 %
+    For each of these, the best fixed limit gives about as much as the engine, at most 3 %
     more: 3 for the first, 4, 10, 32, 3, 5, 2, 5, 2 and 5 for the others. Most are useless where another is best.
     """
     found, most = overload(costs, times=times, seed=seed)
@@ -68,21 +68,21 @@ def test_an_engine_asked_for_twice_what_it_can_do_does_nearly_all_it_can(
 
 
 @pytest.mark.parametrize("load", [4.0, 8.0])
-def test_more_overload_costs_only_its_refusals(load: float) -> None:
-    """What is left of the loop after the refusals is used as before."""
+def test_more_overload_costs_only_its_rejections(load: float) -> None:
+    """The share of the loop that rejections leave is used as before."""
     found, most = overload(USUAL, times=2, load=load)
-    left = 1 - found.refused / found.seconds * USUAL.refusal
+    left = 1 - found.rejected / found.seconds * USUAL.rejection
     assert found.rate >= 0.7 * left * most
 
 
-def test_requests_that_do_not_hold_each_other_up_are_all_answered() -> None:
-    """Where requests mostly wait for servers, a deadline just above what one takes is no reason to refuse."""
+def test_requests_that_do_not_delay_each_other_are_all_answered() -> None:
+    """Where requests mostly wait for servers, a deadline just above the time alone is no reason to reject."""
     stream = Stream(costs=SLEEPY, rate=1_000, deadline=1.5 * SLEEPY.alone)
     (found,) = SimulatedLoop().run(stream, seconds=3)
-    assert found.refused + found.late <= 0.02 * found.answered
+    assert found.rejected + found.late <= 0.02 * found.answered
 
 
-def test_after_a_bad_time_the_engine_trusts_itself_again() -> None:
+def test_the_engine_recovers_after_a_slow_period() -> None:
     """A machine that was five times as slow for a while leaves no lasting caution."""
     slow = Costs(work=5e-3, wait=1e-3, loop_pass=0.3e-3)
     most = peak(USUAL)
@@ -95,21 +95,21 @@ def test_after_a_bad_time_the_engine_trusts_itself_again() -> None:
 
 
 def usual(load: float, **options: Any) -> Stream:
-    """Requests of one plan at `load` × the peak, with twice the time that one takes alone."""
+    """Requests of one plan at `load` × the peak, with deadlines of twice the time alone."""
     return Stream(rate=load * peak(USUAL), deadline=2 * USUAL.alone, **options)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("since", [0.0, 0.5], ids=["on first use", "later"])
-def test_a_server_that_hangs_on_an_idle_loop_refuses_nobody(since: float, seed: int) -> None:
-    """While the server of a plan is down its requests are late; none is refused, and then all are answered."""
+def test_a_server_that_hangs_on_an_idle_loop_leads_to_no_rejection(since: float, seed: int) -> None:
+    """While the server of a plan is down its requests are late; none is rejected, and then all are answered."""
     other, stream = usual(0.1), usual(0.3, down=(since, since + 0.1))
     loop = SimulatedLoop(seed=seed)
     during = loop.run(other, stream, seconds=since + 0.1)
     afterwards = loop.run(other, stream, seconds=1)
     assert during[1].late > 0
-    assert sum(tally.refused for tally in during + afterwards) == 0
-    assert sum(tally.late for tally in afterwards) <= 2  # those that had begun
+    assert sum(tally.rejected for tally in during + afterwards) == 0
+    assert sum(tally.late for tally in afterwards) <= 2  # those that had started
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -122,7 +122,7 @@ def test_a_server_that_hangs_on_an_idle_loop_refuses_nobody(since: float, seed: 
 def test_a_plan_whose_first_requests_were_slow_recovers_within_a_second(
     trouble: dict[str, Any], load: float, seed: int
 ) -> None:
-    """A second later it is answered like a plan that had no such start, beside an idle or an overloaded plan."""
+    """A second later it is answered like a plan without such a start, beside an idle or an overloaded plan."""
     found = []
     for options in ({}, trouble):
         other, stream = usual(load), Stream(costs=SLEEPY, rate=50, deadline=2 * SLEEPY.alone, **options)
@@ -133,8 +133,8 @@ def test_a_plan_whose_first_requests_were_slow_recovers_within_a_second(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_plans_that_are_asked_for_too_much_share_the_loop(seed: int) -> None:
-    """Two like plans at the peak each are together answered as one at twice the peak is, and neither is starved."""
+def test_two_overloaded_plans_share_the_loop(seed: int) -> None:
+    """Two equal plans at the peak each are together answered as one at twice the peak, and neither is starved."""
     tallies = SimulatedLoop(seed=seed).run(usual(1), usual(1), seconds=4)
     assert sum(tally.rate for tally in tallies) >= 0.74 * peak(USUAL)
     assert min(tally.rate for tally in tallies) >= 0.2 * peak(USUAL)
@@ -142,17 +142,17 @@ def test_two_plans_that_are_asked_for_too_much_share_the_loop(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_plan_that_mostly_waits_is_answered_beside_one_that_is_asked_for_too_much(seed: int) -> None:
+def test_a_plan_that_mostly_waits_is_answered_beside_an_overloaded_one(seed: int) -> None:
     """Its requests use next to nothing of the loop, so all of them are started; the other loses no more than that."""
     busy, waits = SimulatedLoop(seed=seed).run(
         usual(2), Stream(costs=SLEEPY, rate=100, deadline=2 * SLEEPY.alone), seconds=3
     )
-    assert waits.refused + waits.late <= 0.02 * waits.answered
+    assert waits.rejected + waits.late <= 0.02 * waits.answered
     assert busy.rate >= 0.7 * peak(USUAL)
 
 
 class Slots:
-    """An `Admission` whose clock and loop are moved by hand."""
+    """An `Admission` whose clock and loop are controlled by the test."""
 
     def __init__(self, limit: int, max_queue: int, threads: int = 1) -> None:
         self.now = 0.0
@@ -161,20 +161,20 @@ class Slots:
         self.admission = Admission(limit, max_queue, meter=self.meter, pool=self.pool, clock=lambda: self.now)
 
     def work(self, seconds: float, *claims: Claim | None) -> None:
-        """The loop works, for each of these in turn, as long as that."""
+        """The loop works for each of these in turn, for that long."""
         for claim in claims:
             self.meter.step(self.now, claim)
             self.now += seconds
         self.meter.pause(self.now)
 
     def wait(self, seconds: float) -> None:
-        """The loop sleeps, and wakes."""
+        """The loop sleeps and wakes."""
         self.meter.pause(self.now)
         self.now += seconds
         self.meter.step(self.now, None)
 
     def answer(self, forecast: Forecast, seconds: float) -> None:
-        """A request that needs so much of the loop."""
+        """A request that uses that many seconds of the loop."""
         claim = self.admission.ask(math.inf, forecast)
         self.work(seconds, claim)
         self.admission.leave(claim, in_time=True)
@@ -195,8 +195,8 @@ def test_only_loop_time_is_counted() -> None:
     assert slots.admission.running == 2
 
 
-def test_what_a_request_needs_grows_with_the_number_that_compete() -> None:
-    """On a busy loop, so many are started as have time for what all of them need."""
+def test_the_expected_time_grows_with_the_competitors() -> None:
+    """On a busy loop, only as many requests are started as have time for the needs of all."""
     slots, forecast = Slots(64, 1), Forecast()
     slots.answer(forecast, 0.1)
     claim = slots.admission.ask(slots.now + 0.31 * 1.06, forecast)
@@ -209,7 +209,7 @@ def test_what_a_request_needs_grows_with_the_number_that_compete() -> None:
 
 
 def test_requests_that_came_together_to_an_idle_loop_compete() -> None:
-    """A burst is not started as a whole only because the loop was idle before it; after a sleep they only wait."""
+    """A burst is not started as a whole only because the loop was idle before; after a sleep its requests only wait."""
     slots, forecast = Slots(64, 0), Forecast()
     slots.answer(forecast, 0.1)
     slots.wait(1.0)
@@ -221,7 +221,7 @@ def test_requests_that_came_together_to_an_idle_loop_compete() -> None:
 
 
 def test_thread_time_is_counted_while_all_threads_work() -> None:
-    """A request that needs a thread longer than it has, beside others that need one, is refused; else it is started."""
+    """A request that needs more thread time than it has, beside others, is rejected; otherwise it is started."""
     slots, forecast = Slots(64, 0, threads=2), Forecast()
     claim = slots.admission.ask(math.inf, forecast)
     slots.wait(0.1)
@@ -252,8 +252,8 @@ def test_if_the_first_requests_are_all_late_the_next_run_one_at_a_time() -> None
         slots.admission.ask(slots.now + 0.1, forecast)
 
 
-def test_a_plan_that_is_refused_is_tried_again() -> None:
-    """A forecast that lets nothing start is tested four times a second, and what is found replaces it."""
+def test_a_rejected_plan_is_tried_again() -> None:
+    """A forecast that lets nothing start is tested four times a second, and the measurement replaces it."""
     slots, wrong, other = Slots(64, 0), Forecast(), Forecast()
     slots.answer(wrong, 1.0)
     slots.answer(other, 0.001)
@@ -272,8 +272,8 @@ def test_a_plan_that_is_refused_is_tried_again() -> None:
     slots.admission.ask(slots.now + 0.1, wrong)
 
 
-def test_one_that_cannot_finish_is_refused_at_once_and_one_that_can_waits() -> None:
-    """With little time it is refused at once; with much it waits, but not behind more than will end in that time."""
+def test_a_request_waits_only_if_it_can_finish() -> None:
+    """With little time it is rejected at once; with much it waits, but not behind more than will end in that time."""
     slots, forecast = Slots(1, 100), Forecast()
     slots.answer(forecast, 1.0)
     admission, now = slots.admission, slots.now
@@ -290,7 +290,7 @@ def test_one_that_cannot_finish_is_refused_at_once_and_one_that_can_waits() -> N
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Whatever is asked and however it ends, no request is lost and no limit is exceeded."""
+    """In any sequence of requests, no request is lost and no limit is exceeded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.slots.wait(seconds)
-        # The loop has slept: what runs waits for endpoints, and is no reason to refuse.
+        # The loop has slept: the running requests wait for endpoints and are no reason to reject.
         with contextlib.suppress(IndexError):
             claim = self.running[-1]
             assert self.admission._competitors(claim.forecast) == (0, 0)

@@ -210,7 +210,7 @@ MODES = [
     weight=st.none() | NUMBERS.map(float),
     blocked=st.none() | PATTERNS,
 )
-def test_every_mode_gives_what_a_naive_interpreter_gives(
+def test_every_mode_agrees_with_a_naive_interpreter(
     made: tuple[Plan, dict[str, list[dict[int, Any]]]], weight: float | None, blocked: str | None
 ) -> None:
     """In all fusion modes rows, nulls, ties, order and failures are those of running the plan row by row."""
@@ -271,10 +271,10 @@ def faulty_plans(draw: st.DrawFn) -> Plan:
     fusion=st.sampled_from(["off", "auto"]),
     partial=st.booleans(),
 )
-def test_there_is_always_an_answer_or_a_typed_error_in_time(
+def test_every_request_ends_in_time_with_a_response_or_a_typed_error(
     plan: Plan, deadline: int | None, node_timeout: int | None, fusion: Any, *, partial: bool
 ) -> None:
-    """Whatever fails and however little time there is, a request ends by its deadline and leaves nothing behind."""
+    """Whatever fails and however short the deadline, a request ends by its deadline and leaves nothing behind."""
 
     async def main() -> None:
         async with open_engine() as engine:
@@ -328,6 +328,6 @@ def test_explaining_names_every_node_once(made: tuple[Plan, Any]) -> None:
 
 
 def test_the_generator_of_plans_knows_every_cpu_op() -> None:
-    """A CPU op that the format gains must be given to the naive interpreter too."""
+    """A new CPU op of the format must be added to the naive interpreter too."""
     cpu = {op.name for op in ops.default_ops() if op.run_async is None and op.name.startswith("core::")}
     assert cpu == {"core::vm", "core::filter", "core::sort", "core::take", "core::concat"}

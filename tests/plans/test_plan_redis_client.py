@@ -43,7 +43,7 @@ async def scripted(
 
 
 async def failure(call: Callable[[], object], into: list[tuple[float, str]]) -> None:
-    """Note when and how a call fails."""
+    """Record when and how a call fails."""
     with pytest.raises(EndpointUnavailable) as raised:
         await call()  # type: ignore[misc]
     into.append((round(trio.current_time(), 6), raised.value.message))
@@ -123,7 +123,7 @@ def test_replies_reach_their_own_callers(
 
 
 async def test_callers_of_one_round_share_a_send(autojump_clock: MockClock) -> None:
-    """What a hundred callers ask in the same round is written together, but for the first: the server is idle."""
+    """The commands of a hundred callers in one round are written together, except the first: the server is idle."""
     async with scripted(EndpointPolicy(max_inflight=100)) as (client, server):
         await client.ping()
 
@@ -137,8 +137,8 @@ async def test_callers_of_one_round_share_a_send(autojump_clock: MockClock) -> N
         assert client.statistics().sends == 3
 
 
-async def test_a_server_that_is_idle_is_asked_at_once(autojump_clock: MockClock) -> None:
-    """One caller at a time does not wait for a round to end; while a reply is owed, callers wait for each other."""
+async def test_a_command_for_an_idle_server_is_sent_at_once(autojump_clock: MockClock) -> None:
+    """A single caller does not wait for a round to end; while a reply is outstanding, callers share a send."""
     async with scripted(delay=lambda: 0.001) as (client, server):
         await client.ping()
         sends = server.wires[0].sends
@@ -156,8 +156,8 @@ async def test_a_server_that_is_idle_is_asked_at_once(autojump_clock: MockClock)
 
 
 @pytest.mark.parametrize("room", [1, 7, 100])
-async def test_a_server_that_takes_little_at_a_time(room: int, autojump_clock: MockClock) -> None:
-    """What there is no room for is sent as soon as there is, in order, whoever asks meanwhile."""
+async def test_a_socket_that_accepts_little_at_a_time(room: int, autojump_clock: MockClock) -> None:
+    """The rest of a send follows as soon as the socket accepts more, in order, also if more commands come meanwhile."""
     async with scripted(EndpointPolicy(request_timeout_ms=60_000)) as (client, server):
         await client.ping()
         server.wires[0].room = room
@@ -175,7 +175,7 @@ async def test_a_server_that_takes_little_at_a_time(room: int, autojump_clock: M
 
 
 async def test_a_call_with_many_keys_is_one_send(autojump_clock: MockClock) -> None:
-    """A call that finds enough places writes all of its commands together."""
+    """A call that finds enough slots writes all of its commands together."""
     async with scripted() as (client, server):
         assert await client.lrange_many(["a", "b", "c"], 0, -1) == [[key, "0", "-1"] for key in "abc"]
         assert len(server.wires[0].sends) == 1
@@ -185,7 +185,7 @@ async def test_a_call_with_many_keys_is_one_send(autojump_clock: MockClock) -> N
 
 
 async def test_nothing_connects_before_the_first_call(autojump_clock: MockClock) -> None:
-    """A connection is opened when somebody asks, and one is enough for all who do."""
+    """A connection is opened by the first call, and all callers share it."""
     async with scripted() as (client, server):
         server.connect_delay = 0.04
         await trio.sleep(1)
@@ -197,8 +197,8 @@ async def test_nothing_connects_before_the_first_call(autojump_clock: MockClock)
         assert trio.current_time() == pytest.approx(1.04)
 
 
-async def test_places_go_to_those_who_wait_in_order(autojump_clock: MockClock) -> None:
-    """With one place, commands are sent in the order of the calls, and a cancelled waiter leaves no gap."""
+async def test_slots_are_given_in_order(autojump_clock: MockClock) -> None:
+    """With one slot, commands are sent in the order of the calls, and a cancelled waiter leaves no gap."""
     async with scripted(EndpointPolicy(max_inflight=1, request_timeout_ms=1000), delay=lambda: 0.01) as (
         client,
         server,
@@ -221,7 +221,7 @@ async def test_places_go_to_those_who_wait_in_order(autojump_clock: MockClock) -
 
 
 async def test_a_long_call_lets_others_in_between(autojump_clock: MockClock) -> None:
-    """A call with thousands of keys takes turns with those who came after it."""
+    """A call with thousands of keys alternates with later calls."""
     policy = EndpointPolicy(max_inflight=TURN, request_timeout_ms=60_000)
     async with scripted(policy, delay=lambda: 0.001) as (client, server):
         async with trio.open_nursery() as nursery:
@@ -233,8 +233,8 @@ async def test_a_long_call_lets_others_in_between(autojump_clock: MockClock) -> 
         assert server.most_outstanding <= TURN
 
 
-async def test_a_long_call_leaves_places_to_those_behind_it(autojump_clock: MockClock) -> None:
-    """Where many places are free at once, a call with thousands of keys does not take them all."""
+async def test_a_long_call_leaves_slots_to_later_calls(autojump_clock: MockClock) -> None:
+    """Where many slots are free at once, a call with thousands of keys does not take them all."""
     policy = EndpointPolicy(max_inflight=3 * TURN, request_timeout_ms=60_000)
     async with scripted(policy) as (client, server):
         server.connect_delay = 0.01
@@ -245,8 +245,8 @@ async def test_a_long_call_leaves_places_to_those_behind_it(autojump_clock: Mock
         assert server.received.index(["HGETALL", "short"]) == TURN
 
 
-async def test_what_is_cancelled_before_it_is_sent_is_not_sent(autojump_clock: MockClock) -> None:
-    """A call in a scope that is already cancelled costs the server nothing and gives its places back."""
+async def test_a_command_that_is_cancelled_before_its_send_is_not_sent(autojump_clock: MockClock) -> None:
+    """A call in a scope that is already cancelled sends nothing and returns its slots."""
     async with scripted(EndpointPolicy(max_inflight=2)) as (client, server):
         await client.ping()
         with trio.CancelScope() as scope:
@@ -257,8 +257,8 @@ async def test_what_is_cancelled_before_it_is_sent_is_not_sent(autojump_clock: M
         assert client.statistics().in_flight == 0
 
 
-async def test_places_of_cancelled_calls_go_to_those_who_wait(autojump_clock: MockClock) -> None:
-    """Calls that wait for places are sent even if all that had been given places were cancelled before the send."""
+async def test_slots_of_cancelled_calls_go_to_waiting_ones(autojump_clock: MockClock) -> None:
+    """Calls that wait for slots are sent even if all calls with slots were cancelled before the send."""
     async with scripted(EndpointPolicy(max_inflight=1)) as (client, _server):
         await client.ping()
         async with trio.open_nursery() as nursery:
@@ -278,7 +278,7 @@ async def test_places_of_cancelled_calls_go_to_those_who_wait(autojump_clock: Mo
 
 
 async def test_a_late_reply_fails_its_call_alone(autojump_clock: MockClock) -> None:
-    """A call fails exactly at the request timeout; its reply is dropped later, and the connection goes on."""
+    """A call fails exactly at the request timeout; its reply is dropped later, and the connection stays open."""
     pauses = iter([0.0, 0.03, 0.0])
     async with scripted(delay=lambda: next(pauses, 0.0)) as (client, server):
         await client.ping()
@@ -296,7 +296,7 @@ async def test_a_late_reply_fails_its_call_alone(autojump_clock: MockClock) -> N
 
 @given(st.floats(0, 1e5), st.integers(1, 200))
 def test_a_late_reply_is_noticed_at_any_instant(start: float, timeout_ms: int) -> None:
-    """Whatever the clock shows, rounding neither fails a call early nor keeps the watch busy at one instant."""
+    """At any clock value, rounding neither fails a call early nor keeps the watch busy at one instant."""
 
     async def main() -> None:
         async with scripted(EndpointPolicy(request_timeout_ms=timeout_ms), delay=lambda: 1e9) as (client, _):
@@ -310,8 +310,8 @@ def test_a_late_reply_is_noticed_at_any_instant(start: float, timeout_ms: int) -
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-async def test_a_reply_that_came_while_the_loop_was_held_up_is_not_late(mock_clock: MockClock) -> None:
-    """However many reads it takes, what the server has sent is read before it is called late."""
+async def test_a_reply_that_came_while_the_loop_was_blocked_is_not_late(mock_clock: MockClock) -> None:
+    """However many reads it takes, everything that the server has sent is read before a call times out."""
 
     def pieces(data: bytes) -> list[bytes]:
         return [data[at : at + 2] for at in range(0, len(data), 2)]
@@ -333,7 +333,7 @@ async def test_a_reply_that_came_while_the_loop_was_held_up_is_not_late(mock_clo
 
 
 async def test_a_large_reply_in_the_socket_is_not_late(mock_clock: MockClock) -> None:
-    """The same on a real socket: a reply that many reads take is there when the time is over, and is an answer."""
+    """On a real socket, a reply of many reads that has arrived before the timeout is an answer."""
     elements = [str(number) for number in range(20_000)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -357,8 +357,8 @@ async def test_a_large_reply_in_the_socket_is_not_late(mock_clock: MockClock) ->
     assert found == [elements]
 
 
-async def test_the_request_timeout_does_not_count_the_wait_for_a_place(autojump_clock: MockClock) -> None:
-    """Calls that wait longer for a place than a request may take are answered."""
+async def test_the_request_timeout_does_not_count_the_wait_for_a_slot(autojump_clock: MockClock) -> None:
+    """Calls that wait longer for a slot than the request timeout are answered."""
     async with scripted(EndpointPolicy(max_inflight=1), delay=lambda: 0.015) as (client, _):
         async with trio.open_nursery() as nursery:
             for _number in range(5):
@@ -367,8 +367,8 @@ async def test_the_request_timeout_does_not_count_the_wait_for_a_place(autojump_
         assert client.statistics().errors == 0
 
 
-async def test_a_server_that_hangs_is_given_up(autojump_clock: MockClock) -> None:
-    """Calls on the wire fail at their timeout, those who wait when nothing came for three; the next call reconnects."""
+async def test_a_server_that_hangs_is_disconnected(autojump_clock: MockClock) -> None:
+    """Sent calls fail at their timeout, waiting ones after three timeouts of silence; the next call reconnects."""
     hung = True
     async with scripted(EndpointPolicy(max_inflight=2), delay=lambda: 1e9 if hung else 0.0) as (client, server):
         failed: list[tuple[float, str]] = []
@@ -386,7 +386,7 @@ async def test_a_server_that_hangs_is_given_up(autojump_clock: MockClock) -> Non
 
 
 async def test_a_slow_server_keeps_its_connection(autojump_clock: MockClock) -> None:
-    """A server whose replies all come too late is not taken for one that hangs."""
+    """A server whose replies all come too late is not treated as one that hangs."""
     async with scripted(EndpointPolicy(max_inflight=4), delay=lambda: 0.025) as (client, server):
         failed: list[tuple[float, str]] = []
         for _ in range(10):
@@ -406,7 +406,7 @@ async def test_a_slow_server_keeps_its_connection(autojump_clock: MockClock) -> 
     ],
 )
 async def test_garbage_ends_the_connection(autojump_clock: MockClock, sent: bytes | None, said: str) -> None:
-    """What is no RESP, or an end, fails all calls in flight at once, and the next call has a new connection."""
+    """Bytes that are not RESP, or a disconnect, fail all calls in flight at once; the next call reconnects."""
     answers = iter([b"+PONG\r\n", sent])
     async with scripted(answer=lambda words: next(answers, echo(words))) as (client, server):
         await client.ping()
@@ -421,7 +421,7 @@ async def test_garbage_ends_the_connection(autojump_clock: MockClock, sent: byte
         assert server.wires[0].closed
 
 
-async def test_a_reply_that_nobody_asked_for_ends_the_connection(autojump_clock: MockClock) -> None:
+async def test_a_reply_without_a_command_ends_the_connection(autojump_clock: MockClock) -> None:
     """Replies that outnumber the commands cannot be matched any more."""
     async with scripted(answer=lambda words: echo(words) + b":1\r\n") as (client, server):
         await client.ping()
@@ -430,10 +430,10 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection(autojump_clock:
         assert server.wires[0].closed
 
 
-async def test_a_reply_without_end_ends_the_connection(
+async def test_a_reply_that_is_too_large_ends_the_connection(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a server may make us hold is bounded."""
+    """The bytes that a server can make the client buffer are bounded."""
     monkeypatch.setattr(client_module, "LARGEST_REPLY", 1_000)
     async with scripted(answer=lambda words: b"$1000000\r\n" + b"x" * 2_000) as (client, _):
         with pytest.raises(EndpointUnavailable, match="a reply has more than 1000 bytes"):
@@ -460,10 +460,10 @@ async def test_a_reply_without_end_ends_the_connection(
         (b"*2\r\n$1\r\na\r\n$1\r\n\xff\r\n", NodeFailed, "HGETALL found text that is not UTF-8"),
     ],
 )
-async def test_a_reply_that_is_no_answer(
+async def test_unexpected_replies_fail_their_call(
     autojump_clock: MockClock, reply: bytes, kind: type[Exception], said: str
 ) -> None:
-    """An error or a reply of another kind fails the one call that it is for, with what the server said."""
+    """An error or a reply of another type fails only its call, with the text of the server."""
     async with scripted(answer=lambda words: reply if words[1:] == ["k"] else echo(words)) as (client, _):
         with pytest.raises(kind, match=said):
             await client.hgetall("k")
@@ -474,8 +474,8 @@ async def test_a_reply_that_is_no_answer(
         assert (statistics.errors, statistics.in_flight, statistics.reconnects) == (2, 0, 0)
 
 
-async def test_a_pong_is_needed(autojump_clock: MockClock) -> None:
-    """A ping that is answered with something else fails, and so does a list that is none."""
+async def test_a_ping_needs_a_pong(autojump_clock: MockClock) -> None:
+    """A ping that is answered with something else fails, and so does a malformed list."""
     async with scripted(answer=lambda words: b"+OK\r\n") as (client, _):
         with pytest.raises(NodeFailed, match="PING was answered with str 'OK'"):
             await client.ping()
@@ -484,7 +484,7 @@ async def test_a_pong_is_needed(autojump_clock: MockClock) -> None:
 
 
 async def test_a_server_that_does_not_accept(autojump_clock: MockClock) -> None:
-    """All who wait for a connection fail exactly at the connect timeout, after one attempt."""
+    """All calls that wait for a connection fail exactly at the connect timeout, after one attempt."""
     async with scripted() as (client, server):
         server.connect_delay = 60
         failed: list[tuple[float, str]] = []
@@ -497,7 +497,7 @@ async def test_a_server_that_does_not_accept(autojump_clock: MockClock) -> None:
 
 
 async def test_a_server_that_is_down_is_not_stormed(autojump_clock: MockClock) -> None:
-    """However many call, attempts become rare up to one in about a second; calls in between fail at once."""
+    """Connection attempts back off to about one per second; calls in between fail at once."""
     async with scripted() as (client, server):
         server.down = True
         failed: list[tuple[float, str]] = []
@@ -539,8 +539,8 @@ async def test_a_server_that_only_hangs_up_is_not_stormed(autojump_clock: MockCl
         assert 10 <= len(server.attempts) <= 100
 
 
-async def test_those_who_wait_outlive_a_connection(autojump_clock: MockClock) -> None:
-    """Calls that were not sent yet when the server went away are sent on the next connection."""
+async def test_waiting_calls_outlive_a_connection(autojump_clock: MockClock) -> None:
+    """Calls that were not sent when the server disconnected are sent on the next connection."""
     answers = iter([None])
     policy = EndpointPolicy(max_inflight=1)
     async with scripted(policy, answer=lambda words: next(answers, echo(words)), delay=lambda: 0.001) as (client, _):
@@ -553,7 +553,7 @@ async def test_those_who_wait_outlive_a_connection(autojump_clock: MockClock) ->
 
 
 async def test_a_call_in_the_round_in_which_the_connection_ends(autojump_clock: MockClock) -> None:
-    """Calls that come while the connection is being given up are neither lost nor able to disturb it."""
+    """Calls in the round in which the connection closes are neither lost nor able to disturb it."""
     async with scripted() as (client, server):
         await client.ping()
         for _ in range(20):
@@ -573,19 +573,19 @@ async def test_a_call_in_the_round_in_which_the_connection_ends(autojump_clock: 
         assert client.statistics().in_flight == 0
 
 
-async def test_a_server_that_takes_nothing_more_fails_who_asks_it_at_once(autojump_clock: MockClock) -> None:
-    """A send that fails under the caller's own hand ends the connection; who calls next has another."""
+async def test_a_failing_send_ends_the_connection(autojump_clock: MockClock) -> None:
+    """A send that fails in the caller's task ends the connection; the next call gets a new one."""
     async with scripted() as (client, server):
         await client.ping()
         server.wires[0].broken = True
-        with pytest.raises(EndpointUnavailable, match="went away: nobody reads"):
+        with pytest.raises(EndpointUnavailable, match="went away: the reader is closed"):
             await client.hgetall("x")
         assert await client.hgetall("x") == {"asked": "x"}
         assert (len(server.wires), client.statistics().in_flight) == (2, 0)
 
 
 async def test_a_call_right_after_the_connection_was_lost(autojump_clock: MockClock) -> None:
-    """Who calls between the loss of a connection and its end is served by the next one."""
+    """A call between the loss of a connection and its end is answered on the next one."""
     async with scripted() as (client, server):
         await client.ping()
         connection = client._connection
@@ -595,8 +595,8 @@ async def test_a_call_right_after_the_connection_was_lost(autojump_clock: MockCl
         assert len(server.wires) == 2
 
 
-async def test_after_it_is_closed(autojump_clock: MockClock) -> None:
-    """Closing fails the calls that are waiting, and those that come later."""
+async def test_calls_fail_after_closing(autojump_clock: MockClock) -> None:
+    """Closing fails the calls that are waiting, and later ones."""
     async with trio.open_nursery() as outer:
         failed: list[tuple[float, str]] = []
         async with scripted(delay=lambda: 0.01) as (client, _):

@@ -13,7 +13,7 @@ CALLERS = 32
 
 @pytest.mark.parametrize("binary", BINARIES)
 async def test_a_server_killed_and_restarted_under_load(binary: str) -> None:
-    """Calls fail with EndpointUnavailable and nothing else while it is away, and all are right again afterwards."""
+    """Calls fail only with EndpointUnavailable while the server is down, and succeed again afterwards."""
     policy = EndpointPolicy(max_inflight=16, connect_timeout_ms=10_000, request_timeout_ms=10_000)
     right = [0] * CALLERS
     failed = [0] * CALLERS
@@ -40,8 +40,8 @@ async def test_a_server_killed_and_restarted_under_load(binary: str) -> None:
                         assert found in ([str(number)], [])
                         right[number] += bool(found)
 
-            async def everybody(counts: list[int]) -> None:
-                """Wait until each caller has got further."""
+            async def every_caller_progressed(counts: list[int]) -> None:
+                """Wait until every caller has made progress."""
                 before = list(counts)
                 while any(now == then for now, then in zip(counts, before, strict=True)):  # noqa: ASYNC110  of many tasks
                     await trio.sleep(0.001)
@@ -50,13 +50,13 @@ async def test_a_server_killed_and_restarted_under_load(binary: str) -> None:
                 for number in range(CALLERS):
                     nursery.start_soon(ask, number)
                 for restarts in (1, 2):
-                    await everybody(right)
+                    await every_caller_progressed(right)
                     server.terminate()  # SIGKILL
-                    await everybody(failed)
+                    await every_caller_progressed(failed)
                     assert redis.statistics().in_flight == 0
                     await trio.to_thread.run_sync(server.start)
                     fill()
-                    await everybody(right)
+                    await every_caller_progressed(right)
                     # One connection replaces the lost one, for all callers.
                     assert redis.statistics().reconnects == restarts
                 over = True

@@ -57,8 +57,8 @@ def test_the_defaults_are_those_of_the_format() -> None:
     }
 
 
-def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
-    """A file is TOML if its name ends so, else JSON; a seed file is looked for beside it."""
+def test_toml_and_json_agree(tmp_path: Path) -> None:
+    """A file is TOML if its name ends so, else JSON; a seed file is resolved against its folder."""
     toml = tmp_path / "registries.toml"
     toml.write_text(
         """
@@ -146,8 +146,8 @@ CASES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "value", "message"), CASES)
-def test_what_is_wrong_is_named(change: str, value: Any, message: str) -> None:
-    """A problem of the registries has its code, its path and what was expected."""
+def test_problems_are_named(change: str, value: Any, message: str) -> None:
+    """A problem of the registries has its code, its path and the expected value."""
     registries: Any = copy.deepcopy(SMALL)
     *steps, last = [int(step) if step.isdecimal() else step for step in change.split("/")]
     place = registries
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_named(change: str, value: Any, message: str) -> None:
         parse_registries(registries)
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     """One error has every problem of the registries."""
     registries = copy.deepcopy(SMALL)
     registries["keys"][1]["type"] = "double"
@@ -168,8 +168,8 @@ def test_all_problems_come_at_once() -> None:
         parse_registries(registries)
 
 
-def test_a_broken_file_says_where(tmp_path: Path) -> None:
-    """TOML that cannot be read is one problem with the line."""
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
+    """TOML that cannot be parsed is one problem with the line."""
     file = tmp_path / "registries.toml"
     file.write_text("[[keys]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"\$: expected TOML: .*line 1"):
@@ -177,7 +177,7 @@ def test_a_broken_file_says_where(tmp_path: Path) -> None:
 
 
 def test_endpoints_of_two_kinds_may_share_a_name() -> None:
-    """A name is used once for each kind of endpoint, which is how plans name them."""
+    """A name is unique among the endpoints of a kind, by which plans refer to them."""
     registries = copy.deepcopy(SMALL)
     registries["endpoints"].append({"id": "ep_b", "name": "a", "kind": "http", "host": "h"})
     assert len(parse_registries(registries).endpoints) == 2
@@ -194,8 +194,8 @@ ENTRIES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, LIKE
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("keys", "params", "endpoints"), ENTRIES | JSON)) | JSON)
-def test_whatever_the_file_holds_the_error_is_ours(document: Any) -> None:
-    """Registries are read or refused with a ConfigError."""
+def test_any_registries_are_parsed_or_rejected_with_a_config_error(document: Any) -> None:
+    """Registries are parsed or rejected with a ConfigError."""
     try:
         parse_registries(document)
     except ConfigError as error:

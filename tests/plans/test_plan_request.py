@@ -15,7 +15,7 @@ REGISTRIES = default_registries()
 
 
 def test_a_request_is_read() -> None:
-    """Overrides are kept by param id, as their param's type."""
+    """Overrides are stored by param id, with the type of their param."""
     given = {
         "user_id": 7,
         "request_id": "r1",
@@ -58,8 +58,8 @@ def test_user_ids_are_unsigned_integers_of_32_bits(given: Any, user_id: int) -> 
         "9" * 9_999,
     ],
 )
-def test_other_user_ids_are_refused(given: Any) -> None:
-    """Nothing that is merely like an integer of 32 bits is taken for one."""
+def test_other_user_ids_are_rejected(given: Any) -> None:
+    """Values that merely resemble an integer of 32 bits are rejected."""
     with pytest.raises(InvalidRequest, match=r"\$\.user_id: expected an integer"):
         parse_request({"user_id": given}, REGISTRIES)
 
@@ -85,8 +85,8 @@ def test_other_user_ids_are_refused(given: Any) -> None:
         ({"param_overrides": {"blocklist_regex": 1}}, "$.param_overrides.blocklist_regex: expected a string, found 1"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
-    """A problem of a request has its path and what was expected."""
+def test_problems_are_named(change: dict[str, Any], message: str) -> None:
+    """A problem of a request has its path and the expected value."""
     with pytest.raises(InvalidRequest, match=re.escape(message)) as caught:
         parse_request({"user_id": 1, **change}, REGISTRIES)
     assert "1 problem:" in str(caught.value)
@@ -94,14 +94,14 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str) -> None:
 
 
 def test_integer_params_are_integers() -> None:
-    """A param of type int takes no fraction."""
+    """A param of type int rejects fractions."""
     registries = attrs.evolve(REGISTRIES, params={9: Param(id=9, name="limit", type=KeyType.INT)})
     assert parse_request({"user_id": 1, "param_overrides": {"limit": 5}}, registries).param_overrides == {9: 5}
     with pytest.raises(InvalidRequest, match=r"limit: expected an integer, found 5\.0"):
         parse_request({"user_id": 1, "param_overrides": {"limit": 5.0}}, registries)
 
 
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     """One error has every problem of the request."""
     with pytest.raises(InvalidRequest, match="3 problems") as caught:
         parse_request('{"user_id": -1, "x": 1, "param_overrides": {"y": 1}}', REGISTRIES)
@@ -109,7 +109,7 @@ def test_all_problems_come_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nul", b"\xff", "[" * 100_000])
-def test_what_is_no_request_is_refused(text: str | bytes) -> None:
-    """Anything that is not a JSON object with a user id is an invalid request."""
+def test_other_documents_are_rejected(text: str | bytes) -> None:
+    """Anything but a JSON object with a user id is an invalid request."""
     with pytest.raises(InvalidRequest):
         parse_request(text, REGISTRIES)

@@ -16,8 +16,8 @@ def scored(*scores: float) -> RowSet:
     return new_rows(range(1, len(scores) + 1)).with_column(SCORE.id, Column(np.array(scores, dtype=float)))
 
 
-def test_what_an_op_does_not_change_is_shared() -> None:
-    """Filtering, ordering, taking and adding a column keep the very columns that there were."""
+def test_unchanged_columns_are_shared() -> None:
+    """Filtering, ordering, taking and adding a column do not copy the other columns."""
     rows = scored(3, 1, 2)
     changed = (
         rows.where(np.array([True, False, True]))
@@ -33,7 +33,7 @@ def test_what_an_op_does_not_change_is_shared() -> None:
 
 
 def test_columns_cannot_be_changed() -> None:
-    """Writing into a column or a mask of nulls is refused."""
+    """Writing into a column or a mask of nulls raises."""
     rows = scored(1, 2)
     with pytest.raises(ValueError, match="read-only"):
         rows.columns[SCORE.id].values[0] = 5
@@ -50,8 +50,8 @@ def test_a_key_that_nothing_wrote_reads_as_its_default_or_null() -> None:
     assert rows.to_list(NAME) == [None, None]
 
 
-def test_a_column_added_to_some_rows_is_theirs() -> None:
-    """Values given to a selection reach its rows in its order, nulls too."""
+def test_a_column_can_be_added_to_a_selection() -> None:
+    """Values for a selection reach its rows in its order, nulls too."""
     rows = scored(1, 2, 3, 4).at(np.array([3, 0, 2]))
     key = Key(id=9, name="x", type=KeyType.FLOAT, nullable=True)
     added = rows.with_column(9, Column(np.array([40.0, 10.0, 0.0]), np.array([False, False, True])))
@@ -81,7 +81,7 @@ def test_sorting_is_stable_and_puts_nulls_last(expected: list[int], *, descendin
     assert rows.at(order).ids().tolist() == expected
 
 
-def test_sorting_by_what_is_equal_for_all_changes_nothing() -> None:
+def test_sorting_by_an_unwritten_key_changes_nothing() -> None:
     """A key that nothing wrote gives no order."""
     assert order_of(new_rows([2, 1]), SCORE, descending=True) is None
 
@@ -96,7 +96,7 @@ def test_sorting_by_what_is_equal_for_all_changes_nothing() -> None:
         (KEYS[ID], [2**70], "'id' is of type int"),
     ],
 )
-def test_a_value_that_does_not_fit_its_key_is_refused(key: Key, values: list[object], message: str) -> None:
-    """Own ops are told which key and why."""
+def test_a_value_that_does_not_fit_its_key_is_rejected(key: Key, values: list[object], message: str) -> None:
+    """The error names the key and the reason."""
     with pytest.raises(ValueError, match=message):
         make_column(key, values)

@@ -23,7 +23,7 @@ MANY = 5 * SLICE_ROWS + 7
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the rows that each kind of work handles between two checkpoints of a task, and remembers the most."""
+    """Counts the rows that each kind of work handles between two checkpoints of a task, and records the maximum."""
 
     def __init__(self) -> None:
         self.most: Counter[str] = Counter()
@@ -41,7 +41,7 @@ class Steps(trio.abc.Instrument):
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Counts ids that are read from texts, users that are made into rows, and candidates."""
+    """Counts parsed ids, users that become rows, and candidates."""
     found = Steps()
 
     def counted(module: Any, name: str) -> None:
@@ -84,7 +84,7 @@ def numbers(count: int) -> list[str]:
 
 
 async def test_a_large_list_is_worked_on_in_slices(instrumented: Steps, autojump_clock: MockClock) -> None:
-    """Whether it is read or known already, no step handles more rows of a list than a slice has."""
+    """Whether it is read or already known, no step handles more rows of a list than a slice has."""
     endpoint = CountingEndpoint({"follow:1": numbers(MANY)})
     plan = plan_of(
         node("v", "fixed_source"),
@@ -102,7 +102,7 @@ async def test_a_large_list_is_worked_on_in_slices(instrumented: Steps, autojump
 
 
 async def test_many_lists_are_worked_on_in_slices(instrumented: Steps, autojump_clock: MockClock) -> None:
-    """The lists of many rows are read and made into rows a slice at a time, those that are known too."""
+    """The lists of many rows are read and become rows a slice at a time, also those that are already known."""
     endpoint = CountingEndpoint({f"media:{number}": [str(number), "none", ""] for number in range(1, MANY + 1)})
     plan = plan_of(
         node("s", "fixed_source", row_count=MANY),
@@ -118,7 +118,7 @@ async def test_many_lists_are_worked_on_in_slices(instrumented: Steps, autojump_
 
 
 async def test_the_reads_of_a_custom_op_are_cut_into_slices(autojump_clock: MockClock) -> None:
-    """An op that asks for thousands of keys in one call gets all answers, and the endpoint a slice at a time."""
+    """An op that reads thousands of keys in one call gets all answers, and the endpoint a slice at a time."""
     endpoint = CountingEndpoint({f"k{number}": [str(number)] for number in range(MANY)})
     rounds = 0
 
@@ -146,7 +146,7 @@ PLAN = plan_of(node("s", "fixed_source", row_count=20 * SLICE_ROWS))
 
 
 async def tick(clock: MockClock) -> None:
-    """Let a millisecond pass in every round of the loop."""
+    """Advance the clock by a millisecond in every round of the loop."""
     while True:
         await trio.lowlevel.checkpoint()
         clock.jump(0.001)
@@ -169,7 +169,7 @@ async def test_building_the_response_counts_against_the_deadline(instrumented: S
 async def test_a_small_response_is_in_time_only_if_it_is_built_in_time(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deadline is looked at once more after the last candidate."""
+    """The deadline is checked once more after the last candidate."""
     original = request._candidates
 
     def slow(*arguments: Any) -> Any:
@@ -185,18 +185,18 @@ async def test_a_small_response_is_in_time_only_if_it_is_built_in_time(
 async def test_an_engine_that_closes_ends_responses_that_are_being_built(
     instrumented: Steps, mock_clock: MockClock
 ) -> None:
-    """At the end of grace a request that builds its response is refused, as one that runs its nodes is."""
-    refused: list[Overloaded] = []
+    """At the end of grace a request that builds its response is cancelled, as one that runs its nodes."""
+    rejected: list[Overloaded] = []
 
     async def ask() -> None:
         with pytest.raises(Overloaded, match="its grace is over") as caught:
             await engine.execute(PLAN, {"user_id": 1})
-        refused.append(caught.value)
+        rejected.append(caught.value)
 
     engine = PlanEngine(endpoints=NoEndpoints(), costs=INLINE, grace=0.0)
     async with trio.open_nursery() as nursery, engine:
         nursery.start_soon(ask)
         while not instrumented.calls["_candidates"]:
             await trio.lowlevel.checkpoint()
-    assert len(refused) == 1
+    assert len(rejected) == 1
     assert instrumented.calls["_candidates"] < 20

@@ -22,8 +22,8 @@ DEADLINE = 0.1
 
 
 @pytest.mark.parametrize("first_use", [True, False], ids=["on the plan's first use", "later"])
-async def test_a_backend_that_paused_is_no_reason_to_refuse(first_use: bool) -> None:
-    """After Redis hung the plan is answered again beside a plan that runs on, and OVERLOADED is never the answer."""
+async def test_a_backend_that_paused_leads_to_no_rejection(first_use: bool) -> None:
+    """After Redis hung the plan is answered again beside another plan, and no request is OVERLOADED."""
     release = trio.Event()
 
     async def hold(inputs: Any, params: Any, ctx: Any) -> Any:

@@ -20,7 +20,7 @@ REMOVED: Any = object()
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The full plan with one value put in, or taken out."""
+    """The full plan with one value replaced or removed."""
     document: Any = full_plan()
     *steps, last = [int(step) if step.isdecimal() else step for step in path.split("/")]
     place = document
@@ -39,7 +39,7 @@ def key(key_id: Any) -> dict[str, Any]:
 
 
 def const(value: Any) -> dict[str, Any]:
-    """Make a number of a value, right or wrong."""
+    """A constant of any value, valid or not."""
     return {"op": "const_number", "value": value}
 
 
@@ -200,7 +200,7 @@ CASES: list[tuple[str, Any, Code, str | None]] = [
 
 
 def json_path(path: str) -> str:
-    """Spell a path as problems do."""
+    """A path in the notation of problems."""
     steps = (f"[{step}]" if step.isdecimal() else f".{step}" for step in path.split("/"))
     return "$" + "".join(steps)
 
@@ -219,13 +219,13 @@ def registries() -> Registries:
 def test_a_problem_has_its_code_and_its_path(
     change: str, value: Any, code: Code, path: str | None, registries: Registries
 ) -> None:
-    """Whatever is changed to something wrong is reported with a stable code, where it is."""
+    """Every invalid change is reported with a stable code at its path."""
     assert problems_of(full_plan(), registries=registries) == []
     assert (code, path or json_path(change)) in problems_of(changed(change, value), registries=registries)
 
 
 def test_most_changes_are_one_problem() -> None:
-    """One mistake gives one problem, and not one for each thing that refers to it."""
+    """One mistake gives one problem, and not one for each reference to it."""
     single = [
         ("expr_table/score/a/key_id", 4),
         ("pred_table/keep/a/a/cmp", "="),
@@ -261,8 +261,8 @@ def test_all_problems_are_reported_at_once() -> None:
     ]
 
 
-def test_messages_say_what_was_expected_and_what_was_found() -> None:
-    """A message names what is allowed, what is there, and the nearest known name."""
+def test_messages_name_the_expected_and_the_found_value() -> None:
+    """A message has the allowed values, the value that was found, and the nearest known name."""
     document = full_plan()
     document["nodes"][0]["op"] = "core::veiwer"
     document["nodes"][1]["params"]["fanout"] = True
@@ -285,7 +285,7 @@ def test_messages_say_what_was_expected_and_what_was_found() -> None:
 
 
 def test_a_cycle_over_inputs_and_references_is_spelled_out() -> None:
-    """A node that needs itself through an input and a concat's rhs is reported with the way that rows would go."""
+    """A node that depends on itself through an input and a concat's rhs is reported with the whole cycle."""
     document = changed("nodes/8/inputs/0", "c")
     with pytest.raises(InvalidPlan) as caught:
         parse_plan(document)
@@ -293,15 +293,15 @@ def test_a_cycle_over_inputs_and_references_is_spelled_out() -> None:
 
 
 def test_separate_cycles_are_each_reported() -> None:
-    """Every knot of nodes is found, a node that is its own input too."""
+    """Every cycle is found, also that of a node that is its own input."""
     document = full_plan()
     document["nodes"][8]["inputs"] = ["c"]
     document["nodes"][7]["inputs"] = ["z"]
     assert problems_of(document) == [("CYCLE", "$.nodes[4]"), ("CYCLE", "$.nodes[7]")]
 
 
-def test_long_chains_and_long_cycles_are_no_trouble() -> None:
-    """Thousands of nodes in a row are checked, and a circle of them is found."""
+def test_long_chains_and_long_cycles_are_handled() -> None:
+    """Thousands of nodes in a chain are validated, and a cycle of them is found."""
     count = 5_000
     nodes: list[dict[str, Any]] = [{"node_id": "n0", "op": "fixed_source", "inputs": [], "params": {}}]
     nodes += [
@@ -315,15 +315,15 @@ def test_long_chains_and_long_cycles_are_no_trouble() -> None:
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """Make an expression of so many levels."""
+    """An expression of that many levels."""
     tree = const(1)
     for _ in range(depth - 1):
         tree = {"op": "neg", "x": tree}
     return tree
 
 
-def test_trees_have_a_greatest_depth() -> None:
-    """A tree of the greatest depth passes; one deeper is a problem, and not the end of the stack."""
+def test_the_depth_of_trees_is_limited() -> None:
+    """A tree of the maximum depth is valid; a deeper one is a problem and does not exhaust the stack."""
     assert problems_of(changed("expr_table/flipped", nested(MAX_DEPTH))) == []
     assert problems_of(changed("expr_table/flipped", nested(MAX_DEPTH + 1))) == [
         ("TOO_DEEP", "$.expr_table.flipped" + ".x" * MAX_DEPTH)
@@ -334,8 +334,8 @@ def test_trees_have_a_greatest_depth() -> None:
     assert [code for code, _ in problems_of(changed("pred_table/always", bushy))] == ["TOO_DEEP"]
 
 
-def test_trees_have_a_greatest_size() -> None:
-    """A tree that shares its branches, and would be huge without, is refused."""
+def test_the_size_of_trees_is_limited() -> None:
+    """A tree that shares its branches, and would be huge without, is rejected."""
     tree = const(0)
     for _ in range(40):
         tree = {"op": "add", "a": tree, "b": tree}
@@ -348,7 +348,7 @@ def test_trees_have_a_greatest_size() -> None:
 
 
 def test_literal_nulls_fit_everywhere() -> None:
-    """The literal null may be compared, looked for and computed with; only a key that is never null refuses it."""
+    """The literal null may be compared, searched for and computed with; only a non-nullable key rejects it."""
     for tree in (
         {"op": "cmp", "cmp": "==", "a": COUNTRY, "b": NULL},
         {"op": "cmp", "cmp": "<", "a": NULL, "b": key(2001)},
@@ -361,8 +361,8 @@ def test_literal_nulls_fit_everywhere() -> None:
         assert problems_of(changed("pred_table/always", tree)) == []
 
 
-def test_what_can_only_fail_is_refused() -> None:
-    """An expression that is null whatever the data is not let through to a key that is never null."""
+def test_plans_that_can_only_fail_are_rejected() -> None:
+    """An expression that is null whatever the data is rejected for a key that is not nullable."""
     always_null = [
         NULL,
         {"op": "neg", "x": NULL},
@@ -381,8 +381,8 @@ def test_always_null_fits_a_nullable_key() -> None:
     assert problems_of(changed("expr_table/score", NULL), registries=registries) == []
 
 
-def test_own_ops_are_checked_by_what_they_declare() -> None:
-    """An op of one's own has its params, bounds and inputs checked like those of the format."""
+def test_custom_ops_are_checked_by_their_declaration() -> None:
+    """A custom op has its params, bounds and inputs checked like those of the format."""
 
     def run(inputs: Any, params: Any, ctx: Any) -> Any: ...
 
@@ -412,7 +412,7 @@ def test_own_ops_are_checked_by_what_they_declare() -> None:
 
 
 def test_an_op_that_writes_a_key_needs_it_registered() -> None:
-    """Where a fixed key of an op is not in the registries, the plan is refused before it runs."""
+    """If a fixed key of an op is not in the registries, the plan is rejected before it runs."""
 
     def run(inputs: Any, params: Any, ctx: Any) -> Any: ...
 
@@ -422,8 +422,8 @@ def test_an_op_that_writes_a_key_needs_it_registered() -> None:
     assert problems_of(document, ops=ops) == [("UNKNOWN_KEY", "$.nodes[10].op")]
 
 
-def test_many_wrong_names_are_refused_quickly() -> None:
-    """The nearest name is looked for a few times only, so that a plan full of wrong ones is not slow to refuse."""
+def test_many_unknown_names_are_rejected_quickly() -> None:
+    """The nearest name is searched for a few times only, so that a plan full of unknown names is rejected quickly."""
     count = 3_000
     nodes = [
         {"node_id": f"node_{index}", "op": "take", "inputs": [f"nod_{index}"], "params": {"count": 1}}

@@ -1,4 +1,4 @@
-"""Servers that refuse, and a client that obeys a throttle policy, as a discrete-event simulation."""
+"""Rate-limiting servers and a client with a throttle policy, as a discrete-event simulation."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def steps(*changes: tuple[float, float]) -> Callable[[float], float]:
 
 @attrs.frozen(kw_only=True)
 class Server:
-    """What takes and refuses calls; times are seconds."""
+    """A server that accepts and rate-limits calls; times are in seconds."""
 
     capacity: Callable[[float], float] = lambda now: math.inf
-    """Calls that it works on at once, by the instant; what comes beyond is refused."""
+    """Calls processed at once, by instant; further calls are rate-limited."""
     random_share: float = 0.0
-    """The share of calls refused whatever the load."""
+    """The share of calls that are rate-limited at random."""
     latency: float = 0.05
     spread: float = 0.3
     """Sigma of the logarithm of the latency."""
     refusal: float = 0.1
-    """How long a refusal takes, as a share of the mean latency."""
+    """The duration of a rate-limited answer, as a share of the mean latency."""
     queues: bool = False
-    """Takes everything: calls beyond the capacity make all slower."""
+    """Accepts everything: calls beyond the capacity slow all down."""
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What a simulated run came to."""
+    """The result of a simulated run."""
 
     wall: float
     sends: int
@@ -52,7 +52,7 @@ class Outcome:
     history: list[tuple[float, int]]
 
     @property
-    def refused_share(self) -> float:
+    def rate_limited_share(self) -> float:
         return self.refusals / self.sends
 
     def mean_limit(self, start: float = 0.0) -> float:
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def simulate(server: Server, policy: ThrottlePolicy, calls: int, seed: int) -> Outcome:
-    """Send `calls` calls to `server`, each until it is taken, as fast as `policy` allows."""
+    """Send `calls` calls to `server`, each until it is accepted, as fast as `policy` allows."""
     return _Run(server, policy, calls, seed).run()
 
 

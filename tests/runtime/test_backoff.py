@@ -1,4 +1,4 @@
-"""Backoff: what servers ask for, and what is waited when they ask for nothing."""
+"""Backoff: waits that servers send, and delays without one."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
         ("Tue, 99 Nov 2023 22:14:20 GMT", None),
     ],
 )
-def test_understands_what_servers_send(value: float | str | None, seconds: float | None) -> None:
-    """Seconds, durations, dates and Unix time become seconds from now; what says nothing becomes None."""
+def test_waits_of_servers_are_parsed(value: float | str | None, seconds: float | None) -> None:
+    """Seconds, durations, dates and Unix time become seconds from now; anything else is None."""
     assert parse_retry_after(value, NOW) == (None if seconds is None else pytest.approx(seconds))
 
 
@@ -60,7 +60,7 @@ def test_understands_what_servers_send(value: float | str | None, seconds: float
 @example("0, 0 0 0 0:0")
 @example("1 1 1 9999999999")
 def test_never_raises(value: float | str) -> None:
-    """Whatever a server sends, the answer is None or a number of seconds that can be waited."""
+    """For any input the result is None or a finite number of seconds."""
     seconds = parse_retry_after(value, NOW)
     assert seconds is None or 0.0 <= seconds < math.inf
 

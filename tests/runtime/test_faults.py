@@ -1,4 +1,4 @@
-"""Points where tests stop the process."""
+"""Points at which tests stop the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions that leave nurseries of our own."""
+"""Exceptions of nurseries that their callers do not see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ async def fail(error: BaseException) -> None:
     raise error
 
 
-async def test_what_the_block_raises_leaves_with_its_cause_and_context() -> None:
-    """An error, or a group, that the block raises is not wrapped, and says what came before it as ever."""
+async def test_exceptions_of_the_block_keep_cause_and_context() -> None:
+    """An exception or group of the block is not wrapped and has its own cause and context."""
     for mine in (KeyError("mine"), ExceptionGroup("mine", [KeyError("a")])):
         cause, context = ValueError("cause"), OSError("context")
         with pytest.raises(type(mine)) as caught:
@@ -29,7 +29,7 @@ async def test_what_the_block_raises_leaves_with_its_cause_and_context() -> None
 
 
 async def test_an_error_of_a_task_leaves_alone() -> None:
-    """The only error of the tasks is raised as itself, several as a group."""
+    """A single error of the tasks is raised unwrapped, several as a group."""
     for error in (KeyError("task"), SystemExit(3)):
         with pytest.raises(type(error)) as caught:
             async with open_hidden_nursery("done") as nursery:
@@ -44,7 +44,7 @@ async def test_an_error_of_a_task_leaves_alone() -> None:
 
 
 async def test_a_cancellation_from_outside_adds_nothing_to_the_error_of_the_block() -> None:
-    """The block's own error leaves alone although its tasks were cancelled, and a cancelled block stays cancelled."""
+    """The block's exception is raised alone although tasks were cancelled, and a cancelled block stays cancelled."""
     with pytest.raises(KeyError, match="mine"), trio.CancelScope() as scope:
         async with open_hidden_nursery("done") as nursery:
             nursery.start_soon(trio.sleep_forever)

@@ -1,4 +1,4 @@
-"""Queues of ready work, and whose turn it is."""
+"""Queues of ready work, served in turn."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_unblocking_an_empty_or_unknown_lane_does_nothing() -> None:
     assert drain(lanes) == ["a2"]
 
 
-def test_skip_throws_one_away_and_keeps_the_turn() -> None:
-    """A cell whose row was dropped costs its lane nothing."""
+def test_skip_removes_one_item_and_keeps_the_turn() -> None:
+    """Skipping the cell of a dropped row does not cost its lane the turn."""
     lanes: Lanes[str] = Lanes()
     lanes.push("a", 0, "dropped")
     lanes.push("a", 0, "a1")
@@ -90,7 +90,7 @@ def test_skip_throws_one_away_and_keeps_the_turn() -> None:
 
 
 def test_discard_forgets_one_row_group_everywhere() -> None:
-    """What other row groups queued stays in order, and a lane left empty loses its turn."""
+    """Items of other row groups stay in order, and an empty lane loses its turn."""
     lanes: Lanes[str] = Lanes()
     for group in (3, 0, 2, 1):
         lanes.push("a", group, f"a{group}")

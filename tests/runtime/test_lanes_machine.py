@@ -27,7 +27,7 @@ class LaneModel:
 
 
 class LanesMachine(RuleBasedStateMachine):
-    """Whoever has waited longest is served; within a lane the oldest row group, and in that who came first."""
+    """The lane that waited longest is served; within it the oldest row group, and in that the first item."""
 
     def __init__(self) -> None:
         super().__init__()

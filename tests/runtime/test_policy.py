@@ -1,4 +1,4 @@
-"""The throttle policy, step by step and under any order of events."""
+"""The throttle policy, step by step and under random orders of events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def accept_windows(policy: ThrottlePolicy, windows: int, now: float = 0.0) -> No
 
 
 def cut(policy: ThrottlePolicy, capacity: int) -> None:
-    """Refuse what is above the capacity until the limit goes down to it."""
+    """Rate-limit calls above the capacity until the limit falls to it."""
     sends = fill(policy)
     epoch = policy.epoch
     above = iter(sends[capacity:])
@@ -49,8 +49,8 @@ def test_the_first_limit_is_16_or_the_ceiling(ceiling: int, limit: int) -> None:
     assert ThrottlePolicy(ceiling).limit == limit
 
 
-def test_level_counts_what_the_server_works_on() -> None:
-    """A level is the number of calls on the wire at the send, without those that turn out to have been refused."""
+def test_level_counts_calls_that_the_server_processes() -> None:
+    """A level is the number of calls on the wire at the send, without those that are rate-limited later."""
     policy = ThrottlePolicy(32)
     first, second, third = (policy.sent(0.0) for _ in range(3))
     assert [first.level, second.level, third.level] == [1, 2, 3]
@@ -61,7 +61,7 @@ def test_level_counts_what_the_server_works_on() -> None:
 
 
 def test_mean_latency_is_of_accepted_calls() -> None:
-    """The mean latency is unknown until a call was accepted; refusals and errors do not move it."""
+    """The mean latency is unknown until a call was accepted; rate limits and errors do not change it."""
     policy = ThrottlePolicy(32)
     policy.rate_limited(policy.sent(0.0), 0.001)
     policy.finished(policy.sent(0.0))
@@ -88,7 +88,7 @@ def test_an_unused_limit_does_not_grow() -> None:
 
 
 def test_time_at_the_limit_doubles_it() -> None:
-    """A tenth of a second at the limit without a refusal doubles it, although no call has been answered yet."""
+    """A tenth of a second at the limit without a rate limit doubles it, although no call has been answered yet."""
     policy = ThrottlePolicy(100)
     assert policy.grows_at is None
     fill(policy, 1.0)
@@ -104,7 +104,7 @@ def test_time_at_the_limit_doubles_it() -> None:
 
 
 def test_one_decrease_per_epoch() -> None:
-    """All that a full server refuses of one burst is one signal: the limit goes to the capacity, once."""
+    """All rate limits of one burst are one signal: the limit falls to the capacity, once."""
     policy = ThrottlePolicy(32)
     accept_windows(policy, 2)
     assert policy.limit == 32
@@ -113,8 +113,8 @@ def test_one_decrease_per_epoch() -> None:
     assert policy.epoch == 1
 
 
-def test_refusals_of_an_earlier_epoch_decide_nothing() -> None:
-    """A call sent before the last decrease and refused after it leaves the limit, whatever was refused since."""
+def test_rate_limits_of_an_earlier_epoch_are_ignored() -> None:
+    """A call sent before the last decrease and rate-limited after it does not change the limit."""
     policy = ThrottlePolicy(32)
     accept_windows(policy, 6)
     old = fill(policy)
@@ -170,8 +170,8 @@ def test_rests_longer_when_the_level_proves_right() -> None:
     assert grow_and_cut(30) < rests[-1] / 3
 
 
-def test_refusals_for_the_level_hold_their_permit() -> None:
-    """A permit refused for the level stays taken for one mean latency, a second at most."""
+def test_rate_limits_for_the_level_hold_their_permit() -> None:
+    """A permit rate-limited for its level is held for one mean latency, at most a second."""
     policy = ThrottlePolicy(32)
     accept_windows(policy, 2)
     assert policy.rate_limited(fill(policy)[-1], 0.01).hold == pytest.approx(policy.mean_latency)
@@ -180,8 +180,8 @@ def test_refusals_for_the_level_hold_their_permit() -> None:
     assert slow.rate_limited(fill(slow, 30.0)[-1], 30.1).hold == 1.0
 
 
-def test_refusals_by_chance_hold_nothing() -> None:
-    """Where all levels are refused now and then, a refused permit is free at once and its backoff stays short."""
+def test_random_rate_limits_hold_no_permit() -> None:
+    """If all levels are rate-limited at random, a permit is released at once and the backoff stays short."""
     policy = ThrottlePolicy(32)
     refusals: list[Verdict] = []
     for _ in range(20):
@@ -196,8 +196,8 @@ def test_refusals_by_chance_hold_nothing() -> None:
     assert not any(refusal.pause for refusal in refusals)
 
 
-def test_nearly_everything_refused_is_a_pause() -> None:
-    """A server that takes nothing brings the limit to 1 and asks for a pause until it takes calls again."""
+def test_a_server_that_accepts_nothing_is_paused() -> None:
+    """If nothing is accepted, the limit falls to 1 and the verdict is a pause until a call is accepted."""
     policy = ThrottlePolicy(32)
     pauses = []
     for _ in range(60):
@@ -210,8 +210,8 @@ def test_nearly_everything_refused_is_a_pause() -> None:
     assert not policy.rate_limited(policy.sent(0.0), 0.01).pause
 
 
-def test_slow_windows_count_as_congestion_when_asked() -> None:
-    """On request a window twice as slow as the fastest takes a tenth off; at a limit of 1 it is the new norm."""
+def test_slow_windows_count_as_congestion_with_the_option() -> None:
+    """With the option a window twice as slow as the fastest lowers the limit by a tenth; at 1 it is the new norm."""
     policy = ThrottlePolicy(16, latency_congestion=True)
 
     def window(latency: float) -> int:

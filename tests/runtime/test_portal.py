@@ -41,7 +41,7 @@ async def in_thread(function: Callable[[], object]) -> object:
 
 
 async def test_a_thread_gets_results_and_exceptions(autojump_clock: MockClock) -> None:
-    """What is awaited through the portal takes its virtual time, and gives its result or exception in the thread."""
+    """A call through the portal takes virtual time and returns its result or exception in the thread."""
     async with trio.open_nursery() as nursery:
         portal = Portal(nursery, leave_alone)
         assert await in_thread(lambda: portal.run(double, 4)) == 8
@@ -51,7 +51,7 @@ async def test_a_thread_gets_results_and_exceptions(autojump_clock: MockClock) -
     assert autojump_clock.autojump_threshold == 0
 
 
-async def test_the_clock_is_held_again_when_the_thread_goes_on(autojump_clock: MockClock) -> None:
+async def test_the_clock_is_held_again_when_the_thread_continues(autojump_clock: MockClock) -> None:
     """Time passes while the thread awaits and stands still before and after."""
     thresholds = []
 
@@ -69,8 +69,8 @@ async def test_the_clock_is_held_again_when_the_thread_goes_on(autojump_clock: M
     assert trio.current_time() == 2
 
 
-async def test_a_cancelled_row_reaches_what_its_thread_awaits(autojump_clock: MockClock) -> None:
-    """Cancelling the scope that the portal gave away ends the wait with an error that the thread can see."""
+async def test_cancelling_a_row_cancels_the_calls_of_its_thread(autojump_clock: MockClock) -> None:
+    """Cancelling the scope that the portal handed out ends the wait with an error in the thread."""
     scopes: list[trio.CancelScope] = []
     released = []
 
@@ -130,7 +130,7 @@ async def test_a_cancelled_nursery_answers_its_thread(autojump_clock: MockClock)
 
 
 async def test_a_closed_nursery_answers_its_thread(autojump_clock: MockClock) -> None:
-    """A thread that outlives its row group gets an error for whatever it wants awaited."""
+    """A thread that outlives its row group gets an error for each call."""
     async with trio.open_nursery() as nursery:
         portal = Portal(nursery, leave_alone)
     with pytest.raises(Permanent, match="has ended"):
@@ -139,7 +139,7 @@ async def test_a_closed_nursery_answers_its_thread(autojump_clock: MockClock) ->
 
 
 def test_a_finished_run_answers_its_thread() -> None:
-    """A thread that outlives the whole run gets an error too."""
+    """A thread that outlives the run gets an error for each call."""
 
     async def main() -> Portal:
         async with trio.open_nursery() as nursery:

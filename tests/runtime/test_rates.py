@@ -10,7 +10,7 @@ from seedbed.runtime.policy import RateBudget
 
 
 def send_all(budget: RateBudget, sizes: list[int], gaps: list[float]) -> list[float]:
-    """Send each call as soon as the budget allows it, and say when that was."""
+    """Send each call as soon as the budget allows; returns the instants."""
     now = 0.0
     instants = []
     for size, gap in zip(sizes, gaps, strict=True):
@@ -47,13 +47,13 @@ def test_tokens_per_minute(per_minute: int, calls: list[tuple[int, float]]) -> N
 
 
 def test_full_speed_is_the_rate() -> None:
-    """With work always ready, the rate is reached over the long run, not only kept below."""
+    """With work always ready, the rate is reached in the long run."""
     instants = send_all(RateBudget(600, None, 0.0), [0] * 3_000, [0.0] * 3_000)
     assert instants[-1] == pytest.approx((3_000 - 60) / 10)
 
 
 def test_a_call_larger_than_the_bucket_goes_when_it_is_full() -> None:
-    """A call of two minutes' tokens goes at once from a full bucket, and the next one waits for the debt."""
+    """A call of two minutes' tokens is sent at once from a full bucket, and the next one waits for the debt."""
     budget = RateBudget(None, 60, 0.0)
     assert budget.ready_at(0.0, 120) == 0.0
     budget.add(0.0, -1, -120)
@@ -61,7 +61,7 @@ def test_a_call_larger_than_the_bucket_goes_when_it_is_full() -> None:
     assert budget.ready_at(0.0, 1) == pytest.approx(115.0)
 
 
-def test_settling_gives_back_and_takes_more() -> None:
+def test_adding_returns_and_takes_tokens() -> None:
     """A call that used less frees the rest at once; one that used more delays the calls after it."""
     budget = RateBudget(None, 600, 0.0)
     budget.add(0.0, -1, -60)
@@ -73,7 +73,7 @@ def test_settling_gives_back_and_takes_more() -> None:
 
 
 def test_refunds_do_not_overfill() -> None:
-    """What is given back to a full bucket is not saved for later."""
+    """Tokens returned to a full bucket are lost."""
     budget = RateBudget(None, 600, 0.0)
     budget.add(0.0, 0, 1000)
     budget.add(0.0, -1, -60)
@@ -90,8 +90,8 @@ def test_the_slower_of_both_decides() -> None:
     assert budget.ready_at(0.0, 5) == pytest.approx(1.0)
 
 
-def test_without_limits_everything_goes() -> None:
-    """A budget of nothing limits nothing."""
+def test_without_limits_nothing_waits() -> None:
+    """A budget without rates does not limit."""
     budget = RateBudget(None, None, 0.0)
     budget.add(1.0, -1, -(10**9))
     assert budget.ready_at(1.0, 10**9) == 1.0

@@ -1,4 +1,4 @@
-"""Threads and processes: the clock stands still while they work, and what they hold is given back when they end."""
+"""Threads and processes: the clock stops while they run, and their slots are released when they end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_the_clock_stands_still_while_a_thread_works(autojump_clock: MockC
 
 
 async def test_a_lease_ends_once(autojump_clock: MockClock) -> None:
-    """What a thread holds is given back exactly once, when it returns or raises."""
+    """A lease ends exactly once, when its thread returns or raises."""
     ended = []
     assert await Lease(lambda: ended.append("returned")).run(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
@@ -92,8 +92,8 @@ async def test_a_lease_cancelled_before_its_thread_starts_ends_at_once(autojump_
     assert autojump_clock.autojump_threshold == 0
 
 
-async def test_a_thread_given_up_holds_on_until_it_ends(autojump_clock: MockClock) -> None:
-    """A cancelled lease raises at once; slot and clock are given back when the thread really ends."""
+async def test_an_abandoned_thread_holds_its_lease_until_it_ends(autojump_clock: MockClock) -> None:
+    """A cancelled lease raises at once; slot and clock are released when the thread ends."""
     leave, calls, over = threading.Event(), [], trio.Event()
 
     def end() -> None:
@@ -107,17 +107,16 @@ async def test_a_thread_given_up_holds_on_until_it_ends(autojump_clock: MockCloc
             await trio.testing.wait_all_tasks_blocked()
             scope.cancel()
     assert lease.abandoned
-    lease.when_late(lambda: calls.append("late"))
     assert calls == []
     assert autojump_clock.autojump_threshold == math.inf
     leave.set()
     await over.wait()
-    assert calls == ["late", "end"]
+    assert calls == ["end"]
     assert autojump_clock.autojump_threshold == 0
 
 
-async def test_short_work_is_waited_for(autojump_clock: MockClock) -> None:
-    """Work that must be finished gives its result although its task is cancelled meanwhile."""
+async def test_finish_in_thread_waits_when_cancelled(autojump_clock: MockClock) -> None:
+    """Work in `finish_in_thread` returns its result although its task is cancelled meanwhile."""
     entered, leave, results = threading.Event(), threading.Event(), []
 
     def work() -> int:
@@ -157,7 +156,7 @@ async def test_a_crashed_process_is_an_error_of_its_column(autojump_clock: MockC
 
 
 async def test_a_cancelled_call_kills_its_process() -> None:
-    """A process that would never come back does not keep a cancelled run."""
+    """A process that would run forever does not delay a cancelled run."""
     async with open_processes(1) as processes:
         pid = await processes.run("x", own_pid)
         async with trio.open_nursery() as nursery:
@@ -170,9 +169,7 @@ async def test_a_cancelled_call_kills_its_process() -> None:
 
 
 @pytest.mark.parametrize("error", [None, KeyError("mine")])
-async def test_the_clock_goes_on_however_the_processes_are_left(
-    error: Exception | None, autojump_clock: MockClock
-) -> None:
+async def test_leaving_the_processes_releases_the_clock(error: Exception | None, autojump_clock: MockClock) -> None:
     """Leaving the context, normally, by an exception or cancelled, leaves the clock as it was."""
     try:
         async with open_processes(1):

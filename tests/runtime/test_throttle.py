@@ -1,4 +1,4 @@
-"""The throttle of a key in virtual time: who may send, who waits, and until when."""
+"""The throttle of a key in virtual time: permits, pauses, rates, statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = "acme/small/chat"
 
 
 def fill(throttle: Throttle, tokens: int = 0) -> list[Permit]:
-    """Take every permit there is."""
+    """Take all available permits."""
     return list(iter(partial(throttle.try_acquire, tokens), None))
 
 
@@ -41,7 +41,7 @@ async def acquire(throttle: Throttle, tokens: int = 0) -> Permit:
 
 
 def assert_idle(throttle: Throttle) -> None:
-    """Nothing is taken, and every permit of the limit can be had."""
+    """No permit is taken, and all permits of the limit are available."""
     statistics = throttle.statistics()
     assert (statistics.in_flight, statistics.held) == (0, 0)
     permits = fill(throttle)
@@ -71,7 +71,7 @@ def test_limits_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 async def test_permits_up_to_the_limit(autojump_clock: MockClock) -> None:
-    """There are as many permits as the limit says, and one more whenever one ends."""
+    """The limit is the number of permits; one more is available whenever one ends."""
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=3)}) as throttles:
         throttle = throttles.get(KEY)
         permits = fill(throttle)
@@ -125,7 +125,7 @@ async def test_time_at_the_limit_raises_it(autojump_clock: MockClock) -> None:
 
 
 async def test_a_limit_below_the_calls_in_flight_revokes_nothing(autojump_clock: MockClock) -> None:
-    """When the limit falls below the calls in flight these go on, and the next permit is given when they are fewer."""
+    """Calls in flight above a lowered limit continue; the next permit is granted when fewer are left."""
     async with open_throttles() as throttles:
         throttle = throttles.get(KEY)
         permits = fill(throttle)
@@ -144,8 +144,8 @@ async def test_a_limit_below_the_calls_in_flight_revokes_nothing(autojump_clock:
             each.accepted()
 
 
-async def test_a_refused_permit_may_stay_taken(autojump_clock: MockClock) -> None:
-    """A permit refused for the level is free after one mean latency and not before."""
+async def test_the_permit_of_a_rate_limited_call_may_be_held(autojump_clock: MockClock) -> None:
+    """A permit rate-limited for its level is held for one mean latency."""
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=4)}) as throttles:
         throttle = throttles.get(KEY)
         first = await acquire(throttle)
@@ -162,7 +162,7 @@ async def test_a_refused_permit_may_stay_taken(autojump_clock: MockClock) -> Non
 
 
 async def test_retry_after_in_seconds_and_as_a_date(autojump_clock: MockClock) -> None:
-    """A refused call waits for what the server asked, in seconds or as a date, and else for a backoff in its bounds."""
+    """A rate-limited call waits for Retry-After, in seconds or as a date, otherwise for a bounded backoff."""
     async with open_throttles(
         wall_clock=lambda: 1_700_000_000.0, backoff_base=0.5, backoff_max=3.0, rng=random.Random(1)
     ) as throttles:
@@ -226,7 +226,7 @@ async def test_a_later_reset_makes_the_pause_longer(autojump_clock: MockClock) -
 
 
 async def call_until_taken(throttle: Throttle, takes: Callable[[], bool], latency: float = 0.05) -> None:
-    """One call, sent again after each refusal as a cell would be."""
+    """One call, sent again after each rate limit, as a cell would be."""
     attempt = 0
     while True:
         permit = await acquire(throttle)
@@ -238,8 +238,8 @@ async def call_until_taken(throttle: Throttle, takes: Callable[[], bool], latenc
         await trio.sleep(permit.rate_limited(RateLimited(f"no quota, time {attempt}"), attempt))
 
 
-async def test_a_key_that_takes_nothing_is_paused(autojump_clock: MockClock) -> None:
-    """While everything is refused only a probe is sent now and then, ever more rarely."""
+async def test_a_key_that_accepts_nothing_is_paused(autojump_clock: MockClock) -> None:
+    """While everything is rate-limited, single probes are sent at growing intervals."""
     async with open_throttles(rng=random.Random(3)) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
         for _ in range(200):
@@ -257,7 +257,7 @@ async def test_a_key_that_takes_nothing_is_paused(autojump_clock: MockClock) -> 
 
 @pytest.mark.parametrize("retry_after", [None, 1, 3_600])
 async def test_patience_ends_in_an_error(autojump_clock: MockClock, retry_after: float | None) -> None:
-    """A key that refuses everything for as long as patience lasts is an error that names it and the last refusal."""
+    """If everything is rate-limited until patience ends, the error names the key and the last answer."""
     async with open_throttles(patience=100.0, rng=random.Random(5)) as throttles:
         throttle = throttles.get(KEY)
         start = trio.current_time()
@@ -277,7 +277,7 @@ async def test_patience_ends_in_an_error(autojump_clock: MockClock, retry_after:
 
 
 async def test_pauses_end_when_patience_does(autojump_clock: MockClock) -> None:
-    """A reset far away is not waited for: one last call is sent when patience ends, and decides."""
+    """A pause until a distant reset ends with patience: one last call is sent and decides."""
     async with open_throttles(patience=50.0) as throttles:
         throttle = throttles.get(KEY)
         start = trio.current_time()
@@ -289,8 +289,8 @@ async def test_pauses_end_when_patience_does(autojump_clock: MockClock) -> None:
         assert_idle(throttle)
 
 
-async def test_a_key_that_recovers_goes_on(autojump_clock: MockClock) -> None:
-    """A key that takes calls again before patience ends is no error: every call is taken and the ceiling reached."""
+async def test_a_key_that_recovers_continues(autojump_clock: MockClock) -> None:
+    """If a key accepts calls again before patience ends, every call succeeds and the ceiling is reached."""
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=64)}, rng=random.Random(7)) as throttles:
         throttle = throttles.get(KEY)
         start = trio.current_time()
@@ -305,7 +305,7 @@ async def test_a_key_that_recovers_goes_on(autojump_clock: MockClock) -> None:
         assert_idle(throttle)
 
 
-async def test_an_old_streak_does_not_kill(autojump_clock: MockClock) -> None:
+async def test_rate_limits_before_a_long_idle_time_are_forgotten(autojump_clock: MockClock) -> None:
     """A rate limit before a long time without requests is forgotten at the next request."""
     async with open_throttles(patience=100.0, backoff_max=10.0) as throttles:
         throttle = throttles.get(KEY)
@@ -323,7 +323,7 @@ async def test_an_old_streak_does_not_kill(autojump_clock: MockClock) -> None:
 
 
 async def test_errors_are_no_signal(autojump_clock: MockClock) -> None:
-    """Calls that fail otherwise leave the limit alone and are counted as failed."""
+    """Calls that fail otherwise do not change the limit and count as failed."""
     async with open_throttles() as throttles:
         throttle = throttles.get(KEY)
         for _ in range(100):
@@ -348,7 +348,7 @@ async def test_requests_per_minute(autojump_clock: MockClock) -> None:
 
 
 async def test_tokens_per_minute_are_settled(autojump_clock: MockClock) -> None:
-    """Calls that use less than estimated are followed sooner, those that use more later, refused ones cost nothing."""
+    """Fewer tokens than estimated let the next call go sooner, more later; rate-limited calls use none."""
     async with open_throttles({KEY: KeyLimits(tokens_per_minute=600)}) as throttles:
         throttle = throttles.get(KEY)
 
@@ -371,7 +371,7 @@ async def test_tokens_per_minute_are_settled(autojump_clock: MockClock) -> None:
         assert throttle.statistics().tokens == 180
 
 
-async def test_a_refund_wakes_who_waits_for_the_rate(autojump_clock: MockClock) -> None:
+async def test_a_refund_notifies_listeners(autojump_clock: MockClock) -> None:
     """A task that waits for tokens goes as soon as another call turns out to have used few."""
     async with open_throttles({KEY: KeyLimits(tokens_per_minute=600)}) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
@@ -388,7 +388,7 @@ async def test_a_refund_wakes_who_waits_for_the_rate(autojump_clock: MockClock) 
 
 
 async def test_statistics_are_a_snapshot(autojump_clock: MockClock) -> None:
-    """Statistics say what happened so far and do not change afterwards."""
+    """Statistics do not change after they were taken."""
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=8)}) as throttles:
         throttle = throttles.get(KEY)
         first, second, third, fourth = fill(throttle)[:4]
@@ -417,7 +417,7 @@ async def test_statistics_are_a_snapshot(autojump_clock: MockClock) -> None:
 
 
 async def test_history_is_thinned(autojump_clock: MockClock) -> None:
-    """However often the limit changes, the history keeps its ends and a bounded number of points between."""
+    """The history has its first and last points and a bounded number of points between."""
     async with open_throttles({KEY: KeyLimits(max_parallel_requests=4)}) as throttles:
         throttle = throttles.get(KEY)
         start = trio.current_time()
@@ -432,7 +432,7 @@ async def test_history_is_thinned(autojump_clock: MockClock) -> None:
 
 
 async def test_the_manager_makes_throttles_on_first_use(autojump_clock: MockClock) -> None:
-    """A key has one throttle, with its own limits or the default ones, and the watchers hear of every change."""
+    """A key has one throttle, with its own or default limits, and watchers are notified of every change."""
     own = KeyLimits(max_parallel_requests=5)
     async with open_throttles({"a": own}, default=KeyLimits(max_parallel_requests=2)) as throttles:
         assert throttles.keys() == ()
@@ -452,8 +452,8 @@ async def test_the_manager_makes_throttles_on_first_use(autojump_clock: MockCloc
         assert heard == [("b", 0), ("b", 2)]
 
 
-async def test_what_the_block_raises_leaves_as_it_is(autojump_clock: MockClock) -> None:
-    """An error inside `open_throttles` is not wrapped into a group, and a group stays the group it was."""
+async def test_exceptions_of_the_block_are_not_wrapped(autojump_clock: MockClock) -> None:
+    """An exception or a group raised inside `open_throttles` is raised unchanged."""
     with pytest.raises(KeyError, match="mine"):
         async with open_throttles():
             raise KeyError("mine")
@@ -499,8 +499,8 @@ calls = st.builds(
     ),
     st.integers(0, 2**32),
 )
-def test_any_run_keeps_the_limits_and_ends(calls: list[Call], limits: KeyLimits, seed: int) -> None:
-    """Whatever calls do, none is granted at the limit or in a pause, all are sent unless cancelled, all come back."""
+def test_random_runs_respect_the_limits_and_end(calls: list[Call], limits: KeyLimits, seed: int) -> None:
+    """For random calls, no permit is granted at the limit or in a pause, and every call ends or is cancelled."""
     trio.run(run_scenario, calls, limits, seed, clock=MockClock(autojump_threshold=0))
 
 

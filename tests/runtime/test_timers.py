@@ -12,7 +12,7 @@ from seedbed.runtime.tasks import Timers
 
 
 async def test_callbacks_run_at_their_instants_in_order(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    """Each callback runs at its own instant, and those of one instant as they were asked for."""
+    """Callbacks run at their instants, those of one instant in the order of their registration."""
     timers, ran = Timers(), []
     start = trio.current_time()
     for name, when in (("late", 3.0), ("early", 1.0), ("first", 2.0), ("second", 2.0)):
@@ -25,7 +25,7 @@ async def test_callbacks_run_at_their_instants_in_order(autojump_clock: MockCloc
 
 
 async def test_an_earlier_callback_shortens_the_sleep(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    """A callback asked for while the task sleeps towards a later one is not late."""
+    """A callback registered while the task sleeps until a later one runs in time."""
     timers, ran = Timers(), []
     nursery.start_soon(timers.run)
     start = trio.current_time()
@@ -36,8 +36,8 @@ async def test_an_earlier_callback_shortens_the_sleep(autojump_clock: MockClock,
     assert ran == ["near"]
 
 
-async def test_what_is_past_runs_as_soon_as_possible(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    """An instant that is past is not waited for, and no time passes."""
+async def test_past_instants_run_as_soon_as_possible(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    """A callback in the past runs without time passing."""
     timers, ran = Timers(), []
     nursery.start_soon(timers.run)
     await wait_all_tasks_blocked()
@@ -47,7 +47,7 @@ async def test_what_is_past_runs_as_soon_as_possible(autojump_clock: MockClock, 
     assert ran == [start]
 
 
-async def test_a_callback_may_ask_for_another(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_callback_may_register_another(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     """Also for one that is due at once."""
     timers, ran = Timers(), []
 
@@ -63,7 +63,7 @@ async def test_a_callback_may_ask_for_another(autojump_clock: MockClock, nursery
 
 
 async def test_an_exception_leaves_the_task(autojump_clock: MockClock) -> None:
-    """What a callback raises is not swallowed, and what comes after it stays in the heap."""
+    """An exception of a callback is raised by `run`, and later callbacks stay in the heap."""
     timers = Timers()
 
     def fail() -> None:

@@ -17,7 +17,7 @@ def test_the_first_place_is_up_at_once() -> None:
 
 
 def test_turns_are_taken_in_order_of_position_not_of_arrival() -> None:
-    """Waiting longer gives no right to an earlier turn."""
+    """Turns follow the order of places, not of arrival."""
     turnstile, up = Turnstile(), []
     for place in (2, 1, 0):
         turnstile.enter(place, lambda place=place: up.append(place))
@@ -27,7 +27,7 @@ def test_turns_are_taken_in_order_of_position_not_of_arrival() -> None:
 
 
 def test_a_place_may_leave_before_its_turn() -> None:
-    """A group that was skipped or cancelled early is passed over, and is not called any more."""
+    """A group that left before its turn is skipped, and its callback is not called."""
     turnstile, up = Turnstile(), []
     for place in (0, 1, 2):
         turnstile.enter(place, lambda place=place: up.append(place))
@@ -38,7 +38,7 @@ def test_a_place_may_leave_before_its_turn() -> None:
 
 
 def test_a_place_that_never_entered_may_leave() -> None:
-    """Whoever comes after is not held up by one who never came."""
+    """A place that never enters does not delay those after it once it left."""
     turnstile, up = Turnstile(), []
     turnstile.leave(0)
     turnstile.enter(1, lambda: up.append(1))

@@ -26,7 +26,7 @@ from seedbed.testing import (
 
 
 def post(url: str, body: Any, path: str = "/chat/completions") -> tuple[int, Any, dict[str, str]]:
-    """One call by the standard library, which has nothing in common with our own client."""
+    """One call by the standard library, independent of our own client."""
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -42,7 +42,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def test_it_speaks_the_api_in_a_plain_test() -> None:
-    """Chat, embeddings, images and messages are answered in their own formats, and what is unknown with 404."""
+    """Chat, embeddings, images and messages are answered in their own formats, unknown paths with 404."""
     with serve_openai_sync() as server:
         status, answer, _ = post(server.url, chat("Ask a question about tea."))
         assert status == 200
@@ -62,7 +62,7 @@ def test_it_speaks_the_api_in_a_plain_test() -> None:
 
 
 def test_markers_decide_by_prompt() -> None:
-    """A marker in a prompt decides what becomes of it, for as many times as it says; a link is not a marker."""
+    """A marker in a prompt sets its outcome for the given number of calls; a link is not a marker."""
     with serve_openai_sync(retry_after=9) as server:
         prompt = chat("Something [[503 x2]] else")
         assert [post(server.url, prompt)[0] for _ in range(3)] == [503, 503, 200]
@@ -76,7 +76,7 @@ def test_markers_decide_by_prompt() -> None:
 
 
 def test_shares_with_and_without_headers() -> None:
-    """Refusals and errors by chance come about as often as asked for; the headers are those that were set."""
+    """Random rate limits and errors occur about as often as configured, with the configured headers."""
     with serve_openai_sync(rate_limit_share=0.3, error_share=0.1, error_status=502, retry_after=2, seed=3) as server:
         answers = [post(server.url, chat(f"number {number}")) for number in range(200)]
     statuses = Counter(status for status, *_ in answers)
@@ -90,7 +90,7 @@ def test_shares_with_and_without_headers() -> None:
 
 
 async def test_capacity() -> None:
-    """What comes above the capacity is refused while the others are worked on."""
+    """Calls above the capacity are rate-limited while the others are processed."""
     statuses: Counter[int] = Counter()
     async with serve_openai(capacity=4, latency=0.1) as server, open_http() as client:
         endpoint = client.endpoint("POST", f"{server.url}/chat/completions", {})
@@ -130,8 +130,8 @@ async def test_a_script_decides_call_by_call() -> None:
     assert (seen[0].prompt, seen[0].path) == ("hello", "/v1/chat/completions")
 
 
-async def test_what_was_sent_to_whom_and_when_is_kept() -> None:
-    """With record=True every answer is there with its request's number and the instant at which it was sent."""
+async def test_answers_are_recorded() -> None:
+    """With record=True every answer is listed with the number of its request and the instant of sending."""
     async with serve_openai(record=True, latency=0.01) as server, open_http() as client:
         endpoint = client.endpoint("POST", f"{server.url}/chat/completions", {})
         before = time.monotonic()
@@ -144,8 +144,8 @@ async def test_what_was_sent_to_whom_and_when_is_kept() -> None:
     assert instants == sorted(instants)
 
 
-def test_a_call_that_hangs_can_be_let_go() -> None:
-    """A test holds an answer back for as long as it likes and then lets it go, from its own thread."""
+def test_a_hanging_call_can_be_released() -> None:
+    """A test delays an answer until it releases the call, from its own thread."""
     answers: list[Any] = []
     with serve_openai_sync() as server, ThreadPoolExecutor(2) as pool:
         one, two = (pool.submit(post, server.url, chat(f"[[hang]] {name}")) for name in ("one", "two"))
@@ -159,8 +159,8 @@ def test_a_call_that_hangs_can_be_let_go() -> None:
     assert [status for status, *_ in answers] == [200, 200]
 
 
-async def test_a_key_is_asked_for() -> None:
-    """With api_key set, calls without it are refused."""
+async def test_the_api_key_is_checked() -> None:
+    """With api_key set, calls without it are rejected."""
     async with serve_openai(api_key="right") as server, open_http() as client:
         for headers, status in (({}, 401), ({"authorization": "Bearer right"}, 200), ({"x-api-key": "right"}, 200)):
             endpoint = client.endpoint("POST", f"{server.url}/chat/completions", headers)
@@ -168,7 +168,7 @@ async def test_a_key_is_asked_for() -> None:
 
 
 async def test_a_failure_inside_the_block_is_raised_as_itself() -> None:
-    """The server's nursery does not show in what a test raises."""
+    """An exception of the block is not wrapped in a group."""
     with pytest.raises(KeyError, match="mine"):
         async with serve_openai():
             raise KeyError("mine")
@@ -176,16 +176,16 @@ async def test_a_failure_inside_the_block_is_raised_as_itself() -> None:
         raise KeyError("mine")
 
 
-def test_wrong_options_are_told() -> None:
-    """An option that does not exist or has no meaning is an error where the server is asked for."""
+def test_invalid_options_are_rejected() -> None:
+    """An unknown or invalid option is an error at the start of the server."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'latencies'"), serve_openai_sync(latencies=1):
         pass
     with pytest.raises(ConfigError, match="latency must be seconds"), serve_openai_sync(latency="long"):
         pass
 
 
-def test_a_process_of_its_own() -> None:
-    """The server runs as a process, tells what it saw, and ends with the block."""
+def test_the_server_runs_in_a_process() -> None:
+    """The server runs as a process, reports its statistics, and ends with the block."""
     with serve_openai_process(answer="from afar") as server:
         assert server.pid != os.getpid()
         status, answer, _ = post(server.url, chat("hello"))

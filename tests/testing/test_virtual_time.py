@@ -1,4 +1,4 @@
-"""`virtual_time`: builds, plans and whatever else waits, without waiting."""
+"""`virtual_time`: builds and plans wait without real time passing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slow_recipe(latency: float = HOUR) -> sb.Recipe:
     )
 
 
-def test_a_build_of_hours_is_over_at_once(tmp_path: Path) -> None:
+def test_a_build_of_hours_ends_at_once(tmp_path: Path) -> None:
     """Calls of an hour each, two at a time, take their hours on the virtual clock only."""
     with virtual_time() as clock:
         dataset = sb.build(slow_recipe(), rows=4, out=tmp_path / "data")
@@ -42,8 +42,8 @@ def test_a_build_of_hours_is_over_at_once(tmp_path: Path) -> None:
     assert dataset.report.seconds == pytest.approx(2 * HOUR)
 
 
-def test_a_preview_and_a_resume_wait_for_nothing_either(tmp_path: Path) -> None:
-    """Everything synchronous that runs the engine is covered, and its times add up."""
+def test_preview_and_resume_run_in_virtual_time(tmp_path: Path) -> None:
+    """All synchronous functions that run the engine use virtual time, and their times add up."""
     with virtual_time() as clock:
         sb.preview(slow_recipe(), rows=2)
         assert clock.seconds == pytest.approx(HOUR)
@@ -65,8 +65,8 @@ def test_async_functions_run_in_virtual_time(tmp_path: Path) -> None:
     assert clock.seconds == pytest.approx(2 * HOUR)
 
 
-def test_worker_threads_are_waited_for() -> None:
-    """A thread that works keeps the clock from jumping past the timeout of its own column."""
+def test_the_clock_waits_for_worker_threads() -> None:
+    """While a thread runs, the clock does not jump past the timeout of its column."""
 
     @sb.column(timeout=5.0)
     def slow() -> str:
@@ -78,8 +78,8 @@ def test_worker_threads_are_waited_for() -> None:
     assert frame["slow"].to_list() == ["done"] * 3
 
 
-def test_inside_of_a_running_loop() -> None:
-    """A notebook's cell may use it: the thread that the build gets has the virtual clock."""
+def test_virtual_time_inside_a_running_loop() -> None:
+    """In a notebook, the thread that runs the build has the virtual clock."""
 
     async def cell() -> float:
         with virtual_time() as clock:
@@ -89,8 +89,8 @@ def test_inside_of_a_running_loop() -> None:
     assert asyncio.run(cell()) == pytest.approx(HOUR)
 
 
-def test_after_the_block_time_is_real_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the virtual clock is left behind, not even when the block raised."""
+def test_time_is_real_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The virtual clock is removed, also after an exception."""
     with pytest.raises(ZeroDivisionError), virtual_time():
         raise ZeroDivisionError
     clocks: list[object] = []
@@ -99,8 +99,8 @@ def test_after_the_block_time_is_real_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert clocks == [None]
 
 
-def test_a_server_on_loopback_has_its_chance_with_a_threshold() -> None:
-    """With a threshold the clock waits for the network before it jumps over the latency that a server was given."""
+def test_a_threshold_leaves_time_for_a_server_on_loopback() -> None:
+    """With a threshold the clock waits for the network before it jumps over the latency of a server."""
 
     async def main() -> float:
         async with serve_openai(latency=60.0) as server:
@@ -115,8 +115,8 @@ def test_a_server_on_loopback_has_its_chance_with_a_threshold() -> None:
         assert clock.run(main) == pytest.approx(60.0, abs=1.0)
 
 
-def test_plans_are_answered_in_virtual_time() -> None:
-    """A node that waits for an hour holds a request up for an hour that does not pass, and deadlines see it."""
+def test_plans_run_in_virtual_time() -> None:
+    """A node that sleeps for an hour delays its request by a virtual hour, and deadlines apply."""
 
     @plan
     def slow(ctx: PlanContext) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,13 +73,10 @@ def inspect(
 
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
-    from collections import Counter
-
     from ..store.journal import inspect_journal
 
     header = manifest.header
     journal = inspect_journal(dataset.path, commits=manifest.commits)
-    reasons = Counter(drop.reason for drop in dataset.drops)
     # The usage since the last checkpoint is in the journal only.
     spent = {entry[:2]: entry for entry in manifest.usage}
     for entry in journal.usage if journal else ():
@@ -94,7 +92,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "bytes": sum(part.size for part in dataset.parts),
         "journal_entries": sum(journal.groups.values()) if journal else 0,
         "dropped": len(dataset.drops),
-        "drops_by_reason": dict(reasons.most_common()),
+        "drops_by_reason": dict(Counter(drop.reason for drop in dataset.drops).most_common()),
         "removed": sum(group.removed for group in manifest.groups.values()),
         "added": sum(group.added for group in manifest.groups.values()),
         "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},

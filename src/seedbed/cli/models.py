@@ -79,7 +79,7 @@ def _columns(recipe: Recipe) -> list[Column]:
 
 
 async def _call(spec: ModelSpec, timeout: float, result: dict[str, Any]) -> None:  # noqa: ASYNC109  from the user
-    """Open a model, call it once, and add to the result how it answered."""
+    """Open a model, call it once, and add its answer, time or error to the result."""
     import trio
 
     from ..errors import SeedbedError

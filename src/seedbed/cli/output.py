@@ -63,7 +63,7 @@ def _json(value: Any) -> Any:
 
 
 def print_records(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Show each row as a table with a line or more for each column."""
+    """Show each row as a table with its columns as lines."""
     out = console()
     for number, row in enumerate(rows):
         table = Table(show_header=False, title=f"row {number}", title_justify="left", title_style="bold", expand=False)

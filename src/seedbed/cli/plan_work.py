@@ -255,7 +255,7 @@ def _count(items: Sequence[object], noun: str) -> str:
 
 
 def show_response(response: Response) -> None:
-    """Print candidates, the trace if there is one, and what is missing."""
+    """Print candidates, the trace if the request was traced, and the nodes that degraded or did not finish."""
     candidates = response.candidates
     if candidates:
         rows: list[list[Any]] = [[str(each["id"]), *each["fields"].values()] for each in candidates]

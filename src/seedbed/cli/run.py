@@ -1,4 +1,4 @@
-"""`seedbed run`, `seedbed resume` and `seedbed preview`: builds, their progress and how they end."""
+"""`seedbed run`, `seedbed resume` and `seedbed preview`: builds, their progress and their results."""
 
 from __future__ import annotations
 

@@ -187,12 +187,9 @@ def generator_function(generator: object) -> tuple[Callable[..., Any], bool]:
     if isinstance(generator, type):
         # Its methods need a `self`, and the engine creates no instance.
         raise UncallableError(f"has the class {generator.__name__} as its generator; give it an instance")
-    agenerate = getattr(generator, "agenerate", None)
-    if callable(agenerate):
-        return agenerate, True
-    generate = getattr(generator, "generate", None)
-    if callable(generate):
-        return generate, False
+    for name, is_async in (("agenerate", True), ("generate", False)):
+        if callable(method := getattr(generator, name, None)):
+            return method, is_async
     if not callable(generator):
         raise UncallableError(
             f"has {generator!r} as its generator, which is not a function and has neither generate nor agenerate"
@@ -385,8 +382,6 @@ class Column:
 
     def dtypes(self) -> dict[str, Any]:
         """The declared type of each output that has one."""
-        if self.dtype is None:
-            return {}
         if isinstance(self.dtype, Mapping):
             return dict(self.dtype)
-        return {self.outputs[0]: self.dtype}
+        return {} if self.dtype is None else {self.outputs[0]: self.dtype}

@@ -17,7 +17,7 @@ import polars as pl
 from .. import checks
 from ..errors import BadOutput, ConfigError, Permanent, Retryable
 from ..models.base import NOT_IN_FINGERPRINT, Dedupe, Image, Message
-from ..models.distributions import check_distribution, is_distribution
+from ..models.distributions import check_parameters, is_distribution
 from ..models.openai import media_type_of
 from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
@@ -44,16 +44,11 @@ def check_prompt(spec: ModelColumnSpec, attribute: attrs.Attribute[Any], value: 
 @checks.field_check
 def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Reject anything but a mapping of inference parameters that are not fields of the column."""
-    checks.mapping(spec, attribute, value)
-    for name, each in value.items():
-        if name in _RESERVED:
-            raise ConfigError(
-                f"{spec.error_prefix}{attribute.name} cannot have {name!r}, which is a field of the column"
-            )
-        try:
-            check_distribution(f"{attribute.name}.{name}", each)
-        except ConfigError as error:
-            raise ConfigError(f"{spec.error_prefix}{error}") from None
+    check_parameters(spec, attribute, value)
+    if reserved := [name for name in value if name in _RESERVED]:
+        raise ConfigError(
+            f"{spec.error_prefix}{attribute.name} cannot have {reserved[0]!r}, which is a field of the column"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -133,70 +128,56 @@ _LONG = 20_000
 _SHOWN = 1_000
 
 
-def chat_column(
-    spec: ChatSpec,
-    environment: Environment,
-    *,
-    requires: tuple[str, ...],
-    ask: Ask,
-    read: Read,
-    expected: str,
-    dtype: Any,
-    schema: Mapping[str, Any] | None = None,
-) -> Column:
-    """A column whose cells are conversations; `expected` describes an answer that fits."""
-    throttle = spec.throttle_options(environment, "chat")
-    parameters = {**environment.model(spec.model).parameters, **spec.parameters}
-    system = None if spec.system is None else spec.template("system")
-    limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
-    if spec.images:
-        environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
-    side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
-    side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
-    conversation = _Conversation(
-        spec=spec,
-        environment=environment,
-        ask=ask,
-        read=read,
-        expected=expected,
-        schema=schema,
-        system=system,
-        dedupe=Dedupe() if spec.dedupe and not _is_varied(parameters) else None,
-    )
-    model = environment.model(spec.model)
-    return Column(
-        spec.name,
-        conversation.agenerate,
-        # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
-        first_call_timeout=(
-            model.timeout if isinstance(model, HttpModel) and not spec.images and not spec.dedupe else None
-        ),
-        requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
-        tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
-        side_effects=tuple(side_effects),
-        dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
-        **throttle,
-    )
-
-
-def _is_varied(parameters: Mapping[str, Any]) -> bool:
-    """True if equal prompts should have different answers: the temperature is random, or not 0."""
-    temperature = parameters.get("temperature")
-    return is_distribution(temperature) or bool(temperature)
-
-
 @attrs.frozen(kw_only=True, eq=False)
-class _Conversation:
-    """How one column calls its model; it holds no state of a cell."""
+class Conversation:
+    """How one column calls its model; it holds no state of a cell. `expected` describes an answer that fits."""
 
     spec: ChatSpec
     environment: Environment
     ask: Ask
     read: Read
     expected: str
-    schema: Mapping[str, Any] | None
-    system: Template | None
-    dedupe: Dedupe | None
+    schema: Mapping[str, Any] | None = None
+    system: Template | None = attrs.field(init=False)
+    # The inference parameters of the model and the column.
+    parameters: Mapping[str, Any] = attrs.field(init=False)
+    dedupe: Dedupe | None = attrs.field(init=False)
+
+    @system.default
+    def _system(self) -> Template | None:
+        return None if self.spec.system is None else self.spec.template("system")
+
+    @parameters.default
+    def _parameters(self) -> Mapping[str, Any]:
+        spec = self.spec
+        return {**self.environment.model(spec.model, spec.error_prefix).parameters, **spec.parameters}
+
+    @dedupe.default
+    def _dedupe(self) -> Dedupe | None:
+        # With a temperature that is random, or not 0, equal prompts should have different answers.
+        temperature = self.parameters.get("temperature")
+        return Dedupe() if self.spec.dedupe and not (is_distribution(temperature) or temperature) else None
+
+    def column(self, *, requires: tuple[str, ...], dtype: Any) -> Column:
+        """A column whose cells are conversations; `requires` are the columns of their prompts."""
+        spec, system, model = self.spec, self.system, self.environment.model(self.spec.model)
+        limits = (self.parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        if spec.images:
+            self.environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
+        side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
+        side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
+        # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
+        timeout = model.timeout if isinstance(model, HttpModel) and not spec.images and not spec.dedupe else None
+        return Column(
+            spec.name,
+            self.agenerate,
+            first_call_timeout=timeout,
+            requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
+            tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
+            side_effects=tuple(side_effects),
+            dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
+            **spec.throttle_options(self.environment, "chat"),
+        )
 
     async def agenerate(self, context_: CellContext, /, **values: Any) -> Any:
         """Fill one cell."""

@@ -158,7 +158,7 @@ class Bernoulli(Sampler):
 
 @attrs.frozen(kw_only=True)
 class Binomial(Sampler):
-    """How many of `n` trials succeed, each with probability `p`."""
+    """The number of successes in `n` trials, each with probability `p`."""
 
     type: ClassVar[str] = "binomial"
 
@@ -175,7 +175,7 @@ class Binomial(Sampler):
 
 @attrs.frozen(kw_only=True)
 class Poisson(Sampler):
-    """How many events happen if `mean` are expected."""
+    """The number of events if `mean` are expected."""
 
     type: ClassVar[str] = "poisson"
 
@@ -211,7 +211,6 @@ class Scipy(_Bounded):
         return {**super().references(), **inner}
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of values of a distribution of scipy."""
         stats: Any = import_extra("scipy.stats", extra="scipy", column=self.name)
         distribution = getattr(stats, self.dist, None)
         if isinstance(distribution, stats.rv_continuous | stats.rv_discrete):
@@ -219,9 +218,8 @@ class Scipy(_Bounded):
         if callable(getattr(distribution, "rvs", None)):
             return self._many_dimensional(environment, distribution)
         known = [name for name in dir(stats) if callable(getattr(getattr(stats, name), "rvs", None))]
-        raise ConfigError(
-            f"{self.error_prefix}scipy.stats has no distribution {self.dist!r}{nearest(self.dist, known)}"
-        )
+        hint = nearest(self.dist, known)
+        raise ConfigError(f"{self.error_prefix}scipy.stats has no distribution {self.dist!r}{hint}")
 
     def _one_dimensional(self, environment: Environment, distribution: Any, is_discrete: bool) -> Column:
         decimals = 0 if is_discrete else self.decimals
@@ -293,7 +291,7 @@ def _counts(table: Callable[..., Table], uniform: NDArray[np.float64], *paramete
         return pl.Series(first + np.searchsorted(shares, uniform))
     spread = np.stack(np.broadcast_arrays(*parameters), axis=1)
     distinct, belongs = np.unique(spread, axis=0, return_inverse=True)
-    # Rows of the same parameters next to each other: one search in each table, however many rows there are.
+    # Rows of equal parameters become adjacent: one search per table, independent of the number of rows.
     order = np.argsort(belongs.reshape(-1), kind="stable")
     ends = np.cumsum(np.bincount(belongs.reshape(-1)))
     counts = np.empty(len(uniform), dtype=np.int64)

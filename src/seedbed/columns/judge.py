@@ -14,7 +14,7 @@ from .. import checks
 from ..checks import is_number
 from ..errors import BadOutput, ConfigError
 from ..graph import nearest
-from .chat import ChatSpec, as_text, chat_column, check_prompt, extract_json
+from .chat import ChatSpec, Conversation, as_text, check_prompt, extract_json
 
 if TYPE_CHECKING:
     from .base import Column
@@ -199,16 +199,16 @@ class Judge(ChatSpec):
             shown += [f"<{name}>\n{as_text(values[name])}\n</{name}>" for name in self.of]
             return "\n\n".join([*shown, rubric])
 
-        return chat_column(
-            self,
-            environment,
-            requires=(*self.of, *(prompt.requires if prompt else ())),
+        chat = Conversation(
+            spec=self,
+            environment=environment,
             ask=ask,
             read=lambda text: self._read(extract_json(text)),
             expected=f"one JSON object that has {', '.join(self.scores)}",
-            dtype=self._struct() if self.dtype is None else self.dtype,
             schema=self._schema(),
         )
+        requires = (*self.of, *(prompt.requires if prompt else ()))
+        return chat.column(requires=requires, dtype=self._struct() if self.dtype is None else self.dtype)
 
     def _rubric(self) -> str:
         what = f" {' and '.join(self.of)}" if self.of else ""

@@ -62,7 +62,7 @@ class Stream:
 
 
 def blocks_of(rows: Rows) -> Iterator[tuple[tuple[int, int], slice | NDArray[np.intp], slice | NDArray[np.int64]]]:
-    """For each block that has some of the rows: its number and copy, where among the rows, and where in the block."""
+    """For each block with some of the rows: its number and copy, their positions among the rows and in the block."""
     if isinstance(rows, range):
         for block in range(rows.start // BLOCK, -(-rows.stop // BLOCK) if rows else 0):
             first, last = max(rows.start, block * BLOCK), min(rows.stop, (block + 1) * BLOCK)
@@ -292,8 +292,8 @@ class Category(Sampler):
     """One of `values`, in proportion to its weight (weights may have any sum; without them all are equally likely).
 
     With `given`, another column's value determines the list to choose from: `values` (and `weights`) map each case to
-    its list, and `default` is the list for all other cases. Without a default a value that is no case is an error; null
-    gives null.
+    its list, and `default` is the list for all other cases. Without a default an unknown case is an error; null gives
+    null.
     """
 
     type: ClassVar[str] = "category"
@@ -307,7 +307,7 @@ class Category(Sampler):
         self.cases()
 
     def cases(self) -> tuple[dict[Any, Choices], Choices | None]:
-        """The choices of each case, and those of all others: without `given` there are only these."""
+        """The choices of each case, and the default choices; without `given` all rows have the default."""
         prefix = self.error_prefix
         if self.given is None:
             if isinstance(self.values, Mapping):
@@ -316,9 +316,7 @@ class Category(Sampler):
                 raise ConfigError(f"{prefix}default is for values by case; without given there are none")
             return {}, _choices(prefix, "values", self.values, self.weights)
         if not isinstance(self.values, Mapping) or not self.values:
-            raise ConfigError(
-                f"{prefix}values must be a mapping from each case to its list of values, not {self.values!r}"
-            )
+            raise ConfigError(f"{prefix}values must be a mapping from each case to a list, not {self.values!r}")
         weights = {} if self.weights is None else self.weights
         if not isinstance(weights, Mapping):
             raise ConfigError(f"{prefix}weights must be a mapping from cases to lists, not {weights!r}")
@@ -331,11 +329,9 @@ class Category(Sampler):
         return cases, None if self.default is None else _choices(prefix, "default", self.default, None)
 
     def references(self) -> dict[str, Reference]:
-        """The column that determines the case."""
         return {} if self.given is None else {"given": Reference(self.given)}
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of one of several values, perhaps by case."""
         cases, default = self.cases()
         everything = [*cases.values(), *([default] if default else [])]
         dtype = _dtype(self.error_prefix, [value for choices in everything for value in choices.values])
@@ -510,8 +506,8 @@ class Datetime(Sampler):
 class Timedelta(Sampler):
     """A span of time of `low` to `high` whole units, both included.
 
-    With `of`, the name of a column of dates or datetimes, it is added to that column's value: an instant so much later
-    (or, below 0, earlier).
+    With `of`, the name of a column of dates or datetimes, it is added to that column's value; a span below 0
+    gives an earlier instant.
     """
 
     type: ClassVar[str] = "timedelta"
@@ -525,7 +521,6 @@ class Timedelta(Sampler):
         check_order(self, self.low, self.high)
 
     def references(self) -> dict[str, Reference]:
-        """The parameters that are taken from other columns, `of` among them."""
         found = super().references()
         return found if self.of is None else {**found, "of": Reference(self.of)}
 
@@ -549,7 +544,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _text(case: object) -> str:
-    # Files have no keys but text: the case True of a boolean column is "true" or "True" there.
+    # Keys in files are text: the case True of a boolean column is "true" or "True" there.
     text = str(case)
     return text.lower() if text in ("True", "False") else text
 

@@ -81,7 +81,7 @@ class Seed(ColumnSpec):
     """Rows of a CSV, JSONL or parquet file (or several, by a pattern with `*`), or of a frame; read in batches.
 
     It has an output for each column of the file, or for those of `columns`: a list of names, or a mapping from new
-    names to those in the file. `name` stands for all of them in messages and in progress. `path` may be relative to the
+    names to those in the file. Messages and progress use `name` for all of them. `path` may be relative to the
     recipe file, or a URL of any filesystem that fsspec supports; credentials are configured there.
 
     Rows come in the order of the file, or with `order="shuffled"` in one that depends on the recipe's seed (the data is
@@ -126,9 +126,7 @@ class Seed(ColumnSpec):
                 f"set format to one of {', '.join(_FORMATS)}"
             )
         if self.stop is not None and self.stop <= self.start:
-            raise ConfigError(
-                f"{self.error_prefix}stop must be a whole number above start ({self.start}), not {self.stop}"
-            )
+            raise ConfigError(f"{self.error_prefix}stop must be above start ({self.start}), not {self.stop}")
         chosen = list(self.columns or ())
         if duplicate := next((name for name in chosen if chosen.count(name) > 1), None):
             raise ConfigError(f"{self.error_prefix}columns has a duplicate {duplicate!r}")
@@ -247,8 +245,8 @@ class SeedReader:
         self.outputs: tuple[str, ...] = tuple(schema.names)
         self.dtypes = {field.name: _declared(field.type) for field in schema if not pa.types.is_null(field.type)}
         self._check_not_empty()
-        # Changed by `generate` only: the cursor, the rest of its last batch, and the row of the dataset that is next
-        # (None if that is unknown, before the first call and after an error).
+        # Changed by `generate` only: the cursor, the rest of its last batch, and the next row of the dataset (None
+        # before the first call and after an error).
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
         self._next: int | None = None
@@ -259,7 +257,7 @@ class SeedReader:
         return None if self._spec.cycle else self._count
 
     def content_digest(self) -> str | None:
-        """What represents the files in the fingerprint of a build; None for a frame, which the recipe holds."""
+        """Represents the files in the fingerprint of a build; None for a frame, which the recipe holds."""
         path = self._spec.path
         if path is None:
             return None
@@ -302,7 +300,7 @@ class SeedReader:
             yield taken
 
     def _read(self, row: int) -> Iterator[pa.RecordBatch]:
-        """All rows from this one of the selected ones on; with `cycle` they start over."""
+        """All selected rows from this one on; with `cycle` they start over."""
         while True:
             count, small = 0, list[pa.RecordBatch]()
             with self._connect() as connection:

@@ -163,8 +163,7 @@ def _check_name(_: object, __: object, value: Any) -> None:
 
 @checks.field_check
 def _check_skip_when(spec: ColumnSpec, _: object, value: Any) -> None:
-    if value is not None:
-        compile_condition(value, where=f"column {spec.name!r}, skip_when")
+    compile_condition(value, where=f"column {spec.name!r}, skip_when")
 
 
 @attrs.frozen(kw_only=True)
@@ -179,7 +178,7 @@ class ColumnSpec:
     type: ClassVar[str]
 
     name: str = attrs.field(kw_only=False, validator=_check_name)
-    skip_when: str | None = attrs.field(default=None, validator=_check_skip_when)
+    skip_when: str | None = attrs.field(default=None, validator=checks.optional(_check_skip_when))
     skip_policy: str = attrs.field(default="run", validator=checks.one_of("run", "skip"))
     timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.seconds))
     dtype: Any = attrs.field(default=None, converter=read_dtype)

@@ -14,7 +14,7 @@ import yaml
 
 from .. import checks
 from ..errors import BadOutput, ConfigError
-from .chat import ChatSpec, chat_column, check_prompt, extract_json
+from .chat import ChatSpec, Conversation, check_prompt, extract_json
 
 if TYPE_CHECKING:
     from .base import Column
@@ -88,16 +88,11 @@ class LLMStructured(ChatSpec):
         def read(text: str) -> Any:
             return shaped(fit(extract_json(text)), dtype)
 
-        return chat_column(
-            self,
-            environment,
-            requires=prompt.requires,
-            ask=prompt.render,
-            read=read,
-            expected="one JSON value that fits the schema",
-            dtype=dtype if self.dtype is None else self.dtype,
-            schema=schema,
+        expected = "one JSON value that fits the schema"
+        chat = Conversation(
+            spec=self, environment=environment, ask=prompt.render, read=read, expected=expected, schema=schema
         )
+        return chat.column(requires=prompt.requires, dtype=dtype if self.dtype is None else self.dtype)
 
 
 def find_schema(spec: LLMStructured, environment: Environment) -> Any:

@@ -17,7 +17,7 @@ from ..errors import BadOutput, ConfigError
 from ..runtime.threads import finish_in_thread
 from ..store.files import PRIVATE, write_file
 from .base import CellContext, Column
-from .chat import ChatSpec, ModelColumnSpec, as_text, chat_column, check_prompt, extract_code
+from .chat import ChatSpec, Conversation, ModelColumnSpec, as_text, check_prompt, extract_code
 from .validation import python_problem
 
 if TYPE_CHECKING:
@@ -48,15 +48,8 @@ class LLMText(_TextSpec):
     def to_column(self, environment: Environment) -> Column:
         """A column of texts."""
         prompt = self.template("prompt")
-        return chat_column(
-            self,
-            environment,
-            requires=prompt.requires,
-            ask=prompt.render,
-            read=str.strip,
-            expected="text",
-            dtype=pl.String,
-        )
+        chat = Conversation(spec=self, environment=environment, ask=prompt.render, read=str.strip, expected="text")
+        return chat.column(requires=prompt.requires, dtype=pl.String)
 
 
 _check_language = checks.expect(
@@ -97,9 +90,8 @@ class LLMCode(_TextSpec):
                 raise BadOutput(f"its code is not valid {self.language}: {problem}")
             return code
 
-        return chat_column(
-            self, environment, requires=prompt.requires, ask=ask, read=read, expected=expected, dtype=pl.String
-        )
+        chat = Conversation(spec=self, environment=environment, ask=ask, read=read, expected=expected)
+        return chat.column(requires=prompt.requires, dtype=pl.String)
 
 
 def _json_problem(code: str) -> str | None:

@@ -78,13 +78,6 @@ def _check_url(spec: Validation, _: object, value: Any) -> None:
         raise ConfigError(f"{spec.error_prefix}url must not contain a user name or password; use api_key_env")
 
 
-@checks.field_check
-def _check_key(spec: Validation, _: object, value: Any) -> None:
-    if not (isinstance(value, str) and value.isidentifier()):
-        # The value is not shown: it may be the key itself.
-        raise ConfigError(f"{spec.error_prefix}api_key_env must be the name of an environment variable")
-
-
 @attrs.frozen(kw_only=True)
 class Validation(ColumnSpec):
     """Verdicts on the values of the column `of`.
@@ -125,7 +118,7 @@ class Validation(ColumnSpec):
         default=None, validator=checks.optional(checks.expect("a function or 'module:name'", _is_function))
     )
     url: str | None = attrs.field(default=None, validator=checks.optional(_check_url))
-    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(_check_key))
+    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
     headers: Mapping[str, str] = attrs.field(
         factory=dict, validator=checks.expect("a mapping of texts to texts", _are_texts)
     )
@@ -159,17 +152,10 @@ class Validation(ColumnSpec):
         return Column(self.name, validate, kind=Kind.FULL_COLUMN, requires=self.of, dtype=dtype)
 
 
-def _message(
-    message: str,
-    *,
-    severity: str = "error",
-    code: str | None = None,
-    line: int | None = None,
-    column: int | None = None,
-    path: str | None = None,
-) -> dict[str, Any]:
+def _message(message: str, **more: Any) -> dict[str, Any]:
     """One finding; lines and columns count from 1, `path` is a JSON path into a structured value."""
-    return {"severity": severity, "code": code, "message": message, "line": line, "column": column, "path": path}
+    defaults = {"severity": "error", "code": None, "message": message, "line": None, "column": None, "path": None}
+    return defaults | more
 
 
 _MESSAGE = pl.Struct({**dict.fromkeys(_message(""), pl.String), "line": pl.Int64, "column": pl.Int64})
@@ -230,7 +216,10 @@ def _python_checker(spec: Validation, _: Environment) -> Check:
     if spec.lint and ruff is None:
         raise ConfigError(f"column {spec.name!r}: lint is true, but ruff is not installed: install seedbed[lint]")
     if ruff is not None:
-        _try_rules(spec, ruff)
+        try:
+            _run_ruff(spec, ruff, "-", "")  # it may reject the rules
+        except Permanent as error:
+            raise ConfigError(str(error)) from error
 
     def check(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
         found = [_python_messages(text) for (text,) in rows]
@@ -270,33 +259,24 @@ def _find_ruff() -> str | None:
     return shutil.which("ruff", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
 
 
-def _run_ruff(spec: Validation, ruff: str, path: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run_ruff(spec: Validation, ruff: str, path: str, text: str | None = None) -> list[dict[str, Any]]:
+    """The findings of ruff. Raises `Permanent` if it fails."""
     command = [ruff, *_RUFF_OPTIONS, f"--select={','.join(spec.rules)}", path]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_RUFF_SECONDS, check=False)
-
-
-def _try_rules(spec: Validation, ruff: str) -> None:
     try:
-        done = _run_ruff(spec, ruff, "-", "")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"column {spec.name!r}: ruff cannot be run: {error}") from error
-    if done.returncode:
-        reason = " ".join(done.stderr.split())[:300]
-        raise ConfigError(f"column {spec.name!r}: ruff rejects rules {', '.join(spec.rules)}: {reason}")
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_RUFF_SECONDS, check=True)
+        findings: list[dict[str, Any]] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())[:300]
+        raise Permanent(f"column {spec.name!r}: ruff failed with rules {', '.join(spec.rules)}: {reason}") from error
+    return findings
 
 
 def _lint(spec: Validation, ruff: str, texts: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Ruff's findings; the name of the file of each is the index of its text."""
+    """The findings of ruff; the name of the file of each is the index of its text."""
     with tempfile.TemporaryDirectory(prefix="seedbed-lint-") as folder:
         for index, text in texts.items():
             Path(folder, f"{index}.py").write_text(text, encoding="utf-8", errors="surrogatepass", newline="")
-        try:
-            done = _run_ruff(spec, ruff, folder)
-            done.check_returncode()
-            findings: list[dict[str, Any]] = json.loads(done.stdout)
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise Permanent(f"column {spec.name!r}: ruff failed: {error}") from error
-    return findings
+        return _run_ruff(spec, ruff, folder)
 
 
 def _ruff_message(finding: Mapping[str, Any]) -> dict[str, Any]:

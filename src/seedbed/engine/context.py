@@ -17,14 +17,14 @@ from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
-from .tasks import PermitRequest, Status, TaskUsage
+from .tasks import PermitRequest, TaskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from ..models.base import ChatAnswer, Dedupe, EmbeddingAnswer, Image, ImageAnswer, ModelClient, ModelSpec
     from .services import OpenGroup, Services
-    from .tasks import Outcome, Permit, Task
+    from .tasks import Permit, Task
 
 T = TypeVar("T")
 
@@ -99,14 +99,11 @@ class Context:
         if self.usage.total.calls:
             self._services.ledger.spend(self.column, self.usage.take())
 
-    def end(self, outcome: Outcome) -> bool:
-        """The attempt has ended; True if the next one has its answers and need not send the calls again."""
-        if self._services.recorder is not None:
-            self._services.recorder.over(self)
-        return outcome.status is Status.RETRYABLE and self._keep_answers(outcome.error)
+    def keep_answers(self, error: BaseException | None) -> bool:
+        """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them.
 
-    def _keep_answers(self, error: BaseException | None) -> bool:
-        """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them."""
+        True if there are any: the next attempt need not send these calls again.
+        """
         if not isinstance(error, CellTimeout) and (error is None or error is not self._failure):
             self._task.answers = None
             return False
@@ -230,7 +227,7 @@ class Context:
             # Two tasks that each hold a permit of one key and wait for one of the other would wait for ever.
             self.give_back()
             permit = await self._another_permit(key, tokens)
-        if self._services.scheduler.has_budget:
+        if self._services.shared.budget.limited:
             self._reserve(permit, key, tokens)
         return permit
 

@@ -67,7 +67,8 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
             try:
                 if step.is_async_cell:
                     # Most cells, those of model columns among them: no other coroutine in between (overhead benchmark).
-                    value = cell_value(step, await call_cell(step, group.rows.buffer, task.row, context))
+                    value = await call_cell(step, group.rows.buffer, task.row, context)
+                    value = value if len(step.outputs) == 1 else cell_value(step, value)
                 else:
                     value = await _generate(services, group, task, context)
             except Exception as exception:  # noqa: BLE001  whatever a generator raises is this task's outcome
@@ -100,8 +101,10 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
     task = outcome.task
     if context is not None:
         outcome.usage = context.usage
-        outcome.keeps_answers = context.end(outcome)
-    if task.permit is not None or context is not None or outcome.status is Status.RATE_LIMITED:
+        if services.recorder is not None:
+            services.recorder.over(context)
+        outcome.keeps_answers = outcome.status is Status.RETRYABLE and context.keep_answers(outcome.error)
+    if outcome.status is not Status.SUCCESS or task.permit is not None:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
     if services.plan.config.trace:
         services.ledger.traces.append(_trace(outcome, context))

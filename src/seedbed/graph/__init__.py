@@ -5,7 +5,6 @@ Imports errors only; every package but errors may import it.
 
 from .frontier import GROUP, Frontier
 from .graph import (
-    ColumnLike,
     Graph,
     Kind,
     Node,
@@ -20,7 +19,6 @@ from .graph import (
 
 __all__ = [
     "GROUP",
-    "ColumnLike",
     "Frontier",
     "Graph",
     "Kind",

@@ -104,7 +104,6 @@ class Frontier:
 
     @property
     def left(self) -> int:
-        """The number of cells that are not done."""
         return self._left
 
     def runs_always(self, node: int) -> bool:
@@ -116,7 +115,6 @@ class Frontier:
         return bool(self._dead[node][row])
 
     def is_done(self, node: int, row: int) -> bool:
-        """True if that cell is complete."""
         return bool(self._done[node][row])
 
     def live_rows(self) -> list[int]:

@@ -24,7 +24,7 @@ K = TypeVar("K", bound="Hashable")
 
 
 class Kind(enum.Enum):
-    """What unit of work fills a column."""
+    """The unit of work that fills a column."""
 
     FROM_SCRATCH = "from_scratch"  # column × row group, at admission
     CELL = "cell"  # column × row, when that row's inputs are done
@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 class ColumnLike(Protocol):
-    """What the graph reads of a column."""
+    """The attributes of a column that the graph reads."""
 
     @property
     def name(self) -> str: ...
@@ -193,7 +193,7 @@ def name_problem(name: str) -> str | None:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that an unknown one is probably a typo of."""
+    """The known name of which an unknown one is probably a typo."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -14,14 +13,13 @@ from .. import checks
 from ..errors import Permanent
 from .base import ChatAnswer
 from .openai import tokens_of, with_instruction
-from .provider import HttpModel, check_env, check_url, strip_slash
+from .provider import HttpModel, HttpModelClient, check_url, strip_slash
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from .base import ChatRequest, EmbeddingAnswer, ImageAnswer, Message
     from .http import HttpResponse
-    from .provider import Caller
 
 _VERSION = "2023-06-01"
 _TOOL = "answer"
@@ -40,31 +38,19 @@ class Anthropic(HttpModel):
     type: ClassVar[str] = "anthropic"
 
     base_url: str = attrs.field(default="https://api.anthropic.com/v1", validator=check_url, converter=strip_slash)
-    api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=check_env)
+    api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=checks.optional(checks.variable))
     max_tokens: int = attrs.field(default=4096, validator=checks.whole(1))
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[AnthropicClient]:
-        """Yield a client for one build."""
-        async with self.open_caller({"anthropic-version": _VERSION}, "x-api-key") as caller:
-            yield AnthropicClient(caller, self.max_tokens)
+    def open(self) -> AbstractAsyncContextManager[AnthropicClient]:
+        return self.open_client(AnthropicClient, {"anthropic-version": _VERSION}, "x-api-key")
 
 
-class AnthropicClient:
-    """A client for one model."""
-
-    def __init__(self, caller: Caller, max_tokens: int) -> None:
-        self._caller = caller
-        self._max_tokens = max_tokens
-
-    def for_model(self, model: str) -> AnthropicClient:
-        """Return a client for another model that shares the connections."""
-        return AnthropicClient(self._caller.for_model(model), self._max_tokens)
+class AnthropicClient(HttpModelClient[Anthropic]):
+    """Sends chats to one model; the API has no embeddings and generates no images."""
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        caller = self._caller
         messages: Sequence[Message] = request.messages
-        body: dict[str, Any] = {"model": caller.model, "max_tokens": self._max_tokens, **request.parameters}
+        body: dict[str, Any] = {"model": self.model, "max_tokens": self.spec.max_tokens, **request.parameters}
         is_wrapped = False
         if request.schema is not None:
             if (body.get("thinking") or {}).get("type") in {"enabled", "adaptive"}:
@@ -80,15 +66,14 @@ class AnthropicClient:
         if system:
             body["system"] = system
         body["messages"] = [_message(message) for message in messages if message.role != "system"]
-        response = await caller.send(caller.endpoint("/messages"), json.dumps(body).encode(), request.scope)
+        response = await self.send(self.endpoint("/messages"), json.dumps(body).encode(), request.scope)
         return self._answer(request, response, is_wrapped=is_wrapped)
 
     def _answer(self, request: ChatRequest, response: HttpResponse, *, is_wrapped: bool) -> ChatAnswer:
-        caller = self._caller
-        found = caller.parse_object(response)
+        found = self.parse_object(response)
         stop_reason = found.get("stop_reason")
         if stop_reason == "refusal":
-            raise Permanent(f"model {caller.model!r} refused to answer (stop_reason 'refusal')")
+            raise Permanent(f"model {self.model!r} refused to answer (stop_reason 'refusal')")
         content = found.get("content")
         blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
         texts = [str(block.get("text") or "") for block in blocks if block.get("type") == "text"]
@@ -101,7 +86,7 @@ class AnthropicClient:
                 texts = [json.dumps(given, ensure_ascii=False)]
         text, reasoning = "".join(texts), "\n\n".join(thoughts)
         if not text and stop_reason != "max_tokens":
-            raise caller.unexpected("any text", response)
+            raise self.unexpected("any text", response)
         return ChatAnswer(
             text=text,
             reasoning=reasoning or None,
@@ -110,10 +95,10 @@ class AnthropicClient:
         )
 
     async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:  # noqa: ARG002
-        raise Permanent(f"model {self._caller.model!r}: Anthropic's API has no embeddings; use another model")
+        raise Permanent(f"model {self.model!r}: Anthropic's API has no embeddings; use another model")
 
     async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer:  # noqa: ARG002
-        raise Permanent(f"model {self._caller.model!r}: Anthropic's API generates no images; use another model")
+        raise Permanent(f"model {self.model!r}: Anthropic's API generates no images; use another model")
 
 
 def _message(message: Message) -> dict[str, Any]:

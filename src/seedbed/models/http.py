@@ -66,14 +66,10 @@ async def open_http(
     *,
     timeout: float = 120.0,  # noqa: ASYNC109  of each call, not of opening
     connect_timeout: float = 10.0,
-    max_connections: int = 1_000,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[HttpClient]:
-    """Yield a client and close its connections on exit. `timeout` is for a whole call, connecting included.
-
-    `max_connections` is per origin; while all are busy, calls wait within their timeout.
-    """
-    client = HttpClient(timeout, connect_timeout, max_connections, ssl_context)
+    """Yield a client and close its connections on exit. `timeout` is for a whole call, connecting included."""
+    client = HttpClient(timeout, connect_timeout, ssl_context)
     try:
         yield client
     finally:
@@ -97,7 +93,6 @@ class HttpClient:
 
     _timeout: float
     _connect_timeout: float
-    _max_connections: int
     _ssl_context: ssl.SSLContext | None
     _pools: dict[tuple[str, str, int], _Pool] = attrs.field(init=False, factory=dict)
 
@@ -119,7 +114,6 @@ class HttpClient:
                 context=context,
                 proxy=proxy_for(parts),
                 connect_timeout=self._connect_timeout,
-                free=trio.Semaphore(self._max_connections),
             )
         lines = [f"{method} {parts.target} HTTP/1.1", f"host: {parts.authority}"]
         if not any(name.lower() == "accept-encoding" for name in headers):
@@ -139,7 +133,7 @@ class HttpClient:
 
 @attrs.define(eq=False, kw_only=True)
 class _Pool:
-    """The connections of one origin."""
+    """The connections of one origin: one for each call in flight, which throttles limit."""
 
     # Connections that all pools are opening: file descriptors belong to the process.
     _opening: ClassVar[int] = 0
@@ -149,14 +143,12 @@ class _Pool:
     _context: ssl.SSLContext | None
     _proxy: Proxy | None
     _connect_timeout: float
-    _free: trio.Semaphore
     _opened: int = attrs.field(init=False, default=0)  # connections that are open, busy or idle
     _idle: list[_Connection] = attrs.field(init=False, factory=list)  # the most recently used last
     _is_closed: bool = attrs.field(init=False, default=False)
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self._host}:{self._port}" + (f" through {self._proxy.name}" if self._proxy else "")
 
     @property
@@ -164,41 +156,17 @@ class _Pool:
         """The proxy that receives the requests; with TLS a proxy only forwards bytes."""
         return self._proxy if self._context is None else None
 
-    async def take(self, *, fresh: bool = False) -> _Connection:
-        try:
-            self._free.acquire_nowait()
-        except trio.WouldBlock:
-            await self._free.acquire()
-        try:
-            connection = None if fresh else self._pop_idle(trio.current_time())
-            return connection or await self._open()
-        except BaseException:
-            self._free.release()
-            raise
-
     def take_idle(self, now: float) -> _Connection | None:
-        """An idle connection, if there is one and the limit permits another call."""
-        if not self._idle:
-            return None
-        try:
-            self._free.acquire_nowait()
-        except trio.WouldBlock:
-            return None
-        connection = self._pop_idle(now)
-        if connection is None:
-            self._free.release()
-        return connection
-
-    def _pop_idle(self, now: float) -> _Connection | None:
+        """An idle connection, if there is one that the server has not closed."""
         while self._idle:
             connection = self._idle.pop()
             if now - (connection.idle_since or 0.0) < _IDLE_FOR and connection.wire.is_quiet():
                 connection.taken_at = now
                 return connection
-            self._close(connection)
+            self.discard(connection)
         return None
 
-    async def _open(self) -> _Connection:
+    async def open(self) -> _Connection:
         if (self._opened or _Pool._opening) and _is_short_of_files(_Pool._opening):
             raise self._too_many_files()
         _Pool._opening += 1
@@ -233,25 +201,20 @@ class _Pool:
 
     def put(self, connection: _Connection) -> None:
         """Take back a connection that can be used again."""
-        self._free.release()
         if self._is_closed:
-            self._close(connection)
+            self.discard(connection)
             return
         connection.idle_since = trio.current_time()
         self._idle.append(connection)
 
     def discard(self, connection: _Connection) -> None:
-        self._free.release()
-        self._close(connection)
-
-    def _close(self, connection: _Connection) -> None:
         self._opened -= 1
         connection.wire.close()
 
     def close(self) -> None:
         self._is_closed = True
         while self._idle:
-            self._close(self._idle.pop())
+            self.discard(self._idle.pop())
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -278,7 +241,7 @@ class Endpoint:
         await trio.lowlevel.checkpoint_if_cancelled()
         message = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         try:
-            connection = pool.take_idle(now) or await pool.take()
+            connection = pool.take_idle(now) or await pool.open()
             while True:
                 try:
                     connection.begin()
@@ -293,7 +256,7 @@ class Endpoint:
                 except BaseException:  # a cancellation among others: closing notifies the server
                     pool.discard(connection)
                     raise
-                connection = await pool.take(fresh=True)
+                connection = await pool.open()
         except trio.Cancelled as cancelled:
             # True for an outer deadline as well; then the next checkpoint raises `Cancelled` again.
             if cancelled.source == "deadline" and trio.current_time() >= scope.deadline:
@@ -344,7 +307,6 @@ class _Connection:
         self._reset()
 
     def begin(self) -> None:
-        """Prepare for a call."""
         self._reset()
         self.heard = False
         self._head_bytes = 0

@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -15,14 +14,13 @@ from .. import checks
 from ..errors import CellError, ConfigError, Permanent, Retryable
 from .answers import count_tokens
 from .base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens
-from .provider import HttpModel, token_count
+from .provider import HttpModel, HttpModelClient, token_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from .base import ChatRequest
     from .http import HttpResponse
-    from .provider import Caller
 
 
 @attrs.frozen(kw_only=True)
@@ -42,67 +40,55 @@ class OpenAICompatible(HttpModel):
         metadata=NOT_IN_FINGERPRINT,
     )
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[OpenAIClient]:
-        """Yield a client for one build."""
-        async with self.open_caller({}, "authorization", "Bearer ") as caller:
-            yield OpenAIClient(caller, self.structured_output)
+    def open(self) -> AbstractAsyncContextManager[OpenAIClient]:
+        return self.open_client(OpenAIClient, {}, "authorization", "Bearer ")
 
 
-class OpenAIClient:
-    """A client for one model."""
-
-    def __init__(self, caller: Caller, structured_output: str) -> None:
-        self._caller = caller
-        self._structured_output = structured_output
-
-    def for_model(self, model: str) -> OpenAIClient:
-        """Return a client for another model that shares the connections."""
-        return OpenAIClient(self._caller.for_model(model), self._structured_output)
+class OpenAIClient(HttpModelClient[OpenAICompatible]):
+    """Sends chats, embeddings and images to one model."""
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        caller = self._caller
         try:
-            # Not through `Caller.send`: each further coroutine costs whenever a call resumes (overhead benchmark).
-            response = await caller.endpoint("/chat/completions").send(self._chat_body(request), request.scope)
+            # Not through `self.send`: each further coroutine costs whenever a call resumes (overhead benchmark).
+            response = await self.endpoint("/chat/completions").send(self._chat_body(request), request.scope)
         except CellError as error:
-            raise caller.named(error) from error
+            raise self.named(error) from error
         return self._chat_answer(request, response)
 
     def _chat_body(self, request: ChatRequest) -> bytes:
         # Not in `chat`: what lives as long as a call is visited by the garbage collector (overhead benchmark).
         messages = request.messages
-        body: dict[str, Any] = {"model": self._caller.model, **request.parameters}
+        body: dict[str, Any] = {"model": self.model, **request.parameters}
         if request.schema is not None:
-            if self._structured_output == "json_schema":
+            if self.spec.structured_output == "json_schema":
                 body["response_format"] = _response_format(request.schema)
             else:
                 messages = with_instruction(messages, request.schema)
-                if self._structured_output == "json_object":
+                if self.spec.structured_output == "json_object":
                     body["response_format"] = {"type": "json_object"}
         body["messages"] = [_message(message) for message in messages]
         return json.dumps(body).encode()
 
     def _chat_answer(self, request: ChatRequest, response: HttpResponse) -> ChatAnswer:
-        caller = self._caller
-        found = caller.parse_object(response)
+        found = self.parse_object(response)
         choices = found.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise caller.unexpected("choices", response)
+            raise self.unexpected("choices", response)
         choice = choices[0]
         message = choice.get("message")
         if not isinstance(message, dict):
-            raise caller.unexpected("a message", response)
+            raise self.unexpected("a message", response)
         finish_reason = choice.get("finish_reason")
         if message.get("refusal"):
-            raise Permanent(f"model {caller.model!r} refused: {caller.excerpt(message['refusal'])}")
+            raise Permanent(f"model {self.model!r} refused: {self.excerpt(message['refusal'])}")
         if finish_reason == "content_filter":
-            raise Permanent(f"model {caller.model!r} stopped at its provider's content filter")
-        text = _text_of(message.get("content"))
+            raise Permanent(f"model {self.model!r} stopped at its provider's content filter")
+        content = message.get("content")
+        text = content if isinstance(content, str) else _text_of(content)
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         reasoning = reasoning if isinstance(reasoning, str) else None
         if not text and finish_reason != "length":
-            raise caller.unexpected("any text", response)
+            raise self.unexpected("any text", response)
         usage = found.get("usage")
         return ChatAnswer(
             text=text,
@@ -112,30 +98,28 @@ class OpenAIClient:
         )
 
     async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
-        caller = self._caller
-        body = {"model": caller.model, **parameters, "input": list(texts)}
-        response = await caller.send(caller.endpoint("/embeddings"), json.dumps(body).encode())
-        found = caller.parse_object(response)
+        body = {"model": self.model, **parameters, "input": list(texts)}
+        response = await self.send(self.endpoint("/embeddings"), json.dumps(body).encode())
+        found = self.parse_object(response)
         try:
             data = sorted(found["data"], key=lambda each: each.get("index", 0))
             vectors = tuple(tuple(map(float, each["embedding"])) for each in data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise caller.unexpected("embeddings", response) from error
+            raise self.unexpected("embeddings", response) from error
         if len(vectors) != len(texts):
-            raise caller.unexpected(f"{len(texts)} embeddings (it has {len(vectors)})", response)
+            raise self.unexpected(f"{len(texts)} embeddings (it has {len(vectors)})", response)
         used = token_count(found.get("usage"), "prompt_tokens", "total_tokens")
         return EmbeddingAnswer(
             vectors=vectors, tokens=Tokens(input=sum(map(count_tokens, texts)) if used is None else used)
         )
 
     async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer:
-        caller = self._caller
-        body = {"model": caller.model, **parameters, "prompt": prompt}
-        response = await caller.send(caller.endpoint("/images/generations"), json.dumps(body).encode())
-        found = caller.parse_object(response)
+        body = {"model": self.model, **parameters, "prompt": prompt}
+        response = await self.send(self.endpoint("/images/generations"), json.dumps(body).encode())
+        found = self.parse_object(response)
         data = found.get("data")
         if not isinstance(data, list) or not data or not all(isinstance(each, dict) for each in data):
-            raise caller.unexpected("images", response)
+            raise self.unexpected("images", response)
         images = [await self._image(each, response) for each in data]
         usage = found.get("usage")
         sent = token_count(usage, "input_tokens", "prompt_tokens")
@@ -146,7 +130,6 @@ class OpenAIClient:
         return ImageAnswer(images=tuple(images), tokens=tokens)
 
     async def _image(self, given: Mapping[str, Any], response: HttpResponse) -> Image:
-        caller = self._caller
         encoded, url = given.get("b64_json"), given.get("url")
         if isinstance(url, str) and url.startswith("data:"):
             encoded = url.partition(",")[2]
@@ -154,18 +137,18 @@ class OpenAIClient:
             try:
                 data = base64.b64decode(encoded, validate=True)
             except (binascii.Error, TypeError, ValueError) as error:
-                raise Retryable(f"model {caller.model!r} sent an image that is not base64") from error
+                raise Retryable(f"model {self.model!r} sent an image that is not base64") from error
             return Image(data=data, media_type=media_type_of(data))
         if not isinstance(url, str):
-            raise caller.unexpected("images", response)
+            raise self.unexpected("images", response)
         try:
-            endpoint = caller.http.endpoint("GET", url, {})  # without our headers: the server may be any
+            endpoint = self.http.endpoint("GET", url, {})  # without our headers: the server may be any
         except ConfigError as error:
-            raise caller.unexpected("images", response) from error
-        fetched = await caller.send(endpoint)
+            raise self.unexpected("images", response) from error
+        fetched = await self.send(endpoint)
         if not 200 <= fetched.status < 300:
             failure = Retryable if fetched.status >= 500 else Permanent
-            raise failure(f"model {caller.model!r}: the server of its image answered {fetched.status}")
+            raise failure(f"model {self.model!r}: the server of its image answered {fetched.status}")
         return Image(data=fetched.body, media_type=media_type_of(fetched.body))
 
 
@@ -208,8 +191,6 @@ def _is_strict(schema: object) -> bool:
 
 
 def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
     if isinstance(content, list):  # some providers answer in parts
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return ""

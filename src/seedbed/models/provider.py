@@ -15,10 +15,10 @@ import re
 import ssl
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import attrs
 
@@ -27,7 +27,7 @@ from ..errors import CellError, ConfigError, ModelMisconfigured, Permanent, Rate
 from ..runtime.backoff import parse_retry_after
 from ..runtime.throttle import KeyLimits
 from .base import NOT_IN_FINGERPRINT
-from .distributions import check_distribution
+from .distributions import check_parameters
 from .http import check_headers, open_http
 from .urls import proxy_for, split_url
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     import trio
 
     from .http import Endpoint, HttpClient, HttpResponse
+
+S = TypeVar("S", bound="HttpModel")
+C = TypeVar("C")
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 # A recipe is stored beside its dataset, so it must not contain the values of these headers.
@@ -53,20 +56,6 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
         raise ConfigError(f"{attribute.name} must not contain a key; use api_key_env or headers")
     if url.username or url.password:
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
-
-
-def _check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Require a mapping whose distributions are valid."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{attribute.name} must be a mapping of names to values, not {value!r}")
-    for name, given in value.items():
-        check_distribution(f"{attribute.name}.{name}", given)
-
-
-def check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Require the name of an environment variable, or None. The message hides the value: it may be the key itself."""
-    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
-        raise ConfigError(f"{attribute.name} must be the name of an environment variable (it is not one)")
 
 
 def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -91,12 +80,11 @@ class Limits(KeyLimits):
 
     type: ClassVar[str]
 
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_parameters)
     input_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
     output_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
 
     def limits(self) -> KeyLimits:
-        """The concurrency and rate limits of its throttle keys."""
         return KeyLimits(**{field.name: getattr(self, field.name) for field in attrs.fields(KeyLimits)})
 
     @property
@@ -117,7 +105,7 @@ class HttpModel(Limits):
 
     base_url: str = attrs.field(validator=check_url, converter=strip_slash)
     model: str = attrs.field(validator=checks.text)
-    api_key_env: str | None = attrs.field(default=None, validator=check_env)
+    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
     headers: Mapping[str, str] = attrs.field(
         factory=dict, validator=_check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
     )
@@ -183,14 +171,14 @@ class HttpModel(Limits):
         return context
 
     @asynccontextmanager
-    async def open_caller(
-        self, headers: Mapping[str, str], key_header: str, key_prefix: str = ""
-    ) -> AsyncIterator[Caller]:
-        """Yield a caller that sends these headers, those of the spec and the API key, which the spec may override."""
+    async def open_client(
+        self, client: Callable[..., C], headers: Mapping[str, str], key_header: str, key_prefix: str = ""
+    ) -> AsyncIterator[C]:
+        """Yield a client that sends these headers, those of the spec and the API key, which the spec may override."""
         problems = self.problems()
         if problems:
             raise ConfigError("; ".join(problems))
-        secrets: list[str] = []
+        secrets = _Secrets()
 
         def fill(found: re.Match[str]) -> str:
             secrets.append(os.environ[found.group(1)].strip())
@@ -204,28 +192,34 @@ class HttpModel(Limits):
         if key:
             secrets.append(key)
             sent.setdefault(key_header, f"{key_prefix}{key}")
+        base_url, mark, query = self.base_url.partition("?")
         async with open_http(
             timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
         ) as http:
-            yield Caller(http, self, sent, tuple(secrets))
+            yield client(self, http, secrets, lambda path: http.endpoint("POST", base_url + path + mark + query, sent))
 
 
-class Caller:
-    """Sends the calls of one model; its failures name the model and show none of the secrets."""
+class _Secrets(list[str]):
+    """Values that nothing may show."""
 
-    def __init__(self, http: HttpClient, spec: HttpModel, headers: Mapping[str, str], secrets: tuple[str, ...]) -> None:
+    def __repr__(self) -> str:
+        return "…"
+
+
+class HttpModelClient(Generic[S]):
+    """A client for one model behind HTTP; its failures name the model and show none of the secrets."""
+
+    def __init__(self, spec: S, http: HttpClient, secrets: _Secrets, endpoint_at: Callable[[str], Endpoint]) -> None:
+        self.spec = spec
         self.model = spec.model
         self.http = http
         self._secrets = secrets
-        self._key_env = spec.api_key_env
-        self._base_url, _, query = spec.base_url.partition("?")
-        self._query = f"?{query}" if query else ""
-        self._headers = headers
+        self._endpoint_at = endpoint_at
         # By path, added at the first call of each; shared by the models of a provider.
         self._endpoints: dict[str, Endpoint] = {}
 
-    def for_model(self, model: str) -> Caller:
-        """Return a caller for another model of the provider that shares the connections."""
+    def for_model(self, model: str) -> Self:
+        """Return a client for another model of the provider that shares the connections."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -234,8 +228,7 @@ class Caller:
         """Return the endpoint at a path of the provider."""
         endpoint = self._endpoints.get(path)
         if endpoint is None:
-            url = f"{self._base_url}{path}{self._query}"
-            endpoint = self._endpoints[path] = self.http.endpoint("POST", url, self._headers)
+            endpoint = self._endpoints[path] = self._endpoint_at(path)
         return endpoint
 
     async def send(self, endpoint: Endpoint, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
@@ -258,7 +251,7 @@ class Caller:
 
     def parse_object(self, response: HttpResponse) -> dict[str, Any]:
         """Return the JSON object of a response. Raises the failure that the response means."""
-        failure = failure_of(self.model, response, self._secrets, key_env=self._key_env)
+        failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
         if failure is not None:
             raise failure
         answered = f"model {self.model!r} answered {response.status}"
@@ -413,10 +406,10 @@ def _reset(headers: Mapping[str, str]) -> str | None:
 
 def token_count(usage: object, *names: str) -> int | None:
     """Return the first of these fields that is a valid count; None if there is none."""
-    if isinstance(usage, Mapping):
+    if isinstance(usage, dict):
         for name in names:
-            value = usage.get(name)
+            value: Any = usage.get(name)
             # Some servers send Infinity and NaN; a negative count would refund a budget.
-            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+            if type(value) in (int, float) and 0 <= value < math.inf:
                 return int(value)
     return None

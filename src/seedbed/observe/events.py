@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something changed at `time`, an instant of trio's clock."""
+    """A state change at `time`, an instant of trio's clock."""
 
     time: float
 
@@ -208,7 +208,6 @@ class Events:
         self.on_failure: Callable[[Event, Exception], None] = lambda _event, _error: None
 
     def emit(self, event: Event) -> None:
-        """Pass the record to all readers."""
         for reader in self._readers:
             try:
                 reader(event)

@@ -73,7 +73,7 @@ class ColumnProgress:
 
     @property
     def percent(self) -> int:
-        """How much of it is done; 100 only when all is."""
+        """The percentage of its rows that are done; 100 only if all are."""
         return min(100, 100 * self.done // self.total) if self.total else 100
 
 
@@ -116,7 +116,6 @@ class ProgressState:
 
     @property
     def finished(self) -> bool:
-        """True if the run has ended."""
         return self._finished is not None
 
     @property
@@ -464,7 +463,7 @@ def would_wait(stream: TextIO) -> bool:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a time for people: 4s, 1m05s, 2h03m; a dash if it is not known."""
+    """Format a duration: 4s, 1m05s, 2h03m; a dash if it is unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     whole = math.ceil(seconds)
@@ -476,10 +475,10 @@ def duration(seconds: float | None) -> str:
 
 
 def per_second(rate: float) -> str:
-    """Format a rate for people."""
+    """Format a rate: 34.9/s, 1,234/s."""
     return f"{rate:.1f}/s" if rate < 100 else f"{rate:,.0f}/s"
 
 
 def money(cost: float) -> str:
-    """Format a cost for people, in the unit of the prices."""
+    """Format a cost in the unit of the prices, small ones with four decimals."""
     return f"{cost:,.2f}" if cost >= 100 or not cost else f"{cost:.4f}"

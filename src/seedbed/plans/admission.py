@@ -145,7 +145,7 @@ class LoopMeter(trio.abc.Instrument):
         self._window = self._last, 0.0, 0.0  # its start, and `_slept` and `_own` then
         self.woke = self._last  # the last time at which no task was ready
         self.is_saturated = False
-        self.useful = 1.0  # the part of a busy loop that requests get; the rest goes to clients, refusals, the host
+        self.useful = 1.0  # the share of a busy loop that requests get; the rest goes to clients, rejections, the host
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.step(self._clock(), task.context.get(current_claim))

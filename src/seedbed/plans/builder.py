@@ -26,7 +26,7 @@ from ..errors import InvalidPlan
 from ..graph import nearest
 from .documents import Code, Problems, Value
 from .expressions import MAX_SIZE, TreeReader
-from .format import CAPABILITIES, ON_ERROR, SCHEMA_VERSION, parse_plan, plan_text, read_extensions, read_node
+from .format import CAPABILITIES, ON_ERROR, SCHEMA_VERSION, parse_plan, plan_text, read_node, read_policy
 from .ops import default_ops
 from .opspec import Scope
 from .registries import Named, default_registries
@@ -228,7 +228,7 @@ class PlanContext:
         if name.startswith("_"):
             raise AttributeError(name)
         if self._ops.get(name) is None:
-            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.all_names())}")
+            raise AttributeError(f"no op is named {name!r}{nearest(name, self._ops.names)}")
         return name
 
     def op(self, name: str, /, *inputs: Node, **params: Any) -> Node:
@@ -264,7 +264,7 @@ class PlanContext:
             "inputs": [self._node_id(Value(each, f"{path}.inputs[{at}]", problems)) for at, each in enumerate(inputs)],
             "params": {param: read(param, value) for param, value in named.items()},
         }
-        # The check would report the placeholders of what is no node or no tree.
+        # The check below would report the same values again.
         problems.raise_invalid_plan()
         scope = Scope(
             registries=self._registries,
@@ -354,9 +354,9 @@ class Node:
         """Set what happens to the request if this node fails; returns the same node."""
         problems = Problems()
         value = Value({ON_ERROR: {"policy": policy}}, f"$.nodes[{self._index}].extensions", problems)
-        extensions = read_extensions(value, CAPABILITIES, of_node=True)
+        read_policy(value, CAPABILITIES, of_node=True)
         problems.raise_invalid_plan()
-        self._context._nodes[self._index]["extensions"] = extensions  # noqa: SLF001  a node is a part of its context
+        self._context._nodes[self._index]["extensions"] = value.raw  # noqa: SLF001  a node is a part of its context
         return self
 
 

@@ -196,7 +196,7 @@ def _step(node: PlanNode, plan: Plan, ops: OpRegistry, costs: Costs, positions: 
         inputs=tuple(positions[name] for name in node.inputs),
         refs=tuple((param, positions[name]) for param, name in op.referenced_nodes(node.params).items()),
         upstream=tuple(positions[name] for name in node.upstream),
-        policy=node.extensions.get(ON_ERROR, {}).get("policy", "fail"),
+        policy=node.policy,
         cost=costs.cost(op, size=size, patterns=0 if predicate is None else predicate.patterns),
         writes=op.written_keys(node.params),
         is_core=any(op is core for core in CORE_OPS),

@@ -134,6 +134,7 @@ class Problems:
         return f"{subject} invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}"
 
 
+@attrs.define(eq=False)
 class Value:
     """A value of a document and its JSON path.
 
@@ -141,12 +142,9 @@ class Value:
     None without a problem, since `fields` has reported it if it is required.
     """
 
-    __slots__ = ("_value", "path", "problems")
-
-    def __init__(self, value: object, path: str, problems: Problems) -> None:
-        self._value = value
-        self.path = path
-        self.problems = problems
+    _value: object
+    path: str
+    problems: Problems
 
     @property
     def raw(self) -> Any:

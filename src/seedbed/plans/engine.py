@@ -1,4 +1,4 @@
-"""Plans under load: one engine for many requests at once."""
+"""`PlanEngine`: runs plans for many requests at once."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ _UNWIND: Final = 1.0
 
 @attrs.frozen(kw_only=True)
 class EngineStatistics:
-    """What an engine has done and does. Outcomes are counted by the code of the error, and as OK."""
+    """A snapshot of an engine. Outcomes are counted by the code of the error, and as OK."""
 
     running: int
     queued: int
     threads_busy: int
-    threads_late: int  # they work for requests that have ended
+    threads_late: int  # working for requests that have ended
     late_completions: int  # threads and results that finished after their timeout
     outcomes: Mapping[str, int]
 
 
 @attrs.frozen(kw_only=True)
 class DrainReport:
-    """How an engine ended: requests that ended within grace, requests cut off after it, threads still at work."""
+    """How an engine ended: requests that finished within grace, requests cancelled after it, threads still at work."""
 
     finished: int
     cancelled: int
@@ -191,7 +191,7 @@ class PlanEngine:
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
-        self._clock()  # before it is open there is nothing to count, and this says so
+        self._clock()  # raises if the engine is not open
         return EngineStatistics(
             running=self._admission.running,
             queued=self._admission.queued,
@@ -213,10 +213,10 @@ class PlanEngine:
         fusion: Fusion | None = None,
         partial: bool = False,
     ) -> Response:
-        """Answer a request, or raise a PlanError that says why not.
+        """Answer a request, or raise a PlanError.
 
-        `deadline` is seconds from now for all of it, `node_timeout` seconds for each node. With `partial`, what is
-        done by the deadline is the answer, and its coverage says what is missing.
+        `deadline` is seconds from now for the whole request, `node_timeout` seconds for each node. With `partial`, a
+        request that misses its deadline is answered by the nodes that finished, and `coverage` names the others.
         """
         arrival = self._clock()
         # Before a slot is requested: a failure between the claim and the request would not release it.

@@ -6,8 +6,9 @@ thread reads and writes nothing but its own `UnitRun`, so that an abandoned thre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import numpy as np
 import trio
 
@@ -21,7 +22,7 @@ from .request import Coverage, Degraded, NodeTrace, Trace
 from .rowset import NO_ROWS, RowSet, concat, unwritten_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .admission import ThreadPool
     from .compile import Schedule, Step, Unit
@@ -51,7 +52,7 @@ class Execution:
         self._traces: list[NodeTrace] = []  # in the order in which the nodes ended
 
     async def run(self) -> bool:
-        """Run all nodes. False if the deadline passed before; raises the first failure, after all else has ended."""
+        """Run all nodes and raise the first failure once all tasks have ended. False if the deadline passed before."""
         first, *others = self._schedule.roots
         ended_by: BaseException | None = None
         try:
@@ -72,9 +73,9 @@ class Execution:
         return not self._left
 
     def _settle(self, group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-        """An op with a nursery of its own raised while it was cancelled: that is its node's failure, if the first.
+        """Decide about exceptions of ops that raised in a nursery of their own while they were cancelled.
 
-        Returns what is no failure of a node and has to be raised: a cancellation, an exit, a Ctrl-C.
+        The first is the failure of its node. Returns what has to be raised: a cancellation, an exit, a Ctrl-C.
         """
         failures, others = group.split(Exception)
         if others is not None:
@@ -155,8 +156,8 @@ class Execution:
             with trio.CancelScope(deadline=now + self._shared.node_timeout):
                 try:
                     return await self._pool.run(run.run, current_claim.get())
-                except Overloaded as refusal:
-                    raise Overloaded(refusal.message, node=run.step.node_id) from None
+                except Overloaded as error:
+                    raise Overloaded(error.message, node=run.step.node_id) from None
                 finally:
                     run.abandoned = True
             # The thread still writes to the other one.
@@ -185,6 +186,7 @@ class Execution:
         )
 
 
+@attrs.define(eq=False)
 class UnitRun:
     """One run of the steps of a unit, one after the other, on the loop or in a thread.
 
@@ -192,20 +194,17 @@ class UnitRun:
     waits.
     """
 
-    def __init__(
-        self, unit: Unit, known: Mapping[int, RowSet | None], shared: RequestContext, now: float, where: str
-    ) -> None:
-        self.unit = unit
-        self.where = where  # loop, inline or thread
-        self._known: Mapping[int, Any] = known  # the results of other units that the steps need, by position
-        self._shared = shared
-        self.current = 0  # the current step
-        self._since = now  # when it became ready
-        self._rows = NO_ROWS  # of the last step done
-        self.traces: list[NodeTrace] = []  # of each step done, if the request is traced
-        self.degraded: list[Degraded] = []
-        self.late = 0  # results after their timeout, which were ignored
-        self.abandoned = False  # set by the task that waits when it is cancelled
+    unit: Unit
+    _known: Mapping[int, Any]  # the results of other units that the steps need, by position
+    _shared: RequestContext
+    _since: float  # when the current step became ready
+    where: str  # loop, inline or thread
+    current: int = 0  # the current step
+    _rows: RowSet = NO_ROWS  # of the last step done
+    traces: list[NodeTrace] = attrs.field(factory=list)  # of each step done, if the request is traced
+    degraded: list[Degraded] = attrs.field(factory=list)
+    late: int = 0  # results after their timeout, which were ignored
+    abandoned: bool = False  # set by the task that waits when it is cancelled
 
     @property
     def step(self) -> Step:
@@ -270,7 +269,7 @@ class UnitRun:
         rows: RowSet | None,
         failure: PlanError | None,
     ) -> RowSet:
-        """A step has ended: return its rows, or those that its policy permits; raises its failure if there are none."""
+        """End a step: return its rows, or those that its policy permits; raises its failure if there are none."""
         now, shared = self._shared.clock(), self._shared
         if failure is None and now >= ctx.deadline:
             self.late += rows is not None
@@ -322,7 +321,7 @@ def timed_out(step: Step, now: float, shared: RequestContext) -> PlanError:
 
 
 def failure_of(node_id: str, error: Exception) -> PlanError:
-    """An exception of an op as the error of its node; one that names a node is of another plan, which the op ran."""
+    """Turn an exception of an op into the error of its node."""
     # An op may read several things at once in a nursery of its own, which raises a group.
     others = error.split(EndpointUnavailable)[1] if isinstance(error, ExceptionGroup) else error
     unavailable = others is None or isinstance(others, EndpointUnavailable)
@@ -365,22 +364,25 @@ def fallback_rows(
     return rows
 
 
+_CONTRACTS: Final[Mapping[Rows, Callable[[RowSet, RowSet], bool]]] = {
+    Rows.SAME: lambda rows, first: np.array_equal(rows.ids(), first.ids()),
+    Rows.PREFIX: lambda rows, first: np.array_equal(rows.ids(), first.ids()[: len(rows)]),
+    Rows.SUBSET: lambda rows, first: len(rows) <= len(first),
+    Rows.REORDERED: lambda rows, first: len(rows) == len(first),
+    Rows.APPENDED: lambda rows, first: len(rows) >= len(first),
+}
+
+
 def check_output(step: Step, inputs: tuple[RowSet, ...], rows: Any) -> None:
     """Raise if a user-defined op violates its output contract."""
     op = step.op
     if not isinstance(rows, RowSet):
         raise TypeError(f"op {op.name!r} returned {type(rows).__name__}, not a RowSet")
-    if extra := set(rows.columns).difference(step.writes, {ID}, *(one.columns for one in inputs)):
+    if len(rows.columns) > 1 and (
+        extra := set(rows.columns).difference(step.writes, {ID}, *(one.columns for one in inputs))
+    ):
         raise ValueError(f"op {op.name!r} wrote the keys {sorted(extra)}, which it does not declare")
-    if not inputs or op.gives is Rows.NEW:
-        return
-    ids, first = rows.ids(), inputs[0].ids()
-    fits = {
-        Rows.SAME: lambda: np.array_equal(ids, first),
-        Rows.PREFIX: lambda: np.array_equal(ids, first[: len(ids)]),
-        Rows.SUBSET: lambda: len(ids) <= len(first),
-        Rows.REORDERED: lambda: len(ids) == len(first),
-        Rows.APPENDED: lambda: len(ids) >= len(first),
-    }
-    if not fits[op.gives]():
-        raise ValueError(f"op {op.name!r} declares {op.gives.value!r} rows, but returned {len(ids)} of {len(first)}")
+    contract = _CONTRACTS.get(op.gives)
+    if inputs and contract is not None and not contract(rows, inputs[0]):
+        found = f"returned {len(rows)} of {len(inputs[0])}"
+        raise ValueError(f"op {op.name!r} declares {op.gives.value!r} rows, but {found}")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     # One answer per row, or one for all.
     Test = Callable[[RowSet, Params], NDArray[np.bool_] | bool]
 
-# A tree written in Python can share its branches, so that its size as JSON is exponential in its depth.
+# A tree written in Python can share branches, which makes its size as JSON exponential in its depth.
 MAX_SIZE: Final = 10_000
 
 _ARITHMETIC: Final[Mapping[str, Callable[..., Any]]] = {
@@ -52,8 +52,9 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_LOGIC: Final[Mapping[str, Callable[..., Any]]] = {"and": operator.and_, "or": operator.or_, "not": np.logical_not}
 EXPRESSION_OPS: Final = ("const_number", "const_null", "key_ref", "param_ref", *_ARITHMETIC, "coalesce")
-PREDICATE_OPS: Final = ("const_bool", "and", "or", "not", "cmp", "in", "is_null", "not_null", "regex")
+PREDICATE_OPS: Final = ("const_bool", *_LOGIC, "cmp", "in", "is_null", "not_null", "regex")
 
 
 @attrs.frozen(kw_only=True)
@@ -69,7 +70,7 @@ class Expression:
 
     @property
     def kind(self) -> str:
-        """What it gives, for messages."""
+        """The kind of its values, for messages."""
         return "null" if self.type is None else "a string" if self.type is KeyType.STRING else "a number"
 
     def as_float(self) -> Expression:
@@ -95,7 +96,7 @@ class Predicate:
     patterns: int = 0
 
     def mask(self, rows: RowSet, params: Params) -> NDArray[np.bool_]:
-        """For which of the rows it is true."""
+        """True for each of the rows for which the predicate is true."""
         with np.errstate(all="ignore"):
             answer = self.test(rows, params)
         return answer if isinstance(answer, np.ndarray) else np.full(len(rows), answer)
@@ -109,17 +110,17 @@ class TreeReader:
         self._left = 0  # how many more ops the tree that is being read may have
 
     def expression(self, value: Value) -> Expression | None:
-        """Read a whole expression."""
+        """Read an expression."""
         self._left = MAX_SIZE
         return self._expression(value, 1)
 
     def predicate(self, value: Value) -> Predicate | None:
-        """Read a whole predicate."""
+        """Read a predicate."""
         self._left = MAX_SIZE
         return self._predicate(value, 1)
 
     def _op(self, value: Value, depth: int, known: tuple[str, ...], what: str) -> str:
-        """The op of a tree; empty if there is none, or the tree is too large."""
+        """The op of a tree; empty if it is missing or unknown, or the tree is too large."""
         self._left -= 1
         if self._left < 0:
             if self._left == -1:
@@ -150,7 +151,14 @@ class TreeReader:
             return None if param is None else _param(param)
         if op == "const_number":
             number = value.fields("op", "value")["value"].number()
-            return None if number is None else _constant(number)
+            if number is None:
+                return None
+            return Expression(
+                tree={"op": op, "value": number},
+                evaluate=lambda _rows, _params: (number, False),
+                type=KeyType.INT if isinstance(number, int) else KeyType.FLOAT,
+                constant=float(number),
+            )
         if op == "const_null":
             value.fields("op")
             return Expression(tree={"op": op}, evaluate=lambda _rows, _params: (0.0, True), type=None, always_null=True)
@@ -176,13 +184,12 @@ class TreeReader:
 
     def _predicate(self, value: Value, depth: int) -> Predicate | None:
         op = self._op(value, depth, PREDICATE_OPS, "a predicate") if value else ""
-        if op in ("and", "or"):
-            fields = value.fields("op", "a", "b")
-            a, b = self._predicate(fields["a"], depth + 1), self._predicate(fields["b"], depth + 1)
-            return None if a is None or b is None else _joined(op, a, b)
-        if op == "not":
-            x = self._predicate(value.fields("op", "x")["x"], depth + 1)
-            return None if x is None else _inverted(x)
+        if op in _LOGIC:
+            names = ("x",) if op == "not" else ("a", "b")
+            fields = value.fields("op", *names)
+            found = {name: self._predicate(fields[name], depth + 1) for name in names}
+            parts = {name: each for name, each in found.items() if each is not None}
+            return _combined(op, parts) if len(parts) == len(names) else None
         if op in ("is_null", "not_null"):
             operand = self._expression(value.fields("op", "x")["x"], depth + 1)
             return None if operand is None else _null({"op": op, "x": operand.tree}, operand, wanted=op == "is_null")
@@ -278,15 +285,6 @@ def _param(param: Param) -> Expression:
     return Expression(tree={"op": "param_ref", "param_id": param.id}, evaluate=evaluate, type=param.type)
 
 
-def _constant(value: float) -> Expression:
-    return Expression(
-        tree={"op": "const_number", "value": value},
-        evaluate=lambda _rows, _params: (value, False),
-        type=KeyType.INT if isinstance(value, int) else KeyType.FLOAT,
-        constant=float(value),
-    )
-
-
 def _computed(op: str, operands: Mapping[str, Expression], value: Value) -> Expression | None:
     compute = _ARITHMETIC[op]
     constants = [each.constant for each in operands.values()]
@@ -355,22 +353,13 @@ def _always(value: bool) -> Predicate:
     return Predicate(tree={"op": "const_bool", "value": value}, test=lambda _rows, _params: value)
 
 
-def _joined(op: str, a: Predicate, b: Predicate) -> Predicate:
-    join, left, right = operator.and_ if op == "and" else operator.or_, a.test, b.test
+def _combined(op: str, parts: Mapping[str, Predicate]) -> Predicate:
+    combine, tests = _LOGIC[op], [each.test for each in parts.values()]
     return Predicate(
-        tree={"op": op, "a": a.tree, "b": b.tree},
-        test=lambda rows, params: join(left(rows, params), right(rows, params)),
-        size=a.size + b.size + 1,
-        patterns=a.patterns + b.patterns,
-    )
-
-
-def _inverted(x: Predicate) -> Predicate:
-    return Predicate(
-        tree={"op": "not", "x": x.tree},
-        test=lambda rows, params: np.logical_not(x.test(rows, params)),
-        size=x.size + 1,
-        patterns=x.patterns,
+        tree={"op": op, **{name: each.tree for name, each in parts.items()}},
+        test=lambda rows, params: combine(*[test(rows, params) for test in tests]),
+        size=1 + sum(each.size for each in parts.values()),
+        patterns=sum(each.patterns for each in parts.values()),
     )
 
 
@@ -431,7 +420,7 @@ def _member(lhs: Expression, listed: Sequence[Any]) -> Predicate:
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """What is wrong with a regular expression, or None."""
+    """The problem of a regular expression, or None."""
     import pyarrow as pa  # noqa: PLC0415  slow to import, and most plans have no pattern
 
     try:

@@ -44,7 +44,7 @@ class PlanNode:
     inputs: tuple[str, ...]
     params: Mapping[str, Any]
     upstream: tuple[str, ...]
-    extensions: Mapping[str, Any] = attrs.field(factory=dict)
+    policy: str = "fail"  # of `seedbed.on_error.v1`
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,6 @@ class Plan:
     expressions: Mapping[str, Expression]
     predicates: Mapping[str, Predicate]
     capabilities: tuple[str, ...] = ()
-    extensions: Mapping[str, Any] = attrs.field(factory=dict)
     registries: Registries
 
 
@@ -82,7 +81,7 @@ def parse_plan(data: Source, registries: Registries | None = None, ops: OpRegist
     if "built_by" in fields:
         fields["built_by"].entries()
     capabilities = _capabilities(fields["capabilities_required"])
-    extensions = read_extensions(fields["extensions"], capabilities, of_node=False)
+    read_policy(fields["extensions"], capabilities, of_node=False)
     trees = TreeReader(registries)
     expressions = {name: trees.expression(value) for name, value in fields["expr_table"].entries().items()}
     predicates = {name: trees.predicate(value) for name, value in fields["pred_table"].entries().items()}
@@ -100,16 +99,15 @@ def parse_plan(data: Source, registries: Registries | None = None, ops: OpRegist
     outputs = fields["outputs"].items()
     if outputs is not None and not outputs:
         fields["outputs"].problem(Code.INVALID_VALUE, "expected at least one node id, found an empty array")
-    output_ids = [scope.node(item) for item in outputs or []]
+    output_ids = tuple(node_id for item in outputs or [] if (node_id := scope.node(item)) is not None)
     problems.raise_invalid_plan()
     return Plan(
         name=name or "",
         nodes=tuple(nodes),
-        outputs=tuple(each for each in output_ids if each is not None),
+        outputs=output_ids,
         expressions={name: found for name, found in expressions.items() if found is not None},
         predicates={name: found for name, found in predicates.items() if found is not None},
         capabilities=capabilities,
-        extensions=extensions,
         registries=registries,
     )
 
@@ -135,12 +133,12 @@ def read_node(value: Value, ops: OpRegistry, scope: Scope, capabilities: Sequenc
         inputs=inputs,
         params=params,
         upstream=tuple(dict.fromkeys((*inputs, *refs.values()))),
-        extensions=read_extensions(fields["extensions"], capabilities, of_node=True),
+        policy=read_policy(fields["extensions"], capabilities, of_node=True),
     )
 
 
 def _op(value: Value, ops: OpRegistry, scope: Scope) -> OpSpec | None:
-    name = value.reference(ops.all_names(), Code.UNKNOWN_OP, "no op is named")
+    name = value.reference(ops.names, Code.UNKNOWN_OP, "no op is named")
     spec = None if name is None else ops.get(name)
     if spec is not None:
         for key_id in sorted(spec.writes - set(scope.registries.keys)):
@@ -156,8 +154,7 @@ def _inputs(value: Value, spec: OpSpec | None, scope: Scope) -> tuple[str, ...]:
         wanted = str(low) if low == high else f"{low} to {high}"
         message = f"op {spec.name!r} takes {wanted} input{'' if wanted == '1' else 's'}, found {len(given)}"
         value.problem(Code.WRONG_INPUT_COUNT, message)
-    found = [scope.node(item) for item in given or []]
-    return tuple(each for each in found if each is not None)
+    return tuple(node_id for item in given or [] if (node_id := scope.node(item)) is not None)
 
 
 def _check_graph(nodes: Sequence[PlanNode], given: Sequence[Value]) -> None:
@@ -180,11 +177,9 @@ def _capabilities(value: Value) -> tuple[str, ...]:
     """The capabilities that a plan requires, each of which must be supported."""
     names: list[str] = []
     for item in value.items() or []:
-        name = item.text()
-        if name is None:
-            continue
-        names.append(name)
-        if name not in CAPABILITIES:
+        if (name := item.text()) is not None:
+            names.append(name)
+        if name is not None and name not in CAPABILITIES:
             hint = item.problems.hint(name, CAPABILITIES)
             item.problem(Code.UNSUPPORTED_CAPABILITY, f"the engine does not support {shown(name)}{hint}")
     if names != sorted(set(names)):
@@ -192,9 +187,9 @@ def _capabilities(value: Value) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_extensions(value: Value, capabilities: Sequence[str], *, of_node: bool) -> Mapping[str, Any]:
-    """The extensions of a plan or of a node; each belongs to a capability that the plan requires."""
-    extensions: dict[str, Any] = {}
+def read_policy(value: Value, capabilities: Sequence[str], *, of_node: bool) -> str:
+    """Check the extensions of a plan or of a node; returns the node's policy for its failure."""
+    policy: str | None = None
     for name, payload in value.entries().items():
         if name not in capabilities:
             payload.problem(Code.CAPABILITY_NOT_REQUIRED, f"expected {shown(name)} to be in capabilities_required")
@@ -202,8 +197,8 @@ def read_extensions(value: Value, capabilities: Sequence[str], *, of_node: bool)
         if name == ON_ERROR and not of_node:
             payload.problem(Code.INVALID_VALUE, f"{ON_ERROR} belongs to a node, not to the plan")
         elif name == ON_ERROR:
-            extensions[name] = {"policy": payload.fields("policy")["policy"].choice(("fail", "empty", "default"))}
-    return extensions
+            policy = payload.fields("policy")["policy"].choice(("fail", "empty", "default"))
+    return policy or "fail"
 
 
 def plan_text(document: Mapping[str, Any]) -> str:

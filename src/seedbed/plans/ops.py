@@ -234,26 +234,21 @@ class OpRegistry:
 
     def __init__(self, *ops: OpSpec) -> None:
         self._ops: dict[str, OpSpec] = {}
-        self._names: dict[str, str] = {}  # alias or name → name
+        self.names: dict[str, str] = {}  # the full name of each op, by name and alias
         for each in ops:
             self.add(each)
 
     def add(self, op: OpSpec) -> None:
         """Register an op; a name or alias that is taken is an error."""
         for name in (op.name, *op.aliases):
-            if name in self._names:
-                raise ConfigError(f"op {op.name!r}: the name {name!r} is taken by op {self._names[name]!r}")
+            if name in self.names:
+                raise ConfigError(f"op {op.name!r}: the name {name!r} is taken by op {self.names[name]!r}")
         self._ops[op.name] = op
-        self._names.update(dict.fromkeys((op.name, *op.aliases), op.name))
+        self.names.update(dict.fromkeys((op.name, *op.aliases), op.name))
 
     def get(self, name: str) -> OpSpec | None:
         """The op of that name or alias, or None."""
-        full = self._names.get(name)
-        return None if full is None else self._ops[full]
-
-    def all_names(self) -> Mapping[str, str]:
-        """The full name of each op by name and alias."""
-        return self._names
+        return self._ops.get(self.names.get(name, name))
 
     def __iter__(self) -> Iterator[OpSpec]:
         return iter(self._ops.values())

@@ -291,6 +291,7 @@ class RequestContext:
         return found
 
 
+@attrs.define(eq=False)
 class OpContext:
     """What one run of one node gets besides its inputs and params.
 
@@ -299,13 +300,10 @@ class OpContext:
     change it.
     """
 
-    __slots__ = ("_shared", "deadline", "node_id", "refs")
-
-    def __init__(self, shared: RequestContext, node_id: str, deadline: float, refs: Mapping[str, RowSet]) -> None:
-        self._shared = shared
-        self.node_id = node_id
-        self.deadline = deadline
-        self.refs = refs
+    _shared: RequestContext
+    node_id: str
+    deadline: float
+    refs: Mapping[str, RowSet]
 
     @property
     def request(self) -> Request:

@@ -149,11 +149,9 @@ def _by_id(value: Value, entries: Mapping[int, Numbered], code: Code, what: str)
 
 
 def _by_name(value: Value, entries: Iterable[Entry], code: Code, what: str) -> Entry | None:
-    found = {each.name: each for each in entries}
-    name: str = value.raw.name
-    if name not in found:
-        value.problem(code, f"no {what} is named {shown(name)}{value.problems.hint(name, found)}")
-    return found.get(name)
+    known = {each.name: each for each in entries}
+    name = Value(value.raw.name, value.path, value.problems).reference(known, code, f"no {what} is named")
+    return None if name is None else known[name]
 
 
 @functools.cache

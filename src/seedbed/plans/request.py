@@ -76,7 +76,7 @@ class NodeTrace:
     label: str | None  # the node's param `trace`
     where: str  # loop, inline or thread
     segment: int  # nodes with the same number ran as one
-    start_ms: float  # its inputs were available
+    start_ms: float  # when its inputs were available
     end_ms: float
     rows_in: int  # of its first input
     rows_out: int

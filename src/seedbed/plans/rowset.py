@@ -1,7 +1,7 @@
-"""Row sets: immutable columns that many row sets share, and which of their rows a set has in which order.
+"""Row sets: an index over immutable columns, which many row sets share.
 
-Columns are never changed. Filtering, ordering and taking create a new index over the same columns; adding a column does
-not copy the others. So branches of a plan share their columns, and an abandoned thread can still read its own safely.
+Filtering, ordering and taking create a new index; adding a column does not copy the others. So branches of a plan share
+their columns, and an abandoned thread can still read its own safely.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ T = TypeVar("T", list[Any], dict[str, Any])
 # A recipe of this size takes seconds to read; data belongs into seed files.
 MAX_BYTES = 4_000_000
 MAX_VALUES = 100_000
+_TOO_MANY = f"a recipe has at most {MAX_VALUES} keys and values, aliases expanded; put data into seed files"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KEYS = ("name", "seed", "models", "columns", "processors", "run", "base")
 # Most servers implement this API, so a model with an address and no type is one of them.
@@ -145,7 +146,7 @@ class _Reader:
             self._problem(f"{path}.{name}", "is missing")
         if any(each.default is attrs.NOTHING and name not in usable for name, each in fields.items()):
             return None
-        # A class raises its first problem only; without the field at fault it raises the next one.
+        # A class raises its first problem only; without the invalid field it raises the next one.
         while (problem := _failure(cls, **usable)) is not None:
             field = problem.field
             if field not in usable or fields[field].default is attrs.NOTHING:
@@ -179,7 +180,7 @@ def _failure(call: Callable[..., Any], *args: Any, **kwargs: Any) -> ConfigError
     except ConfigError as error:
         return error
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError) as error:
-        # Written for other values, such as a converter of names that gets a number.
+        # From code that expects other values, such as a converter of names that gets a number.
         return ConfigError(f"{type(error).__name__}: {error}")
     return None
 
@@ -250,16 +251,14 @@ def read_document(path: Path, content: bytes | None = None) -> Document:
 
 
 def _check_values(document: Document) -> None:
-    """Reject what is nested too deep or too large, and text that cannot be encoded."""
+    """Reject documents that are too deep or too large, and text that cannot be encoded."""
     count = 0
 
     def check(path: str, value: Any, depth: int) -> None:
         nonlocal count
-        count += 1
+        count += 1 + (len(value) if isinstance(value, Mapping) else 0)
         if count > MAX_VALUES:
-            raise ConfigError(
-                f"{document.place(path)}a recipe has at most {MAX_VALUES} values; put data into seed files"
-            )
+            raise ConfigError(f"{document.place(path)}{_TOO_MANY}")
         if depth > MAX_DEPTH:
             raise ConfigError(f"{document.place(path)}nested more than {MAX_DEPTH} levels deep")
         for text in (path, value):
@@ -283,37 +282,21 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._depth = 0
         self._values = 0
-        # The number of values under each anchor; None while its node is being read.
-        self._anchored: dict[str | None, int | None] = {}
+        self._values_of: dict[str, int] = {}  # by anchor
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Reject depth, and aliases that would expand without end, before anything follows them."""
+        """Stop at too many values, aliases expanded, before anything expands them."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        mark, anchor = event.start_mark, event.anchor
-        if isinstance(event, yaml.AliasEvent):
-            held = self._anchored.get(anchor, 0)
-            if held is None:
-                raise ComposerError(None, None, f"the alias {anchor!r} is inside of the value that it names", mark)
-            self._count(held, mark)
-            return super().compose_node(parent, index)
+        is_alias = isinstance(event, yaml.AliasEvent)
         before = self._values
-        self._count(1, mark)
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise ComposerError(None, None, f"nested more than {MAX_DEPTH} levels deep", mark)
-        self._anchored[anchor] = None
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        self._anchored[anchor] = self._values - before
-        return node
-
-    def _count(self, values: int, mark: yaml.Mark) -> None:
-        self._values += values
+        self._values += self._values_of.get(event.anchor, 1) if is_alias else 1
         if self._values > MAX_VALUES:
-            message = f"a recipe has at most {MAX_VALUES} keys and values, aliases expanded; put data into seed files"
-            raise ComposerError(None, None, message, mark)
+            raise ComposerError(None, None, _TOO_MANY, event.start_mark)
+        node = super().compose_node(parent, index)
+        if event.anchor is not None and not is_alias:
+            self._values_of[event.anchor] = self._values - before
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:

@@ -93,14 +93,14 @@ def _data(recipe: Recipe, *, determining: bool) -> dict[str, Any]:
     def typed(spec: Any) -> dict[str, Any]:
         return {"type": type(spec).type, **_fields(spec, determining)}
 
-    data: dict[str, Any] = {} if recipe.name is None else {"name": recipe.name}
-    data["seed"] = recipe.seed
-    if recipe.models:
-        data["models"] = {alias: typed(model) for alias, model in recipe.models.items()}
-    data["columns"] = [typed(spec) for spec in recipe.columns]
-    if recipe.processors:
-        data["processors"] = [typed(spec) for spec in recipe.processors]
-    return data
+    data: dict[str, Any] = {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "models": {alias: typed(model) for alias, model in recipe.models.items()},
+        "columns": [typed(spec) for spec in recipe.columns],
+        "processors": [typed(spec) for spec in recipe.processors],
+    }
+    return {key: value for key, value in data.items() if value or key == "seed"}
 
 
 def _fields(value: Any, determining: bool) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _default(field: attrs.Attribute[Any]) -> Any:
 
 
 def plain(value: Any, *, determining: bool = False) -> Any:
-    """A value in the types of JSON and YAML, in the form in which a recipe file would have it."""
+    """A value in the types of JSON and YAML, in the form that it has in a recipe file."""
     if value is attrs.NOTHING or value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -18,7 +18,7 @@ from ..graph import Kind, check_columns, closest, nearest
 
 
 class ModelLike(Protocol):
-    """What a recipe reads of a model's spec."""
+    """The part of a model's spec that a recipe uses."""
 
     def problems(self) -> list[str]: ...
 
@@ -74,7 +74,7 @@ class Recipe:
     access: Access | None = attrs.field(default=None, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Reject what cannot be a part of a recipe; `problems` finds what is wrong with its parts."""
+        """Reject parts of other types; `problems` validates the parts themselves."""
         columns: Sequence[object] = self.columns
         processors: Sequence[object] = self.processors
         problems = [
@@ -100,7 +100,7 @@ class Recipe:
             raise DatasetGenerationError(problems)
 
     def environment(self, **more: Any) -> Environment:
-        """What its specs need to become columns; without `more`, such as open clients, for columns that never run."""
+        """The environment of its specs; `more` has what columns need to run, such as open clients."""
         models: Any = self.models  # specs, as `__attrs_post_init__` checked
         return Environment(seed=self.seed, models=models, base=self.base, access=self.access, **more)
 
@@ -182,7 +182,7 @@ class Recipe:
         problems += [column.problem for column in made if column.problem is not None]
         if not failed:
             return made, [*problems, *check_columns(made), *self._processor_problems(made)]
-        # Other columns may refer to a column that could not be created, and its outputs are not known: an unknown name
+        # Other columns may refer to a column that could not be created, and its outputs are unknown: an unknown name
         # is a problem only if it looks like a typo. A seed that was not read may have any column.
         names = _outputs([*made, *map(_placeholder, failed)])
         missing = {name for column in made for name in column.requires if name not in names}
@@ -195,15 +195,18 @@ class Recipe:
         everything = _outputs(made)
         scratch = _outputs(column for column in made if column.kind is Kind.FROM_SCRATCH)
         for stages, columns in ((("before_batch",), scratch), (("after_batch", "after_generation"), everything)):
-            seen: Sequence[str] | None = columns
-            for stage in stages:
-                for index, processor in enumerate(self.processors):
-                    if processor.stage == stage and seen is not None:
-                        problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
-                        left = processor.columns_after(seen)
-                        if seen and left is not None and not left:
-                            problems.append(f"processors[{index}]: {processor.label}: removes the last column")
-                        seen = left
+            seen: Sequence[str] = columns
+            listed = [
+                (index, each) for stage in stages for index, each in enumerate(self.processors) if each.stage == stage
+            ]
+            for index, processor in listed:
+                problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
+                left = processor.columns_after(seen)
+                if left is None:  # later processors cannot be checked
+                    break
+                if seen and not left:
+                    problems.append(f"processors[{index}]: {processor.label}: removes the last column")
+                seen = left
         return problems
 
 

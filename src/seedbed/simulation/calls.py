@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False, kw_only=True)
 class Network:
-    """What all simulated calls of a run share; the callers change it."""
+    """The state that all simulated calls of a run share; the callers change it."""
 
     # The engine sends all calls from one thread: each occupies it for so many seconds, one after the other.
     overhead: float = 0.0
@@ -182,12 +182,11 @@ class SimulatedModel:
         return math.inf if isinstance(self.spec, Behaviour) else float(getattr(self.spec, "timeout", math.inf))
 
     def problems(self) -> list[str]:
-        """None: nothing is called, so nothing is missing."""
         return []
 
     @property
     def provider_id(self) -> str:
-        """Another one for each alias, whose client must know it."""
+        """Different for each alias, because its client must know it."""
         return f"simulated {self.alias}"
 
     @asynccontextmanager

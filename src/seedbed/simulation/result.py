@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The number of equal parts of the run in a timeline.
 BUCKETS = 120
 # A limit that holds up work for a smaller share of the time is not a bottleneck.
-_MATTERS = 0.25
+_BOTTLENECK_SHARE = 0.25
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +99,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
         return cls(mean=sum(values) / len(values), low=min(values), high=max(values))
 
 
@@ -162,7 +161,7 @@ class Estimate:
 
 @attrs.frozen(kw_only=True)
 class Variant:
-    """The same run with something changed."""
+    """The estimate of the same run with other fields or options."""
 
     changes: Mapping[str, Any]
     estimate: Estimate
@@ -170,7 +169,7 @@ class Variant:
 
 @attrs.frozen(kw_only=True)
 class Probed:
-    """The usage of the real rows that were generated to measure their calls."""
+    """The usage of the real rows that a probe generated."""
 
     rows: int
     calls: int
@@ -266,7 +265,7 @@ def _find_bottleneck(keys: Sequence[KeyLoad], limits: Sequence[LimitLoad]) -> st
         found += [(load.held_up, text), (load.paced, f"{load.name}: {why}")]
     found += [(each.held_up, f"{each.name}: {each.option}={each.allowed} is used up") for each in limits]
     share, sentence = max(found, default=(0.0, ""))
-    if share < _MATTERS:
+    if share < _BOTTLENECK_SHARE:
         return "none: calls wait for each other's answers and not for a limit"
     return f"{sentence} for {share:.0%} of the time"
 
@@ -365,7 +364,7 @@ def _usage_table(estimate: Estimate) -> Table:
 def _limit_table(estimate: Estimate) -> Table:
     rows = []
     for load in estimate.keys:
-        allowed = "" if load.limit > load.ceiling - 0.5 else f", {load.limit:.1f} on average"
+        allowed = "" if load.limit > load.ceiling - 0.5 else f", median {load.limit:.1f}"
         shares = (load.busy, load.at_limit, load.held_up + load.paced)
         rows.append(
             (load.name, f"{load.ceiling:,}{allowed}", *(f"{each:.0%}" for each in shares), f"{load.rate_limited:,.0f}")

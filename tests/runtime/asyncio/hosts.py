@@ -78,7 +78,7 @@ COLUMNS = [NUMBERS, sb.Column("doubled", doubled)]
 
 
 class Waits:
-    """A column whose cells wait for ever, once the first `quick` rows are made, and say how they end."""
+    """A column whose cells hang after the first `quick` rows and record how they end."""
 
     def __init__(self, quick: int = 0) -> None:
         self._quick = quick

@@ -64,7 +64,7 @@ async def calls_in_a_thread() -> None:
         calls_in_a_thread,
     ],
 )
-def test_what_asyncio_raises_under_trio_is_recognized(function: Callable[..., Any]) -> None:
+def test_errors_of_asyncio_code_under_trio_are_recognized(function: Callable[..., Any]) -> None:
     """However code uses asyncio first, what it gets under trio is known for what it is."""
     with pytest.raises((TypeError, RuntimeError, AttributeError)) as caught:
         trio.run(function)
@@ -87,7 +87,7 @@ def test_only_the_user_says_that_a_function_is_of_asyncio() -> None:
     assert for_runtime(made, is_async=True, runtime="asyncio") is made
 
 
-def test_a_runtime_that_there_is_not_is_refused() -> None:
-    """The message is the rest of a sentence about whose function it is."""
+def test_an_unknown_runtime_is_rejected() -> None:
+    """The message continues a sentence about the owner of the function."""
     with pytest.raises(ConfigError, match=r"^has runtime='curio'; allowed are 'asyncio', 'trio'$"):
         for_runtime(awaits_nothing, is_async=True, runtime="curio")

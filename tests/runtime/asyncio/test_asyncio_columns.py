@@ -1,4 +1,4 @@
-"""Columns whose functions are written for asyncio, with the libraries that they are written with."""
+"""Columns whose functions are written for asyncio and its libraries."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_aiohttp_and_the_openai_sdk_work_in_columns(host: Callable[..., Any], se
 
 
 def test_the_loop_of_ours_ends_with_the_run() -> None:
-    """After a build under trio there is no asyncio loop left: it is closed, and its thread does something else."""
+    """After a build under trio the asyncio loop is closed and its thread is free."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def look(n: int) -> int:
@@ -121,7 +121,7 @@ def test_models_work_in_asyncio_functions(host: Callable[..., Any], server: Open
 
 @HOSTS
 def test_a_call_of_the_context_is_made_on_asyncio_under_a_permit(host: Callable[..., Any]) -> None:
-    """`CellContext.call` takes permits on trio's side and sends on asyncio's; a refusal sends the cell back."""
+    """`CellContext.call` takes permits on trio's side and sends on asyncio's; rate limits requeue the cell."""
     flying = [0, 0]
     refusals = [2]
 
@@ -192,7 +192,7 @@ def test_dropping_a_row_cancels_its_asyncio_cells(host: Callable[..., Any]) -> N
 
 
 @HOSTS
-def test_what_an_asyncio_function_raises_is_classified_as_ever(host: Callable[..., Any]) -> None:
+def test_errors_of_asyncio_functions_are_classified_as_usual(host: Callable[..., Any]) -> None:
     """Retryable errors are retried, others drop their row, and an exit ends the program, not the loop."""
     tries: list[int] = []
 
@@ -238,7 +238,7 @@ def test_a_task_that_other_code_cancels_is_retried(host: Callable[..., Any]) -> 
 
 @GUEST_HOSTS
 def test_a_loop_that_ends_does_not_drop_rows(host: Callable[..., Any], tmp_path: Path) -> None:
-    """When the host cancels all its tasks, those of cells too, the build ends as cancelled and no row as failed."""
+    """When the host cancels all its tasks, the build is cancelled and no row counts as failed."""
     waiting = [0]
 
     async def waits(n: int) -> int:
@@ -258,7 +258,7 @@ def test_a_loop_that_ends_does_not_drop_rows(host: Callable[..., Any], tmp_path:
 
 
 @HOSTS
-def test_whole_columns_and_objects_may_be_asyncio(host: Callable[..., Any]) -> None:
+def test_full_columns_and_objects_may_be_asyncio(host: Callable[..., Any]) -> None:
     """Functions for whole columns, from scratch, and objects with a state run on asyncio as those for cells do."""
 
     async def scratch(rows: range) -> list[int]:
@@ -314,7 +314,7 @@ def test_context_variables_and_builds_inside_a_cell(host: Callable[..., Any]) ->
 
 
 @HOSTS
-def test_what_a_function_leaves_behind_ends_with_it(host: Callable[..., Any], server: OpenAIServer) -> None:
+def test_tasks_that_a_function_leaves_behind_end_with_it(host: Callable[..., Any], server: OpenAIServer) -> None:
     """A task that outlives its cell's function and still calls a model gets an error: the cell has ended."""
     ended: list[BaseException] = []
 
@@ -374,13 +374,13 @@ async def is_async(n: int) -> int:
         (is_async, "twisted", "column 'x' has runtime='twisted'; allowed are 'asyncio', 'trio'"),
     ],
 )
-def test_a_runtime_that_cannot_be_is_refused(function: Any, runtime: str, message: str) -> None:
+def test_an_impossible_runtime_is_rejected(function: Any, runtime: str, message: str) -> None:
     """The start-up check names the column, what it has and what is allowed."""
     with pytest.raises(sb.DatasetGenerationError, match=message):
         sb.preview([NUMBERS, sb.Column("x", function, runtime=runtime)])
 
 
-def test_a_recipe_refuses_a_runtime_that_cannot_be() -> None:
+def test_a_recipe_rejects_an_impossible_runtime() -> None:
     """The decorator and the recipe say it as well, with models or without."""
     with pytest.raises(sb.ConfigError, match="runtime must be 'asyncio' or 'trio', not 'twisted'"):
         sb.column(runtime="twisted")(is_async)  # type: ignore[call-overload]
@@ -395,7 +395,7 @@ def test_a_recipe_refuses_a_runtime_that_cannot_be() -> None:
 
 
 @HOSTS
-def test_asyncio_code_that_runs_on_trio_is_told_what_to_say(host: Callable[..., Any]) -> None:
+def test_the_error_of_asyncio_code_on_trio_names_the_option(host: Callable[..., Any]) -> None:
     """A function is never guessed to be asyncio's, and the reason of its drop says what to write."""
 
     async def plain(n: int) -> int:

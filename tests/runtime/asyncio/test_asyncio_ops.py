@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Data:
-    """An endpoint in memory that counts what it is asked."""
+    """An endpoint in memory that counts its calls."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -74,7 +74,7 @@ def plan_of(ops: OpRegistry, name: str) -> Any:
 
 
 @HOSTS
-def test_an_op_on_asyncio_reads_endpoints_and_keeps_to_its_time(host: Callable[..., Any]) -> None:
+def test_an_op_on_asyncio_reads_endpoints_and_respects_its_timeout(host: Callable[..., Any]) -> None:
     """Its reads go to trio and back, identical ones once; a deadline cancels it."""
     ops = default_ops().copy()
     # The copy shows that a function which was made for trio stays so.
@@ -107,7 +107,7 @@ def test_an_op_for_asyncio_that_runs_on_trio_fails_with_the_option_to_declare(ho
     host(main)
 
 
-def test_a_runtime_that_an_op_cannot_have_is_refused() -> None:
+def test_an_impossible_runtime_of_an_op_is_rejected() -> None:
     """The message names the op."""
     with pytest.raises(ConfigError, match="op 'embed::x' has runtime='asyncio', which is for async functions"):
         OpSpec(name="embed::x", gives=Rows.SAME, run=lambda inputs, _params, _context: inputs[0], runtime="asyncio")

@@ -53,7 +53,7 @@ def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    """Ask again until it holds; in other processes there is nothing to wait on."""
+    """Poll until it holds; other processes have no event to wait for."""
     end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, "it never came to hold"
@@ -98,7 +98,7 @@ def test_the_service_streams_rows_and_a_client_that_leaves_cancels(server: OpenA
         connection.close()
 
 
-def test_a_service_that_is_stopped_cancels_what_it_builds(server: OpenAIServer) -> None:
+def test_stopping_a_service_cancels_its_builds(server: OpenAIServer) -> None:
     """Ending the server's process while a client waits leaves no call at the model, and no complaint."""
     with service(MODEL_URL=server.url) as address:
         connection, response = get(address, "/rows?topic=%5B%5Bhang%5D%5D&count=20")

@@ -110,7 +110,7 @@ def test_a_task_group_that_fails_cancels_a_build_beside_it(host: Callable[..., o
 
 @HOSTS
 def test_an_error_of_the_build_is_raised_as_itself(host: Callable[..., object], tmp_path: Path) -> None:
-    """What ends a build is no group of one, whether it is wrong from the start or fails on the way."""
+    """The error of a build is not wrapped in a group of one, whether it occurs at the start or later."""
     (tmp_path / "used").touch()
 
     async def fails(n: int) -> int:
@@ -131,7 +131,7 @@ def test_an_error_of_the_build_is_raised_as_itself(host: Callable[..., object], 
 
 
 @HOSTS
-def test_what_the_block_raises_leaves_it_as_it_was(host: Callable[..., object]) -> None:
+def test_exceptions_of_the_block_are_raised_unchanged(host: Callable[..., object]) -> None:
     """An exception of the block ends the build and comes out as the same object, with its own traceback."""
     cells = Waits()
     error = KeyError("mine")
@@ -150,7 +150,7 @@ def test_what_the_block_raises_leaves_it_as_it_was(host: Callable[..., object]) 
 
 @GUEST_HOSTS
 def test_an_exit_inside_a_cell_interrupts_the_block(host: Callable[..., object]) -> None:
-    """What ends the run from inside cancels the host's block and is raised in its place; no cancellation is left."""
+    """A failure inside the run cancels the host's block and is raised in place of the cancellation."""
 
     async def leaves(n: int) -> int:
         sys.exit(7)

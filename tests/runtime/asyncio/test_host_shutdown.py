@@ -57,7 +57,7 @@ def test_a_loop_that_ends_ends_the_builds_in_it(host: Callable[..., object], tmp
 
 @GUEST_HOSTS
 def test_a_loop_that_ends_while_the_guest_starts(host: Callable[..., object], tmp_path: Path) -> None:
-    """However early the loop ends, there is nothing left: the guest is cancelled while it starts."""
+    """If the loop ends early, the guest is cancelled while it starts and nothing is left."""
 
     async def main(turns: int) -> None:
         task = asyncio.create_task(sb.build_async(COLUMNS, rows=2, out=tmp_path / str(turns)))
@@ -90,7 +90,7 @@ def test_a_build_that_begins_while_the_guest_ends_gets_another(tmp_path: Path) -
     under_asyncio(main)
 
 
-def test_a_stopped_loop_goes_on_where_it_was() -> None:
+def test_a_stopped_loop_continues_when_run_again() -> None:
     """`loop.stop` in the middle of a build harms nothing: the loop can be run again, and the build ends."""
     loop = asyncio.new_event_loop()
 
@@ -108,8 +108,8 @@ def test_a_stopped_loop_goes_on_where_it_was() -> None:
     loop.close()
 
 
-def test_aclose_ends_what_a_loop_run_by_hand_has_open() -> None:
-    """After `aclose` a loop can be closed: the build is cancelled, and so are the tasks that wait for it."""
+def test_aclose_ends_the_builds_of_a_loop_run_by_hand() -> None:
+    """After `aclose` a loop can be closed: the build and the tasks that wait for it are cancelled."""
     cells = Waits()
     loop = asyncio.new_event_loop()
 
@@ -161,7 +161,7 @@ def test_a_loop_that_is_closed_under_its_guest_does_not_cost_the_thread(
     assert cells.unwound == 2
 
 
-def test_another_loop_of_the_thread_is_told_where_the_guest_is() -> None:
+def test_another_loop_of_the_thread_gets_an_error() -> None:
     """While one loop of a thread has something open, another cannot, and says so."""
     loop, other = asyncio.new_event_loop(), asyncio.new_event_loop()
     block = sb.open_throttles()

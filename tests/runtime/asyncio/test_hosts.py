@@ -93,7 +93,7 @@ def test_a_block_that_is_left_early_ends_the_build(host: Callable[..., object]) 
 
 
 @HOSTS
-def test_stop_gives_what_is_in_flight_its_grace(host: Callable[..., object], tmp_path: Path) -> None:
+def test_stop_gives_cells_in_flight_their_grace_period(host: Callable[..., object], tmp_path: Path) -> None:
     """`stop`, which does not wait, works from the host's side, and `wait` raises why the build ended."""
     go: list[trio.Event] = []
 
@@ -257,12 +257,12 @@ def test_loops_of_two_threads_have_a_guest_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("function", [sb.build_async, sb.open_build, sb.open_throttles, PlanEngine.execute])
 def test_a_wrapped_function_keeps_its_name_and_its_documentation(function: Callable[..., object]) -> None:
-    """What `help` shows is what was written."""
+    """`help` shows the signature and docstring of the original."""
     assert function.__doc__
     assert function.__wrapped__.__name__ == function.__name__  # type: ignore[attr-defined]
 
 
-def test_without_a_loop_it_says_what_it_needs() -> None:
+def test_without_a_loop_the_error_names_what_is_needed() -> None:
     """Awaited by something that is neither trio nor asyncio, it names both."""
     with pytest.raises(sb.SeedbedError, match="under trio, anyio or asyncio"):
         sb.build_async(COLUMNS, rows=1, out="nowhere").send(None)

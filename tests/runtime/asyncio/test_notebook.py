@@ -110,7 +110,7 @@ SETUP = """
         ("await sb.build_async(columns, rows=6, out=out, config=config)", "CancelledError"),
     ],
 )
-def test_an_interrupt_stops_the_build_and_keeps_it_resumable(
+def test_an_interrupt_stops_the_build_which_can_be_resumed(
     call: str, raised: str, kernel: Kernel, tmp_path: Path
 ) -> None:
     """The stop button ends a cell that builds, either way; the kernel lives, and the next cell resumes."""

@@ -99,7 +99,7 @@ class RedisClient(RedisEndpoint):
         self._pipeline = Pipeline(policy.max_inflight)
         # Set by `_serve` while there is a connection.
         self._connection: Connection | None = None
-        # Set by calls that find no connection, replaced by `run`.
+        # Set by calls without a connection, replaced by `run`.
         self._wanted = trio.Event()
         # Tasks that wait for something to send or to watch; the one that wakes it resets the field.
         self._idle_writer: trio.lowlevel.Task | None = None
@@ -173,7 +173,7 @@ class RedisClient(RedisEndpoint):
         pipeline = self._pipeline
         call = Call(commands, trio.lowlevel.current_task())
         if self._connection is None or self._connection.lost is not None:
-            self._check_retry_soon()
+            self._check_down()
             pipeline.add(call)
             self._wanted.set()
         else:
@@ -197,15 +197,13 @@ class RedisClient(RedisEndpoint):
         error.__cause__ = cause
         return error
 
-    def _check_retry_soon(self) -> None:
+    def _check_down(self) -> None:
         """Raise if the next attempt to connect is further away than a caller would wait for a connection."""
         wait = self._retry_at - trio.current_time()
         if wait > self._connect_timeout:
             self._errors += 1
-            raise self._unavailable(
-                f"is down and will not be tried again for {wait * 1000:.0f} ms: {self._last_failure}",
-                self._last_failure,
-            )
+            what = f"is down and will not be tried again for {wait * 1000:.0f} ms: {self._last_failure}"
+            raise self._unavailable(what, self._last_failure)
 
     def _wake_writer(self) -> None:
         # The writer runs in the next round, so that the commands of all tasks of this one are sent together.
@@ -231,19 +229,16 @@ class RedisClient(RedisEndpoint):
             self._lose("was closed", None, useless=True)
 
     async def _connect_and_serve(self) -> None:
-        wire: SocketWire | None = None
-        failure: Exception | None = None
-        with trio.move_on_after(self._connect_timeout):
-            try:
+        try:
+            with trio.fail_after(self._connect_timeout):
                 wire = await self._connect_to(self._endpoint.host, self._endpoint.port)
-            except OSError as error:
-                failure = error
-        if wire is None:
-            what = "did not accept a connection" if failure is None else "cannot be reached"
-            failure = failure or TimeoutError(f"no connection within {self._endpoint.policy.connect_timeout_ms} ms")
+        except (OSError, trio.TooSlowError) as error:
+            what, failure = "cannot be reached", error
+            if isinstance(error, trio.TooSlowError):
+                what = "did not accept a connection"
+                failure = TimeoutError(f"no connection within {self._endpoint.policy.connect_timeout_ms} ms")
             self._back_off(failure)
-            self._lose(f"{what}: {failure}", failure, useless=True)
-            return
+            return self._lose(f"{what}: {failure}", failure, useless=True)
         self._connects += 1
         connection = self._connection = Connection(wire, heard_at=trio.current_time())
         try:
@@ -254,7 +249,7 @@ class RedisClient(RedisEndpoint):
         lost = connection.lost or ConnectionError("the connection ended")
         if connection.useless or not connection.answered:
             self._back_off(lost)
-        self._lose(f"went away: {lost}", lost, useless=connection.useless)
+        return self._lose(f"went away: {lost}", lost, useless=connection.useless)
 
     def _back_off(self, failure: Exception) -> None:
         self._failures += 1
@@ -279,48 +274,42 @@ class RedisClient(RedisEndpoint):
         pipeline, wire = self._pipeline, connection.wire
         reader = hiredis.Reader(encoding="utf-8", errors="strict", notEnoughData=_NEEDS_MORE_BYTES)
         unparsed = 0
-        while connection.lost is None:
-            try:
+        try:
+            while connection.lost is None:
                 data = await wire.receive()
-            except OSError as error:
-                connection.lose(error)
-                return
-            if not data:
-                connection.lose(ConnectionError("the server closed the connection"))
-                return
-            connection.heard_at = trio.current_time()
-            reader.feed(data)
-            unparsed += len(data)
-            replies, broken = _parse(reader)
-            if replies:
-                unparsed = 0
-                taken = pipeline.take_replies(replies)
-                if taken < len(replies):
-                    broken = ConnectionError(f"a reply to no command: {replies[taken]!r:.80}")
-            if broken is not None:
-                connection.lose(broken)
-                return
-            if not unparsed:
-                connection.answered = True
-                self._failures = 0
-            if unparsed > LARGEST_REPLY:
-                connection.lose(ConnectionError(f"a reply has more than {LARGEST_REPLY} bytes"))
-                return
-            pipeline.admit()
-            self._wake_writer()
+                if not data:
+                    raise ConnectionError("the server closed the connection")
+                connection.heard_at = trio.current_time()
+                reader.feed(data)
+                unparsed += len(data)
+                replies, broken = _parse(reader)
+                if replies:
+                    unparsed = 0
+                    taken = pipeline.take_replies(replies)
+                    if taken < len(replies):
+                        raise ConnectionError(f"a reply to no command: {replies[taken]!r:.80}")
+                if broken is not None:
+                    raise broken
+                if not unparsed:
+                    connection.answered = True
+                    self._failures = 0
+                if unparsed > LARGEST_REPLY:
+                    raise ConnectionError(f"a reply has more than {LARGEST_REPLY} bytes")
+                pipeline.admit()
+                self._wake_writer()
+        except (OSError, hiredis.ProtocolError) as error:
+            connection.lose(error)
 
     def _send(self, connection: Connection) -> None:
-        """Write what is to be sent; the writer sends the rest if the socket does not accept all of it."""
-        data = self._pipeline.take_unsent(trio.current_time())
-        if not data:  # all callers were cancelled
-            self._pipeline.admit()
-            return
+        """Write all unsent commands; the writer sends the rest if the socket does not accept all of them."""
+        connection.unwritten = self._pipeline.take_unsent(trio.current_time())
+        if not connection.unwritten:  # all callers were cancelled
+            return self._pipeline.admit()
         if self._idle_watch is not None:
             trio.lowlevel.reschedule(self._idle_watch)
             self._idle_watch = None
         self._sends += 1
-        connection.unwritten = data
-        self._write(connection)
+        return self._write(connection)
 
     def _write(self, connection: Connection) -> None:
         try:
@@ -353,7 +342,7 @@ class RedisClient(RedisEndpoint):
                 continue
             stalled_at = max(oldest, connection.heard_at) + STALLED_AFTER * timeout
             wanted = pipeline.oldest_wanted
-            # What is sent from now on is late no earlier than what is sent now.
+            # Commands that are sent later time out later.
             late_at = (trio.current_time() if wanted is None else wanted) + timeout
             await trio.sleep_until(min(stalled_at, late_at))
             # If our own loop was blocked, replies have arrived but are unread: what the server has sent is not late.

@@ -108,8 +108,7 @@ async def _read_slice(known: dict[str, Any], keys: Sequence[str], read: Read) ->
     # cancelled, they are absent, and the first node that finds them so reads them. The error stays with the node that
     # raised it, since its policy may let the request continue.
     while True:
-        missing = list({key: None for key in keys if key not in known})
-        if missing:
+        if missing := list({key: None for key in keys if key not in known}):
             answers = await _read_missing(known, missing, read)
             if len(missing) == len(keys):
                 return answers
