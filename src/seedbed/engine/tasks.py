@@ -146,6 +146,22 @@ class Permit(Protocol):
     def rate_limited(self, error: RateLimited, attempt: int) -> float: ...
 
 
+class Throttle(Protocol):
+    """What the scheduler needs of the throttle of one key."""
+
+    @property
+    def full(self) -> bool:
+        """True if no permit can be granted now, whatever the rates allow."""
+        ...
+
+    @property
+    def will_notify(self) -> bool:
+        """True if something is under way that ends with `permits_available`."""
+        ...
+
+    def try_acquire(self, tokens: int = 0) -> Permit | None: ...
+
+
 class Scope(Protocol):
     """What cancels a running task: a `trio.CancelScope`."""
 
