@@ -115,6 +115,16 @@ def test_sync_and_async_functions_fill_cells() -> None:
     assert frame.to_dict(as_series=False) == {"number": [0, 1, 2], "double": [0, 2, 4], "sum": [1, 4, 7]}
 
 
+def test_parameters_may_be_positional_only() -> None:
+    """Values of positional-only parameters are passed by position."""
+
+    @column
+    def double(number: int, /) -> int:
+        return number * 2
+
+    assert grown(Recipe(columns=[number, double]), 2)["double"].to_list() == [0, 2]
+
+
 def test_frame_functions_fill_whole_columns() -> None:
     """A function with a parameter for a frame fills a full column from the columns that it requires."""
 
@@ -361,7 +371,7 @@ def test_uncallable_functions_are_reported_together() -> None:
         made(Recipe(columns=[number, frameless, more, fixed, local, modelled], models=ECHOES))
     assert caught.value.problems == (
         "columns[1]: column 'frameless': list the columns of its frame with requires=[…]",
-        "columns[3]: column 'fixed': parameter 'number' is positional-only; with models, values have names",
+        "columns[3]: column 'fixed': with models, parameter 'number' may not be positional-only",
         "columns[4]: column 'local' runs in a process: its function must be defined at the top level of a module",
         "columns[5]: column 'modelled' runs in a process, where its function cannot call a model",
         "column 'more' is called with one argument, its frame, but its function wants frame, number",

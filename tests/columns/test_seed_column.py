@@ -237,7 +237,7 @@ def test_frames_may_be_lazy_or_arrow() -> None:
         ({"path": "a.csv", "options": {"a b": 1}}, "options must be a mapping"),
         ({"path": "a.csv", "order": "random"}, "order must be 'ordered' or 'shuffled', not 'random'"),
         ({"path": "a.csv", "start": -1}, "start must be a whole number, 0 or more, not -1"),
-        ({"path": "a.csv", "start": 3, "stop": 3}, r"stop must be a whole number above start \(3\), not 3"),
+        ({"path": "a.csv", "start": 3, "stop": 3}, r"stop must be above start \(3\), not 3"),
         ({"path": "a.csv", "partition": (2, 2)}, r"partition must be \(i, n\) with i from 0 to n - 1"),
         ({"path": "a.csv", "partition": 2}, "partition must be"),
         ({"path": "a.csv", "cycle": 1}, "cycle must be True or False"),

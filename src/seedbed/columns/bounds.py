@@ -118,8 +118,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise OverflowError(f"a power of more than {_LONGEST} bits")
             if sum(bits) > _LONGEST:
                 raise OverflowError(f"a number of more than {_LONGEST} bits")
-            made = bits[0] * max(right, 0) if operator == "**" else bits[1]
-            context.spend(1 + bits[0] * made // _CHARACTERS**2)
+            factor = bits[0] * max(right, 0) if operator == "**" else bits[1]
+            context.spend(1 + bits[0] * factor // _CHARACTERS**2)
         elif not (isinstance(left, float) or isinstance(right, float)):
             if operator == "*":
                 for part, times in ((left, right), (right, left)):

@@ -93,16 +93,13 @@ class Custom(ColumnSpec, Generic[P, R]):
     )
 
     def __attrs_post_init__(self) -> None:
-        """Reject anything but a function, an object that generates, or the name of one."""
         function: Any = self.function
         if isinstance(function, str):
             if ":" not in function:
                 raise ConfigError(f"{self.error_prefix}function must be 'module:name', not {function!r}")
         elif not _is_generator(function):
-            raise ConfigError(
-                f"{self.error_prefix}function must be a function, or an object with generate or agenerate, "
-                f"not {function!r}"
-            )
+            expected = "a function, or an object with generate or agenerate"
+            raise ConfigError(f"{self.error_prefix}function must be {expected}, not {function!r}")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself."""
@@ -148,9 +145,8 @@ class Custom(ColumnSpec, Generic[P, R]):
             generator, requires = _with_models(spec, kind, taken, environment)
         elif spec.process and not is_async:
             if "<" in function.__qualname__:
-                raise ConfigError(
-                    f"column {spec.name!r} runs in a process: its function must be defined at the top level of a module"
-                )
+                problem = "runs in a process: its function must be defined at the top level of a module"
+                raise ConfigError(f"column {spec.name!r} {problem}")
             generator = for_process(function)
         return Column(
             spec.name,
@@ -290,9 +286,7 @@ def _with_models(
     original, is_async = generator_function(spec.function)
     parameters = _parameters(original)
     if fixed := [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]:
-        raise ConfigError(
-            f"{spec.error_prefix}parameter {fixed[0]!r} is positional-only; with models, values have names"
-        )
+        raise ConfigError(f"{spec.error_prefix}with models, parameter {fixed[0]!r} may not be positional-only")
     context_name = next((each.name for each in parameters if has_type(each, CellContext)), None)
     try:
         _, requires = bind_call(functools.partial(original, **dict.fromkeys(spec.models)), kind, spec.requires)
@@ -334,31 +328,30 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 class Bridged:
-    """A generator with both `generate` and `agenerate`: the missing one calls the other."""
+    """A generator with both `generate` and `agenerate`: the missing one calls the other.
+
+    `generate` may be called from any synchronous code, also inside a running event loop or in a worker thread.
+    `agenerate` runs synchronous code in a worker thread.
+    """
 
     def __init__(self, generator: object) -> None:
         self.generator = generator
         function, is_async = generator_function(generator)
-        self._agenerate: Callable[..., Awaitable[Any]] | None = function if is_async else None
-        self._generate: Callable[..., Any] | None = getattr(generator, "generate", None) if is_async else function
+        generate = getattr(generator, "generate", None) if is_async else function
+        self.generate: Callable[..., Any] = generate or functools.partial(_run_async, function)
+        self.agenerate: Callable[..., Awaitable[Any]] = function if is_async else functools.partial(_run_sync, function)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it from synchronous code, also inside a running event loop or in a worker thread."""
-        if self._generate is not None:
-            return self._generate(*args, **kwargs)
-        assert self._agenerate is not None
-        return run_sync(functools.partial(self._agenerate, *args, **kwargs))
 
-    async def agenerate(self, *args: Any, **kwargs: Any) -> Any:
-        """Await it; synchronous code runs in a worker thread."""
-        if self._agenerate is not None:
-            return await self._agenerate(*args, **kwargs)
-        assert self._generate is not None
-        limiter = trio.to_thread.current_default_thread_limiter()
-        holder = object()
-        await limiter.acquire_on_behalf_of(holder)
-        lease = Lease(lambda: limiter.release_on_behalf_of(holder))
-        return await lease.run(functools.partial(self._generate, *args, **kwargs))
+def _run_async(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    return run_sync(functools.partial(function, *args, **kwargs))
+
+
+async def _run_sync(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    limiter = trio.to_thread.current_default_thread_limiter()
+    holder = object()
+    await limiter.acquire_on_behalf_of(holder)
+    lease = Lease(lambda: limiter.release_on_behalf_of(holder))
+    return await lease.run(functools.partial(function, *args, **kwargs))
 
 
 def bridge(generator: object) -> Bridged:

@@ -211,7 +211,6 @@ class Scipy(_Bounded):
         return {**super().references(), **inner}
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of values of a distribution of scipy."""
         stats: Any = import_extra("scipy.stats", extra="scipy", column=self.name)
         distribution = getattr(stats, self.dist, None)
         if isinstance(distribution, stats.rv_continuous | stats.rv_discrete):
@@ -219,9 +218,8 @@ class Scipy(_Bounded):
         if callable(getattr(distribution, "rvs", None)):
             return self._many_dimensional(environment, distribution)
         known = [name for name in dir(stats) if callable(getattr(getattr(stats, name), "rvs", None))]
-        raise ConfigError(
-            f"{self.error_prefix}scipy.stats has no distribution {self.dist!r}{nearest(self.dist, known)}"
-        )
+        hint = nearest(self.dist, known)
+        raise ConfigError(f"{self.error_prefix}scipy.stats has no distribution {self.dist!r}{hint}")
 
     def _one_dimensional(self, environment: Environment, distribution: Any, is_discrete: bool) -> Column:
         decimals = 0 if is_discrete else self.decimals

@@ -68,7 +68,6 @@ class Person(Sampler):
         check_order(self, *self.age, names="the two ages")
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of people."""
         faker: Any = import_extra("faker", extra="person", column=self.name)
         known = sorted(faker.config.AVAILABLE_LOCALES)
         for locale in self.locale:

@@ -48,7 +48,6 @@ class DropColumns(ProcessorSpec):
         return [name for name in columns if name not in self.columns]
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
-        """Drop the columns."""
         return lambda frame: frame.drop(self.columns)
 
 
@@ -65,7 +64,6 @@ class Filter(ProcessorSpec):
         self.compiled()
 
     def compiled(self) -> Condition | pl.Expr:
-        """The expression in its language."""
         compile_text = compile_sql if self.language == "sql" else compile_condition
         return compile_text(self.expr, where=self.label)
 
@@ -73,7 +71,6 @@ class Filter(ProcessorSpec):
         return requirements(self.compiled())
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
-        """Keep the rows for which it is true."""
         compiled = self.compiled()
         expression = compiled if isinstance(compiled, pl.Expr) else _row_wise(compiled)
         return lambda frame: frame.filter(expression)
@@ -97,7 +94,6 @@ class Deduplicate(ProcessorSpec):
         return self.subset or ()
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
-        """Keep the first of equal rows."""
         return lambda frame: frame.unique(self.subset, keep="first", maintain_order=True)
 
 
@@ -164,7 +160,6 @@ class SchemaTransform(ProcessorSpec):
         return [self.rename.get(name, name) for name in columns]
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
-        """Change types and names, and add columns of templates."""
         casts = [pl.col(name).cast(dtype) for name, dtype in self.cast.items()]
         fills, texts = self.compiled()
         requires = tuple(dict.fromkeys(name for each in texts for name in each.requires))

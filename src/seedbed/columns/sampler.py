@@ -316,9 +316,7 @@ class Category(Sampler):
                 raise ConfigError(f"{prefix}default is for values by case; without given there are none")
             return {}, _choices(prefix, "values", self.values, self.weights)
         if not isinstance(self.values, Mapping) or not self.values:
-            raise ConfigError(
-                f"{prefix}values must be a mapping from each case to its list of values, not {self.values!r}"
-            )
+            raise ConfigError(f"{prefix}values must be a mapping from each case to a list, not {self.values!r}")
         weights = {} if self.weights is None else self.weights
         if not isinstance(weights, Mapping):
             raise ConfigError(f"{prefix}weights must be a mapping from cases to lists, not {weights!r}")
@@ -331,11 +329,9 @@ class Category(Sampler):
         return cases, None if self.default is None else _choices(prefix, "default", self.default, None)
 
     def references(self) -> dict[str, Reference]:
-        """The column that determines the case."""
         return {} if self.given is None else {"given": Reference(self.given)}
 
     def to_column(self, environment: Environment) -> Column:
-        """A column from scratch, or with `given` a full column."""
         cases, default = self.cases()
         everything = [*cases.values(), *([default] if default else [])]
         dtype = _dtype(self.error_prefix, [value for choices in everything for value in choices.values])
@@ -525,7 +521,6 @@ class Timedelta(Sampler):
         check_order(self, self.low, self.high)
 
     def references(self) -> dict[str, Reference]:
-        """The parameters that are taken from other columns, `of` among them."""
         found = super().references()
         return found if self.of is None else {**found, "of": Reference(self.of)}
 

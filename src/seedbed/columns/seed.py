@@ -126,9 +126,7 @@ class Seed(ColumnSpec):
                 f"set format to one of {', '.join(_FORMATS)}"
             )
         if self.stop is not None and self.stop <= self.start:
-            raise ConfigError(
-                f"{self.error_prefix}stop must be a whole number above start ({self.start}), not {self.stop}"
-            )
+            raise ConfigError(f"{self.error_prefix}stop must be above start ({self.start}), not {self.stop}")
         chosen = list(self.columns or ())
         if duplicate := next((name for name in chosen if chosen.count(name) > 1), None):
             raise ConfigError(f"{self.error_prefix}columns has a duplicate {duplicate!r}")

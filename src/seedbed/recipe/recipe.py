@@ -195,15 +195,18 @@ class Recipe:
         everything = _outputs(made)
         scratch = _outputs(column for column in made if column.kind is Kind.FROM_SCRATCH)
         for stages, columns in ((("before_batch",), scratch), (("after_batch", "after_generation"), everything)):
-            seen: Sequence[str] | None = columns
-            for stage in stages:
-                for index, processor in enumerate(self.processors):
-                    if processor.stage == stage and seen is not None:
-                        problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
-                        left = processor.columns_after(seen)
-                        if seen and left is not None and not left:
-                            problems.append(f"processors[{index}]: {processor.label}: removes the last column")
-                        seen = left
+            seen: Sequence[str] = columns
+            listed = [
+                (index, each) for stage in stages for index, each in enumerate(self.processors) if each.stage == stage
+            ]
+            for index, processor in listed:
+                problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
+                left = processor.columns_after(seen)
+                if left is None:  # later processors cannot be checked
+                    break
+                if seen and not left:
+                    problems.append(f"processors[{index}]: {processor.label}: removes the last column")
+                seen = left
         return problems
 
 
