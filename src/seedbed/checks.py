@@ -86,6 +86,14 @@ def field_check(check: Callable[[Any, attrs.Attribute[Any], Any], None]) -> Vali
     return validate
 
 
+def variable(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """The name of an environment variable; the message does not show the value, which may be the key itself."""
+    if not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
+        prefix = getattr(instance, "error_prefix", "")
+        message = f"{prefix}{attribute.name} must be the name of an environment variable (it is not one)"
+        raise ConfigError(message, field=attribute.name)
+
+
 def as_names(value: Any) -> Any:
     """Convert one name, or several, to a tuple; anything else is returned for the validator to reject."""
     if isinstance(value, str):

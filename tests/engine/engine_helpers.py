@@ -1,4 +1,4 @@
-"""Builds in memory, and columns that tell what they did."""
+"""Builds in memory, and columns that record their calls."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ async def grow(columns: Recipe | Iterable[Column], *, rows: int, config: RunConf
         return Grown(groups, build.report)
 
 
-def config(**knobs: Any) -> RunConfig:
-    """The fast configuration with some knobs turned."""
-    return attrs.evolve(FAST, **knobs)
+def config(**options: Any) -> RunConfig:
+    """The fast configuration with some options changed."""
+    return attrs.evolve(FAST, **options)
 
 
 def seed(name: str = "n", **options: Any) -> Column:

@@ -343,7 +343,15 @@ class World:
 
     def _decide(self) -> None:
         was_stopping = self.scheduler.stopping is not None
+        rounds = {index: group.salvage.rounds for index, group in self.groups.items()}
+        queued = self.queued()
         actions = self.scheduler.decide()
+        for task in queued:
+            group = self.groups[task.group]
+            began = group.salvage.rounds > rounds[task.group]
+            assert not began or task.state is not State.QUEUED, (
+                "a salvage round began before the group had nothing queued"
+            )
         assert not was_stopping or not any(isinstance(action, Start | Admit) for action in actions)
         for action in actions:
             self._perform(action)
@@ -489,7 +497,7 @@ class World:
         task, permit = attempt.task, request.permit
         assert permit is not None
         before = task.reserved
-        if self.scheduler.has_budget:
+        if self.budget.limited:
             exceeded = self.scheduler.reserve(task, attempt.usage.total, request.tokens, request.key)
             if exceeded is not None:
                 permit.finished()
@@ -497,6 +505,7 @@ class World:
                 return
             assert task.reserved is not None
             assert before is None or task.reserved >= before
+            assert task.reserved[0] >= attempt.usage.total.tokens + request.tokens, "a call is not in the budget"
         attempt.usage.add("m", Usage(calls=1, input_tokens=request.tokens))
         attempt.permit = permit
 
@@ -653,6 +662,9 @@ class World:
             assert not group.frontier.live
         else:
             assert group.resized == rows.resized[: len(self.pre_batch)], "the counts of pre-batch processors are lost"
+            for step in self.steps if rows.generation else ():
+                was_called = (group.index, 0, step.node, GROUP) in self.succeeded
+                assert was_called or step.kind is not Kind.FROM_SCRATCH or step.instance is None, "a call is missing"
 
     def stop(self) -> None:
         self.scheduler.stop(sb.BuildStopped("stopped by the test"))
@@ -796,11 +808,11 @@ class World:
             elif self.closing:
                 self.close_group(next(iter(self.closing)))
             elif self.sendable():
-                self.finish(self.sendable()[0], Status.SUCCESS, rows_after=1)
+                self.finish(self.sendable()[0], Status.SUCCESS, rows_after=self.plan.salt % 3)
             elif self.attempts:
                 attempt = next(iter(self.attempts.values()))
                 assert attempt.task.step.node < 0, "a call waits although there are permits"
-                self.finish(attempt, Status.SUCCESS, rows_after=1)
+                self.finish(attempt, Status.SUCCESS, rows_after=self.plan.salt % 3)
             elif self.threads:
                 self.end_thread(self.threads[0])
             else:

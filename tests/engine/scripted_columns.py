@@ -116,7 +116,7 @@ def make_values(spec: Spec, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def mark(row: Mapping[str, Any], seed: str) -> bool:
-    """Whether a processor does something about this row."""
+    """True if a processor does something about this row."""
     return zlib.crc32(repr(row[seed]).encode()) % 3 == 0
 
 
@@ -449,7 +449,7 @@ class Watch:
         with self._lock:
             self._begin(spec, who, context)
             self._running[cell] += 1
-            # A thread whose task was given up runs on in its slot, but it is no task of its row group any more.
+            # A thread whose task was abandoned runs on in its slot, but it is no task of its row group any more.
             self._running["threads"] += spec.sync
             self._running["tasks"] += not spec.sync
             self._running["group", context.row_group] += not spec.sync
@@ -615,11 +615,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         max_submitted_tasks=draw(st.sampled_from([1, 2, 3, 1024])),
         max_active_tasks=draw(st.sampled_from([1, 1, 2, 3])),
         salvage_max_rounds=draw(st.integers(0, 2)),
-        # Errors alone never end these runs, nor do refusals.
+        # Errors alone never end these runs, nor do rate limits.
         shutdown_error_rate=1.0,
         salvage_error_threshold=1.0,
         throttle_patience=1e6,
-        # With no grace at all a thread that was given up is stuck before it had a chance to end.
+        # With no grace at all a thread that was abandoned is stuck before it had a chance to end.
         grace=draw(st.sampled_from([2.0, 30.0] if any(spec.sync for spec in specs) else [0.0, 2.0, 30.0])),
         jitter_seed=draw(st.integers(0, 3)),
         trace=draw(st.booleans()),

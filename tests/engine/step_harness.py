@@ -50,7 +50,7 @@ class Trial:
     """One build and how it is disturbed. `make` gives the columns of a fresh run and an event that drops row 0."""
 
     make: Callable[[trio.Event], list[sb.Column]]
-    knobs: dict[str, Any] = attrs.Factory(dict)
+    options: dict[str, Any] = attrs.Factory(dict)
     rows: int = 4
     processors: tuple[sb.Processor, ...] = ()
     limits: dict[str, sb.KeyLimits] = attrs.Factory(dict)
@@ -88,7 +88,7 @@ class Trial:
         return over[0]
 
     async def _grow(self, probe: Probe, fail: trio.Event, throttles: Any, groups: list[sb.FinishedGroup]) -> None:
-        config = sb.RunConfig(jitter_seed=1, shutdown_error_window=1_000, max_processes=1, **self.knobs)
+        config = sb.RunConfig(jitter_seed=1, shutdown_error_window=1_000, max_processes=1, **self.options)
         with trio.fail_after(10_000):
             async with sb.open_build(
                 self.make(fail),
@@ -144,7 +144,7 @@ class Trial:
 
 
 def check_run(run: Run) -> None:
-    """Nothing of a run that is over is held, queued or waited for."""
+    """Nothing of a run that has ended is held, queued or waited for."""
     statistics = run.scheduler.statistics()
     assert (statistics.submitted, statistics.active, statistics.parked, statistics.waiting_calls) == (0, 0, 0, 0)
     assert statistics.queued == 0

@@ -1,4 +1,4 @@
-"""Cells that make several calls: an answer that has arrived is not asked for again, whatever happens to the next."""
+"""Cells that make several calls: an answer that has arrived is not sent again, whatever happens to the next."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_timeout_does_not_cost_what_was_answered_before_it(autojump_cloc
 async def test_a_run_that_ends_between_two_calls_of_a_cell_loses_neither(
     engine: str, stops: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    """Whether the stop was orderly or not, a resume sends only what was not answered; usage goes on counting."""
+    """After a stop or a kill, a resume sends only the calls that were not answered; usage is counted across runs."""
     config = RunConfig(engine=engine, grace=0.0)
 
     async def stop() -> None:
@@ -144,7 +144,7 @@ async def test_a_run_that_ends_between_two_calls_of_a_cell_loses_neither(
     assert dataset.report.usage["talk"].calls == 6
 
 
-async def test_an_answer_is_durable_a_commit_later_though_its_cell_goes_on(
+async def test_an_answer_is_durable_after_a_commit_while_its_cell_still_runs(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     """A commit takes the answers of cells that are still under way; those of finished cells need no entry."""

@@ -38,10 +38,10 @@ SEED = sb.Column("n", numbers, kind="from_scratch")
 FAILING = sb.Column("failing", first_fails)
 
 
-async def grow(columns: list[sb.Column], rows: int, **knobs: Any) -> tuple[list[sb.FinishedGroup], sb.BuildReport]:
+async def grow(columns: list[sb.Column], rows: int, **options: Any) -> tuple[list[sb.FinishedGroup], sb.BuildReport]:
     """Build in memory; a build that hangs is cut off."""
     with trio.fail_after(10_000):
-        async with sb.open_build(columns, rows=rows, config=sb.RunConfig(**CONFIG, **knobs)) as build:
+        async with sb.open_build(columns, rows=rows, config=sb.RunConfig(**CONFIG, **options)) as build:
             groups = [group async for group in build]
             assert build._run is not None
             statistics = build._run.scheduler.statistics()
@@ -82,10 +82,10 @@ async def test_a_dropped_row_passes_a_stateful_generator_on(autojump_clock: trio
     assert {group.row_group: group.to_polars()["slow"].to_list() for group in groups} == {0: [1, 2], 1: [3, 4, 5]}
 
 
-async def test_a_refused_task_for_a_group_without_rows_is_not_sent_again(
+async def test_a_rate_limited_task_of_a_group_without_rows_is_not_retried(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """A whole-group task that waits out a refusal is over when the last row of its group is dropped."""
+    """A whole-group task that waits out a rate limit has ended when the last row of its group is dropped."""
     asked = []
 
     async def refused(rows: range) -> list[int]:
@@ -227,7 +227,7 @@ PROCESSORS = (sb.Processor(stage="pre_batch", apply=same), sb.Processor(stage="p
 TRIALS: dict[str, Callable[[], Trial]] = {
     "async cell without a key": lambda: Trial(beside(sb.Column("x", awaits))),
     "async cell with a key": lambda: Trial(
-        beside(sb.Column("x", awaits, key="k", tokens=2)), knobs={"max_tokens": 1_000}
+        beside(sb.Column("x", awaits, key="k", tokens=2)), options={"max_tokens": 1_000}
     ),
     "one permit for all": lambda: Trial(
         beside(sb.Column("x", awaits, key="k")), limits={"k": sb.KeyLimits(max_parallel_requests=1)}
@@ -236,25 +236,25 @@ TRIALS: dict[str, Callable[[], Trial]] = {
         beside(sb.Column("x", calls, key="k")), limits={"k": sb.KeyLimits(requests_per_minute=20)}
     ),
     "budget of one": lambda: Trial(
-        lambda fail: [SEED, sb.Column("x", awaits), sb.Column("y", awaits)], knobs={"max_submitted_tasks": 1}
+        lambda fail: [SEED, sb.Column("x", awaits), sb.Column("y", awaits)], options={"max_submitted_tasks": 1}
     ),
     "calls of two keys": lambda: Trial(
         beside(sb.Column("x", calls, key="k")), limits={"second": sb.KeyLimits(max_parallel_requests=1)}
     ),
     "refused and parked": lambda: Trial(beside(refused_once())),
     "deferred and salvaged": lambda: Trial(beside(deferred_once())),
-    "stateful": lambda: Trial(beside(sb.Column("x", Counting())), knobs={"buffer_size": 2}),
+    "stateful": lambda: Trial(beside(sb.Column("x", Counting())), options={"buffer_size": 2}),
     "whole column": lambda: Trial(
-        beside(sb.Column("x", whole, kind="full_column", requires="n")), knobs={"buffer_size": 2}
+        beside(sb.Column("x", whole, kind="full_column", requires="n")), options={"buffer_size": 2}
     ),
 }
 THREADED: dict[str, Callable[[], Trial]] = {
-    "sync cell": lambda: Trial(beside(sb.Column("x", works)), knobs={"max_active_tasks": 1}),
+    "sync cell": lambda: Trial(beside(sb.Column("x", works)), options={"max_active_tasks": 1}),
     "stateful sync cell": lambda: Trial(
-        beside(sb.Column("x", works, is_stateful=True)), knobs={"buffer_size": 2, "max_concurrent_row_groups": 2}
+        beside(sb.Column("x", works, is_stateful=True)), options={"buffer_size": 2, "max_concurrent_row_groups": 2}
     ),
     "call from a thread": lambda: Trial(beside(sb.Column("x", calls_from_thread, key="k"))),
-    "processors": lambda: Trial(beside(sb.Column("x", awaits)), processors=PROCESSORS, knobs={"buffer_size": 2}),
+    "processors": lambda: Trial(beside(sb.Column("x", awaits)), processors=PROCESSORS, options={"buffer_size": 2}),
 }
 
 
@@ -279,11 +279,11 @@ def test_a_caller_cancelled_at_any_step_leaves_nothing_behind(name: str) -> None
 
 
 @pytest.mark.parametrize("how", ["cancelled_at", "dropped_at"])
-def test_a_checkpoint_disturbed_at_any_step_is_whole_or_not_there(how: str, tmp_path: Path) -> None:
+def test_a_checkpoint_cancelled_at_any_step_is_complete_or_missing(how: str, tmp_path: Path) -> None:
     """Whenever a run that writes is disturbed, its finished groups are on disk and nothing half-done is."""
 
     def disturb(step: int) -> bool:
-        trial = Trial(beside(sb.Column("x", awaits)), knobs={"buffer_size": 2}, out=tmp_path / str(step))
+        trial = Trial(beside(sb.Column("x", awaits)), options={"buffer_size": 2}, out=tmp_path / str(step))
         disturbed: bool = getattr(trial, how)(step)
         return disturbed
 
@@ -312,7 +312,7 @@ async def test_nothing_is_started_once_the_run_is_cancelled(autojump_clock: trio
     assert len(started) == 3
 
 
-async def test_a_thread_given_up_takes_nothing_from_the_next_attempt() -> None:
+async def test_an_abandoned_thread_does_not_affect_the_next_attempt() -> None:
     """A call that a thread makes after its cell timed out is refused it, and does not use the next attempt's permit."""
     second_runs, first_asked, answered = threading.Event(), threading.Event(), []
 

@@ -65,7 +65,7 @@ class TestCall:
     async def test_before_an_answer_the_cell_goes_back_to_its_lane(
         self, autojump_clock: MockClock, engine: str
     ) -> None:
-        """A refusal of the first call ends the task, which starts again later; it is no attempt."""
+        """A rate limit of the first call ends the task, which starts again later; it is no attempt."""
         server = Server(1, 2)
         grown = await grow(
             [seed(), Column("v", two_calls(server), key="k")], rows=1, config=config(trace=True, engine=engine)
@@ -80,7 +80,9 @@ class TestCall:
         assert grown.column("v") == ["FIRSTSECOND"]
 
     @ENGINES
-    async def test_after_an_answer_a_refusal_is_waited_out_inside(self, autojump_clock: MockClock, engine: str) -> None:
+    async def test_after_an_answer_a_rate_limit_is_waited_for_inside_the_cell(
+        self, autojump_clock: MockClock, engine: str
+    ) -> None:
         """The answered call is never repeated, however often the second one is refused."""
         server = Server(2, 3, 4)
         grown = await grow(
@@ -131,7 +133,7 @@ class TestCall:
         assert chat.peak == 6
         assert embed.peak == 2
 
-    async def test_a_key_is_not_blamed_for_anothers_refusal(self, autojump_clock: MockClock) -> None:
+    async def test_a_rate_limit_counts_for_its_own_key_only(self, autojump_clock: MockClock) -> None:
         """A first call of another key that is refused sends the cell back; the column's own key hears nothing of it."""
         other = Server(1, 2, 3, 4)
 

@@ -92,7 +92,7 @@ class SalvageMachine(RuleBasedStateMachine):
 TestSalvage = SalvageMachine.TestCase
 
 
-def test_there_is_no_verdict_before_the_window_is_full() -> None:
+def test_no_run_stops_before_its_error_window_is_full() -> None:
     """Nothing but errors stops a run only once there are as many outcomes as the window is large."""
     window = ErrorWindow(5, 0.5)
     assert [window.record(error=True) for _ in range(6)] == [False, False, False, False, True, True]

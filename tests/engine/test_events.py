@@ -52,8 +52,8 @@ async def test_a_small_run_from_beginning_to_end(autojump_clock: MockClock, engi
 
 
 @pytest.mark.parametrize("engine", ["concurrent", "sequential"])
-async def test_failures_refusals_and_retries_are_told(autojump_clock: MockClock, engine: str) -> None:
-    """A refusal, a deferral with its salvage round, and a drop, each once and in order."""
+async def test_failures_rate_limits_and_retries_are_events(autojump_clock: MockClock, engine: str) -> None:
+    """A rate limit, a deferral with its salvage round, and a drop, each once and in order."""
     seen: list[Event] = []
     script = iter([RateLimited("wait", retry_after=5), Retryable("again"), Permanent("enough")])
 
@@ -119,7 +119,7 @@ async def test_every_started_task_finishes(autojump_clock: MockClock, engine: st
 
 
 @pytest.mark.parametrize("engine", ["concurrent", "sequential"])
-async def test_processors_are_told(autojump_clock: MockClock, engine: str) -> None:
+async def test_processors_are_events(autojump_clock: MockClock, engine: str) -> None:
     """Their tasks are tasks, and what they left is said."""
     seen: list[Event] = []
     await grow(
@@ -147,7 +147,7 @@ async def test_all_readers_get_all_records_in_order(autojump_clock: MockClock) -
     assert len(one) > 5
 
 
-async def test_nothing_is_built_for_nobody(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_event_is_created_without_readers(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a reader no record is ever made."""
 
     def refuse(self: object, **_: object) -> None:
@@ -227,13 +227,13 @@ class TestTraces:
         assert trace.slot is not None
         assert trace.permit is None
 
-    async def test_there_are_none_unless_asked_for(self, autojump_clock: MockClock) -> None:
+    async def test_no_traces_are_recorded_by_default(self, autojump_clock: MockClock) -> None:
         """A trace of every task costs memory, so it is off."""
         grown = await grow([seed()], rows=3)
         assert grown.report.traces == ()
 
 
-async def test_a_stop_is_told(autojump_clock: MockClock) -> None:
+async def test_a_stop_is_an_event(autojump_clock: MockClock) -> None:
     """The reason is a record, and the last one says how the build ended."""
     seen: list[Event] = []
 

@@ -87,8 +87,8 @@ class TestClasses:
         assert attempts == 3
         assert grown.report.drops_by_reason == {"v: inner": 1}
 
-    async def test_a_refusal_in_a_group_is_flow_control(self, autojump_clock: MockClock) -> None:
-        """A nursery in which every child was refused is a refusal."""
+    async def test_a_rate_limit_in_an_exception_group_is_flow_control(self, autojump_clock: MockClock) -> None:
+        """A nursery in which every child was rate-limited counts as a rate limit."""
         attempts = 0
 
         async def v(n: int) -> int:
@@ -197,7 +197,7 @@ class TestEagerDrop:
         assert sorted(c.attempts) == [0, 1, 2, 3, 4]
 
     async def test_a_whole_column_in_flight_is_left_alone(self, autojump_clock: MockClock) -> None:
-        """It computes the row dropped meanwhile, but that is not written, and what needs it skips the row."""
+        """It computes the row dropped in the meantime, but that is not written, and what needs it skips the row."""
         seen, after = [], []
 
         async def whole(frame: pl.DataFrame) -> list[int]:
@@ -223,7 +223,7 @@ class TestEagerDrop:
         assert grown.frame.rows() == [(0, 0, 0, 0), (2, 20, 2, 20)]
         assert [(drop.row, drop.column) for drop in grown.report.dropped] == [(1, "b")]
 
-    async def test_what_a_whole_column_made_for_a_dropped_row_is_not_written(self, autojump_clock: MockClock) -> None:
+    async def test_values_of_a_full_column_for_dropped_rows_are_not_written(self, autojump_clock: MockClock) -> None:
         """Not even into the buffer, where the row's place stays empty."""
         buffered: list[list[int | None]] = []
 
@@ -266,7 +266,7 @@ class TestEagerDrop:
         )
         assert frames == [[0, 2]]
 
-    async def test_a_whole_column_that_nobody_wants_is_cancelled(self, autojump_clock: MockClock) -> None:
+    async def test_a_full_column_is_cancelled_if_all_rows_are_dropped(self, autojump_clock: MockClock) -> None:
         """When the last row of a group is dropped, nothing is left to compute for."""
         start = trio.current_time()
 
@@ -358,7 +358,7 @@ class TestWastedWork:
 
 class TestEarlyShutdown:
     async def test_too_many_errors_stop_the_run(self, autojump_clock: MockClock) -> None:
-        """The error says how many of how many failed, the knob and the last cause; finished groups are kept."""
+        """The error says how many of how many failed, the option and the last cause; finished groups are stored."""
 
         def act(n: int, _: int) -> int:
             if n >= 40:
@@ -385,7 +385,7 @@ class TestEarlyShutdown:
         assert report.unfinished == (range(40, 1_000),)
         assert len(broken.attempts) < 80
 
-    async def test_there_is_no_verdict_before_the_window_is_full(self, autojump_clock: MockClock) -> None:
+    async def test_no_run_stops_before_its_error_window_is_full(self, autojump_clock: MockClock) -> None:
         """Ten failures of ten say nothing where the window is fifty."""
         grown = await grow([seed(), Column("v", raising(lambda: Permanent("all")))], rows=10)
         assert len(grown.report.dropped) == 10

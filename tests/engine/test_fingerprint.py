@@ -82,7 +82,7 @@ def module(monkeypatch: pytest.MonkeyPatch, old: str = "", new: str = "") -> Any
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_another_process_goes_on(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_can_resume(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same recipe, whatever types it declares and whatever objects fill its columns."""
     recipe = getattr(module(monkeypatch), name)
     frame = sb.build(recipe, rows=5, out=directory / name, resume=True).to_polars()
@@ -103,7 +103,7 @@ def test_another_process_goes_on(name: str, directory: Path, monkeypatch: pytest
         ("pa.binary(4)", "pa.binary(5)", "t5"),
     ],
 )
-def test_another_type_is_told(
+def test_a_changed_type_is_reported(
     old: str, new: str, column: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However deep in the type the difference is."""
@@ -120,7 +120,7 @@ def test_another_type_is_told(
         ("return n * self.factor", "return n + self.factor", "Holds"),
     ],
 )
-def test_edited_objects_are_told(
+def test_edited_objects_are_reported(
     old: str, new: str, column: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the code of their class, whether they can be called or not."""
@@ -130,7 +130,7 @@ def test_edited_objects_are_told(
         sb.build(recipe, rows=5, out=directory / "objects", resume=True)
 
 
-def test_the_recipe_that_is_kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_recipe_has_the_same_fingerprint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads as the same types, and finds an object that its module has by name."""
     module(monkeypatch)
     frame = sb.resume(directory / "named", rows=5, allow_code=True).to_polars()
@@ -139,7 +139,7 @@ def test_the_recipe_that_is_kept(directory: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_objects_without_a_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe that is kept has only their class, which fills nothing: the error says what to do."""
+    """The recipe that is stored has only their class, which fills nothing: the error says what to do."""
     module(monkeypatch)
     with pytest.raises(
         sb.DatasetGenerationError, match=r"is not a function but <class 'made\.Doubles'>; .* write the recipe in Python"

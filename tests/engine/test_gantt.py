@@ -70,7 +70,7 @@ def columns(*, is_stateful: bool) -> list[sb.Column]:
 
 
 async def run_chart(
-    chart: list[sb.Column], *, rows: int, processors: list[sb.Processor], **knobs: Any
+    chart: list[sb.Column], *, rows: int, processors: list[sb.Processor], **options: Any
 ) -> tuple[dict[tuple[str, int], Bar], dict[int, float], list[dict[str, Any]]]:
     """Run it; returns each bar by column and row group, when each row group was finished, and the rows."""
     finished: dict[int, float] = {}
@@ -81,7 +81,7 @@ async def run_chart(
         if isinstance(event, RowGroupFinished):
             finished[event.row_group] = event.time - start
 
-    config = sb.RunConfig(buffer_size=ROWS, trace=True, **knobs)
+    config = sb.RunConfig(buffer_size=ROWS, trace=True, **options)
     async with sb.open_build(chart, rows=rows, config=config, processors=processors, readers=[read]) as build:
         async for group in build:
             made += group.to_polars().to_dicts()

@@ -135,7 +135,7 @@ class GateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.out is not None)
     @rule(fails=st.booleans(), leaves_a_thread=st.booleans())
     def settle(self, fails: bool, leaves_a_thread: bool) -> None:
-        """The task outside is over: it succeeded or it failed for good, and perhaps its thread goes on."""
+        """The task outside has ended: it succeeded or it failed for good, and perhaps its thread continues."""
         place, node, row = self.out
         if leaves_a_thread:
             self.threads += 1
@@ -167,7 +167,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(place=places)
     def close(self, place: int) -> None:
-        """The row group is over, whether it had its turn or not; a task of it that is outside has ended by then."""
+        """The row group has ended, whether it had its turn or not; a task of it that is outside has ended by then."""
         if self.out is not None and self.out[0] == place:
             self.settled[place].add(self.out[1:])
             self.out = None

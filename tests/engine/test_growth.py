@@ -133,7 +133,7 @@ def test_other_types_of_later_rows(tmp_path: Path) -> None:
 
 
 class Counter:
-    """Counts its cells, whatever they are; `remembers` tells its state, else it has to be called again."""
+    """Counts its cells, whatever they are; `remembers` reports its state, else it has to be called again."""
 
     is_stateful = True
 
@@ -156,7 +156,7 @@ class Remembers(Counter):
 
 
 @pytest.mark.parametrize("kind", [Counter, Remembers])
-def test_stateful_generators_go_on(kind: type[Counter], tmp_path: Path) -> None:
+def test_stateful_generators_continue_in_a_growing_dataset(kind: type[Counter], tmp_path: Path) -> None:
     """They give the rows that they would have given to a build of so many at once."""
 
     def columns() -> list[sb.Column]:

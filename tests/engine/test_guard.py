@@ -1,4 +1,4 @@
-"""Which directory a build may go on with, and what is said of one that it may not."""
+"""Which directory a build may continue with, and the message for one that it may not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refusal(there: dict[str, Any], here: dict[str, Any], **options: Any) -> list
 
 @given(json_values, json_values)
 def test_only_equal_values_pass(there: Any, here: Any) -> None:
-    """What is equal is gone on with as it is; of what is not, something is told, in short lines."""
+    """Equal recipes are resumed; each difference is reported in a short line."""
     if there == here and json.dumps(there) == json.dumps(here):
         found = check_resumable(header({"x": there}), {"x": here}, outputs=("a",), rows=10)
         assert found == header({"x": there})
@@ -89,7 +89,7 @@ class TestWhatIsTold:
         ]
 
     def test_other_outputs(self) -> None:
-        """Code that now makes other columns is told by them, and cannot be accepted."""
+        """Code that now makes other columns is reported by them, and cannot be accepted."""
         assert refusal({}, {}, outputs=("a", "b"), accept_changes=True) == ["  - outputs: ['a'] there, ['a', 'b'] here"]
 
 
@@ -98,7 +98,7 @@ EDITED = {"code": {"columns.a.function": {"name": "m:f", "digest": "cpython-311-
 
 
 class TestElsewhere:
-    def test_changes_are_told_and_can_be_accepted(self) -> None:
+    def test_changes_are_reported_and_can_be_accepted(self) -> None:
         """The error says how; once accepted, the directory knows the new code."""
         lines = refusal(CODE, EDITED)
         assert lines == [
@@ -117,7 +117,7 @@ class TestElsewhere:
     @pytest.mark.parametrize(("resume", "out"), [(False, True), (True, False)])
     @pytest.mark.parametrize("option", ["retry_dropped", "accept_changes"])
     async def test_options_of_a_resume_alone(self, option: str, resume: bool, out: bool, tmp_path: Path) -> None:
-        """They are refused where nothing is gone on with."""
+        """They are rejected where nothing is resumed."""
         target = tmp_path / "d" if out else None
         options: dict[str, Any] = {"resume": resume, option: True}
         with pytest.raises(ConfigError, match=f"{option} applies to an existing dataset"):
@@ -200,7 +200,7 @@ class TestRecipes:
         assert self.fingerprint(recipe("s.json"))["columns"] != columns[0]
 
     def test_functions_of_files_count_as_those_of_python(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A recipe written in Python is resumed by the file that is stored of it; its code is told by digest."""
+        """A recipe written in Python is resumed by the file that is stored of it; its code is reported by digest."""
         (tmp_path / "guarded.py").write_text(
             "import seedbed as sb\n\n@sb.column\ndef twice(n: int) -> int:\n    return n * 2\n"
         )
@@ -223,7 +223,7 @@ class TestRecipes:
         assert found["more_processors"] == [{"stage": "post_batch", "name": "same"}]
         assert "more_processors[0].apply" in found["code"]
 
-    def test_models_that_nobody_uses(self) -> None:
+    def test_unused_models_may_change(self) -> None:
         """They may come and go."""
         column = sb.LLMText("a", model="m", prompt="p")
         one = sb.Recipe(columns=[column], models={"m": sb.Scripted()})

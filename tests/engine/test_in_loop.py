@@ -132,7 +132,7 @@ def test_a_build_inside_a_cell_of_a_build(tmp_path: Path) -> None:
     assert dataset.to_polars()["nested"].to_list() == [1, 2, 3]
 
 
-def test_the_loop_around_goes_on() -> None:
+def test_the_hosts_loop_still_works_after_a_preview() -> None:
     """An asyncio loop in which a preview ran still works: its tasks, its timers, its own signal handling."""
 
     async def main() -> list[object]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 
-async def test_an_alias_keeps_to_its_own_limit_and_leaves_the_rest_to_others(autojump_clock: MockClock) -> None:
+async def test_an_alias_respects_its_own_limit_and_others_use_the_rest(autojump_clock: MockClock) -> None:
     """Two columns share a key of ten; one may have two at once and the other has the remaining eight."""
     in_flight: Counter[str] = Counter()
     peaks: Counter[str] = Counter()

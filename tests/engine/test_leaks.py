@@ -121,7 +121,7 @@ async def test_a_run_is_freed(autojump_clock: trio.testing.MockClock) -> None:
 
 
 def test_no_thread_is_left_at_work(tmp_path: Path) -> None:
-    """When a build is over none of its threads works: those that trio keeps for the next one have its own name."""
+    """When a build has ended none of its threads works: those that trio keeps for the next one have its own name."""
     before = set(threading.enumerate())
     sb.build(COLUMNS, rows=4, out=tmp_path / "out", config=sb.RunConfig(buffer_size=2))
     left = [thread.name for thread in threading.enumerate() if thread not in before]
@@ -165,7 +165,7 @@ def own_pid(n: int) -> int:
 
 
 def test_no_process_is_left(tmp_path: Path) -> None:
-    """The worker processes of a build are gone when it is over."""
+    """The worker processes of a build are gone when it has ended."""
     column = sb.Column("pid", own_pid, process=True)
     dataset = sb.build([SEED, column], rows=4, out=tmp_path / "out", config=sb.RunConfig(max_processes=1))
     pids = set(dataset.to_polars()["pid"])

@@ -32,7 +32,7 @@ async def test_independent_columns_run_at_once(autojump_clock: MockClock) -> Non
 
 
 async def test_rows_do_not_wait_for_each_other(autojump_clock: MockClock) -> None:
-    """A row goes on to its next column while another row is still in the one before."""
+    """A row continues to its next column while another row is still in the one before."""
     seen = []
 
     async def slow(n: int) -> int:

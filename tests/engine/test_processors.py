@@ -118,7 +118,7 @@ class TestPreBatch:
 
     @ENGINES
     async def test_its_failure_skips_that_group_only(self, autojump_clock: MockClock, engine: str) -> None:
-        """The rows of the group are listed as skipped with the reason; the other groups go on."""
+        """The rows of the group are listed as skipped with the reason; the other groups continue."""
         column, told = Watched(0.1), []
 
         def picky(frame: pl.DataFrame) -> pl.DataFrame:
@@ -295,7 +295,7 @@ class TestPostBatch:
         assert seen == [[1]]
 
     @ENGINES
-    async def test_its_failure_stops_the_run_and_keeps_the_other_groups(
+    async def test_its_failure_stops_the_run_and_preserves_other_groups(
         self, autojump_clock: MockClock, tmp_path: Path, engine: str
     ) -> None:
         """The error names processor and group and carries the report; groups on disk stay readable."""

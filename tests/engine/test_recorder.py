@@ -54,14 +54,14 @@ class FakeJournal:
 class Scene:
     """A recorder over a journal that needs no thread."""
 
-    def __init__(self, **knobs: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.journal = FakeJournal()
         self.durable = 0
         self.hang = False
         self.unpicklable: list[str] = []
         self.recorder = Recorder(
             self.journal,  # type: ignore[arg-type]
-            RunConfig(**knobs),
+            RunConfig(**options),
             in_thread=self._in_thread,
             usage=tuple,
             finished=int,
@@ -99,7 +99,7 @@ async def test_entries_are_committed_after_the_interval(autojump_clock: MockCloc
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_so_many_entries_are_not_kept_waiting(count: int, autojump_clock: MockClock) -> None:
+async def test_commit_count_entries_are_committed_at_once(count: int, autojump_clock: MockClock) -> None:
     """`commit_count` entries are committed at once, whatever the interval."""
     scene = Scene(commit_interval=10, commit_count=count)
     async with trio.open_nursery() as nursery:
@@ -120,7 +120,7 @@ async def test_a_task_for_a_whole_group_counts_its_rows() -> None:
     assert scene.durable == 3
 
 
-async def test_what_cannot_be_kept_is_not_durable_and_is_told_once() -> None:
+async def test_unpicklable_values_are_not_durable_and_are_reported_once() -> None:
     """A value that the journal had to leave out does not count, and its column is named."""
     scene = Scene()
     for row in range(2):
@@ -156,7 +156,7 @@ async def test_nothing_is_committed_after_a_commit_that_failed() -> None:
 
 
 async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
-    """A commit that does not come back is given up after its deadline."""
+    """A commit that does not come back is abandoned after its deadline."""
     scene = Scene()
     scene.hang = True
     scene.recorder.add(ONE, entry(1))

@@ -1,4 +1,4 @@
-"""A run that ends anywhere and is gone on with makes what it would have made, and asks for nothing twice."""
+"""A run that ends anywhere and is resumed makes what it would have made, and asks for nothing twice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Counting:
 
 
 class Remembering(Counting):
-    """The same, and it tells its state."""
+    """The same, and it reports its state."""
 
     def get_state(self) -> int:
         return self.total
@@ -153,7 +153,7 @@ CONFIGS = st.builds(
 async def run(
     out: Path, columns: list[Column], config: RunConfig, processors: list[sb.Processor], server: Server, *, resume: bool
 ) -> sb.BuildReport:
-    """Build, or go on with what is there."""
+    """Build, or continue with what is there."""
     async with sb.open_build(
         columns, rows=ROWS, out=out, config=config, processors=processors, resume=resume
     ) as server.build:
@@ -176,7 +176,7 @@ def test_a_build_that_is_stopped_anywhere_becomes_what_it_would_have_become(
     stateful: str,
     processed: bool,
 ) -> None:
-    """The same rows, drops and spending; no answer that had arrived is asked for again; nothing is left behind."""
+    """The same rows, drops and spending; no answer that had arrived is sent again; nothing is left behind."""
     # Which rows are dropped before a stateful cell's turn is a matter of time; and one that is called again for what
     # is in the dataset does not see what a processor took out.
     drops = stateful == "no"
@@ -218,7 +218,7 @@ def test_a_build_that_is_stopped_anywhere_becomes_what_it_would_have_become(
 
 
 @pytest.mark.parametrize("kind", [Counting, Remembering])
-async def test_a_stateful_generator_goes_on_from_where_it_was(kind: type[Counting], tmp_path: Path) -> None:
+async def test_a_stateful_generator_resumes_from_its_saved_state(kind: type[Counting], tmp_path: Path) -> None:
     """Its rows are those of an uninterrupted run, with and without a state that it can tell."""
 
     class Stop:
@@ -310,7 +310,7 @@ class Asking(KeptChain):
 
 
 @pytest.mark.parametrize("durability", ["cell", "row_group"])
-async def test_a_dataset_that_grows_goes_on_with_the_state_of_its_end(
+async def test_a_growing_dataset_starts_with_the_saved_states(
     durability: str, tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state outlives the journal, which is gone when a build is complete."""
@@ -328,8 +328,8 @@ async def test_a_dataset_that_grows_goes_on_with_the_state_of_its_end(
     assert not has_journal(tmp_path / "grown")
 
 
-async def test_more_attempts_are_not_made_than_one_run_would(tmp_path: Path) -> None:
-    """Attempts go on counting: a cell that failed twice before the stop has one attempt left of three."""
+async def test_a_resume_makes_no_more_attempts_than_one_run(tmp_path: Path) -> None:
+    """Attempts are counted across runs: a cell that failed twice before the stop has one attempt left of three."""
     attempts: list[int] = []
     stop_at = [2]
 

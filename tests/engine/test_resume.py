@@ -62,7 +62,7 @@ async def stopped(out: Path, at: int = 25) -> Calls:
 
 
 async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> None:
-    """The dataset is that of a run without a stop, nothing that was answered is asked again, usage goes on counting."""
+    """The dataset is that of a run without a stop, nothing that was answered is asked again, usage adds up."""
     out = tmp_path / "d"
     before = await stopped(out)
     assert Dataset.open(out).rows == 20
@@ -92,13 +92,13 @@ async def test_a_finished_directory_is_left_as_it_is(tmp_path: Path) -> None:
     assert dataset.rows == 20
 
 
-async def test_resume_begins_where_there_is_nothing_yet(tmp_path: Path) -> None:
+async def test_resume_starts_a_new_dataset_in_an_empty_directory(tmp_path: Path) -> None:
     """With `resume` a directory that is not there is made."""
     dataset = await sb.build_async(columns(Calls()), rows=5, out=tmp_path / "new", config=CONFIG, resume=True)
     assert dataset.rows == 5
 
 
-async def test_another_build_is_refused_and_told_what_differs(tmp_path: Path) -> None:
+async def test_another_build_is_rejected_with_the_differences(tmp_path: Path) -> None:
     """Other columns and fewer rows are all named."""
     out = tmp_path / "d"
     await stopped(out)
@@ -118,7 +118,7 @@ async def test_a_used_directory_needs_resume(tmp_path: Path) -> None:
 
 
 async def test_the_row_group_size_is_the_directory_s(tmp_path: Path) -> None:
-    """A buffer_size that changed meanwhile does not tear row groups apart."""
+    """A buffer_size that changed in the meantime does not tear row groups apart."""
     out = tmp_path / "d"
     await stopped(out)
     config = RunConfig(buffer_size=7)
@@ -187,7 +187,7 @@ async def test_a_manifest_that_lost_its_last_records_is_noticed(tmp_path: Path) 
     ],
     ids=["an unknown consequence", "a row far away", "one column for two outputs"],
 )
-async def test_a_journal_that_no_run_wrote_is_refused(tmp_path: Path, entry: Entry) -> None:
+async def test_a_journal_that_no_run_wrote_is_rejected(tmp_path: Path, entry: Entry) -> None:
     """Entries with sound checksums that do not fit the recipe end in a `StoreError` that names their row group."""
     out, calls = tmp_path / "d", Calls(25)
     given = [*columns(calls), Column("pair", lambda n: {"a": n, "b": n}, requires=["n"], outputs=["a", "b"])]

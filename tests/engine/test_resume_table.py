@@ -62,7 +62,7 @@ def test_every_field_of_a_recipe(heading: str, name: str, kind: type[Any]) -> No
 
 
 @pytest.mark.parametrize("heading", ["| column |", "| model |", "| processor |"])
-def test_nothing_else_is_told(heading: str) -> None:
+def test_only_the_listed_changes_are_reported(heading: str) -> None:
     """The table names no type that there is not."""
     known = {*spec_types(), *MODEL_TYPES, *processor_types()}
     assert {name for row in table(heading) if row != "all" for name in names(row)} <= known

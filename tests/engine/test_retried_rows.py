@@ -1,4 +1,4 @@
-"""Dropped rows that are tried again, behind processors of every kind: the dataset is that of a run without drops."""
+"""Dropped rows that are retried, behind processors of every kind: the dataset is that of a run without drops."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def check_drops(dataset: sb.Dataset, how: dict[str, Any], bad: frozenset[tuple[s
         assert (drop.column, n % 100) in bad
 
 
-def test_a_retried_row_has_the_values_that_its_processors_made(tmp_path: Path) -> None:
+def test_a_retried_row_has_the_values_that_processors_returned(tmp_path: Path) -> None:
     """With a processor that sorts, the row that failed comes back, and no other one twice."""
     how: dict[str, Any] = {"rows": 8, "size": 8, "pre": ("transform", "sort"), "post": ()}
     World(frozenset({("answer", 7)})).build(tmp_path / "out", **how)

@@ -1,4 +1,4 @@
-"""Dropped rows that are tried again: which, from where, and to which place."""
+"""Dropped rows that are retried: which, from where, and to which place."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drop(row: int, column: str = "v") -> Drop:
     return Drop(row=row, column=column, attempts=1, error="no", kind="failed")
 
 
-def test_without_what_was_kept_only_untouched_rows_can_be_tried_again() -> None:
+def test_without_stored_cells_only_unprocessed_rows_can_be_retried() -> None:
     """Where the kept cells are lost, rows are made from the start; not those that a processor has seen."""
     record = GroupRecord(index=0, start=0, stop=4, drops=(drop(1),))
     assert plan_retry(record, (), seeds=(), processed=False) is None  # the part does not hold the rows that it should
@@ -63,7 +63,7 @@ def numbers(rows: range) -> list[int]:
 
 
 class Flaky:
-    """Fails for some rows, stops the build at one if it is told to, and counts."""
+    """Fails for some rows, stops the build at one on request, and counts its calls."""
 
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
@@ -125,7 +125,7 @@ class Columns:
 WHOLE = [(n, f"first {n}", f"FIRST {n}", f"first {n}!", len(f"first {n}!")) for n in range(12)]
 
 
-async def test_dropped_rows_are_tried_again_for_their_missing_cells_only(
+async def test_a_retry_of_dropped_rows_generates_missing_cells_only(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Rows that failed come back in their places; what was finished of them is not made again."""
@@ -151,12 +151,12 @@ async def test_dropped_rows_are_tried_again_for_their_missing_cells_only(
     assert dataset.to_polars().rows() == WHOLE
     assert dataset.report is not None
     assert (dataset.report.written, dataset.report.dropped) == (12, ())
-    # Nothing is left that could be tried again, so nothing is kept for it.
+    # Nothing is left that could be retried, so nothing is stored for it.
     assert not has_journal(out)
 
 
 async def test_dropped_rows_stay_dropped_unless_they_are_asked_for(tmp_path: Path) -> None:
-    """A resume that is not told to leaves them alone, and they can still be tried again after it."""
+    """A resume that is not told to leaves them alone, and they can still be retried after it."""
     out = tmp_path / "out"
     await sb.build_async(Columns({1, 6}).columns, rows=12, out=out, config=CONFIG)
     again = Columns(set())
@@ -171,7 +171,7 @@ async def test_dropped_rows_stay_dropped_unless_they_are_asked_for(tmp_path: Pat
     assert dataset.to_polars().rows() == WHOLE
 
 
-async def test_a_retry_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_stopped_retry_is_resumed(tmp_path: Path) -> None:
     """What a retry has finished before it ended early is not made again by the next one."""
     out = tmp_path / "out"
     bad = {5, 6, 7}
@@ -193,7 +193,7 @@ async def test_a_retry_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> N
     assert dataset.to_polars().rows() == WHOLE
 
 
-async def test_a_skipped_row_group_is_tried_again_as_a_whole(tmp_path: Path) -> None:
+async def test_a_skipped_row_group_is_retried_as_a_whole(tmp_path: Path) -> None:
     """A group that its pre-batch processor failed for is made with `retry_dropped`."""
     fail = True
 

@@ -142,7 +142,7 @@ async def test_a_group_whose_rows_are_all_dropped_has_no_part(autojump_clock: Mo
     assert dataset.to_polars()["n"].to_list() == [2, 3]
 
 
-async def test_what_is_finished_can_be_read_while_the_build_goes_on(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_finished_groups_can_be_read_while_the_build_runs(autojump_clock: MockClock, tmp_path: Path) -> None:
     """A dataset opened between two groups holds the first and is not complete."""
 
     async def by_group(n: int) -> int:
@@ -159,7 +159,7 @@ async def test_what_is_finished_can_be_read_while_the_build_goes_on(autojump_clo
         assert running.dataset.complete
 
 
-async def test_leaving_early_cancels_the_rest_and_keeps_what_is_there(
+async def test_leaving_early_cancels_the_rest_and_preserves_finished_groups(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     """Whoever leaves the block after the first group keeps that group; nothing else is started any more."""
@@ -214,7 +214,7 @@ async def test_a_failed_build_surfaces_as_itself_wherever_it_is_waited_for(autoj
 
 
 async def test_a_build_in_memory_has_no_dataset(autojump_clock: MockClock) -> None:
-    """Without a directory the rows are handed out and nothing is written."""
+    """Without a directory the rows are returned and nothing is written."""
     async with open_build([seed()], rows=1) as running:
         await running.wait()
         with pytest.raises(SeedbedError, match="this build writes nothing to disk"):

@@ -46,7 +46,7 @@ async def test_attempts_are_rounds_plus_one(autojump_clock: MockClock, rounds: i
     assert (drop.row, drop.column, drop.attempts, drop.error) == (2, "lost", rounds + 1, f"attempt {rounds + 1}")
 
 
-async def test_a_saved_row_goes_on(autojump_clock: MockClock) -> None:
+async def test_a_salvaged_row_continues(autojump_clock: MockClock) -> None:
     """What depends on a retried cell is made once it succeeded."""
     after = Watched(1.0)
 
@@ -59,7 +59,7 @@ async def test_a_saved_row_goes_on(autojump_clock: MockClock) -> None:
 
 
 async def test_retries_wait_for_what_is_ready(autojump_clock: MockClock) -> None:
-    """Normal work goes first: a failed cell is tried again only when its group has nothing queued."""
+    """Normal work goes first: a failed cell is retried only when its group has nothing queued."""
     watched = fails(1, 0)
     await grow([seed(), Column("v", watched, key="k")], rows=10, config=config(max_parallel_requests=1))
     assert [n for _, n in watched.started] == [0, *range(1, 10), 0]
@@ -131,7 +131,7 @@ async def test_each_group_salvages_for_itself(autojump_clock: MockClock) -> None
     assert grown.report.written == 6
 
 
-async def test_a_deferred_cell_of_a_dropped_row_is_not_tried_again(autojump_clock: MockClock) -> None:
+async def test_a_deferred_cell_of_a_dropped_row_is_not_retried(autojump_clock: MockClock) -> None:
     """Its row is gone, so the retry is not worth a call."""
     flaky = fails(5, 0)
 

@@ -73,7 +73,7 @@ def test_new_tasks_start_again_when_the_call_before_them_is_withdrawn() -> None:
     (other, *_) = running(world, None)
     world.call(other, "k", 0)
     world.decide()
-    throttle.paused = False  # and nobody is told, as when rates allow a smaller call only
+    throttle.paused = False  # without a notification, as when rates allow a smaller call only
     world.withdraw(other)
     world.decide()
     assert len(running(world, "k")) == throttle.total
@@ -269,3 +269,24 @@ def test_the_first_reason_to_stop_counts() -> None:
     world.scheduler.stop(first)
     world.scheduler.stop(sb.BuildStopped("second"))
     assert world.scheduler.stopping is first
+
+
+def test_a_whole_column_that_lacks_a_row_is_generated_again() -> None:
+    """If the record of a dropped row is damaged, the row runs again, and so does a column without a value for it."""
+    world = open_world(ColumnPlan(), ColumnPlan(), ColumnPlan(kind=Kind.FULL_COLUMN, requires=("c1",)), rows=(2,))
+    world.decide()
+    cells = {(each.task.step.name, each.task.row): each for each in world.attempts.values()}
+    world.finish(cells["c1", 0], Status.SUCCESS)
+    world.finish(cells["c0", 0], Status.PERMANENT)  # its record is lost below
+    world.finish(cells["c0", 1], Status.SUCCESS)
+    world.finish(cells["c1", 1], Status.SUCCESS)
+    world.decide()
+    (whole,) = world.attempts.values()
+    assert whole.rows == (1,)
+    world.finish(whole, Status.SUCCESS)
+    world.end_run()
+    world.log = [(of, entry) for of, entry in world.log if entry[0] != "failed"]
+    world.is_damaged = True
+    world.start_run(world.config)
+    world.run_to_end()
+    assert list(world.written) == [0]

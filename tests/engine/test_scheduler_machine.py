@@ -22,16 +22,16 @@ LANES = ("m", "n")
 def columns(draw: st.DrawFn, index: int) -> ColumnPlan:
     """One column that may require those before it."""
     kind = (
-        draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN]))
+        draw(st.sampled_from([Kind.CELL, Kind.CELL, Kind.CELL, Kind.FROM_SCRATCH, Kind.FULL_COLUMN]))
         if index
         else (draw(st.sampled_from([Kind.FROM_SCRATCH, Kind.CELL])))
     )
     before = [f"c{n}" for n in range(index)]
     requires = ()
-    if kind is not Kind.FROM_SCRATCH and before:
+    if kind is not Kind.FROM_SCRATCH and before and draw(st.booleans()):
         requires = tuple(draw(st.lists(st.sampled_from(before), unique=True, max_size=2)))
-    key = draw(st.sampled_from([None, *KEYS]))
-    generator = draw(st.sampled_from([None, None, 0, 1]))
+    key = draw(st.sampled_from([None, None, *KEYS]))
+    generator = draw(st.sampled_from([None, None, None, 0, 1]))
     runs_in = draw(st.sampled_from(["async", "thread"] if generator is not None else ["async", "thread", "process"]))
     return ColumnPlan(
         kind=kind,
@@ -52,21 +52,21 @@ def plans(draw: st.DrawFn) -> Plan:
     """A graph of up to four columns, up to three small row groups, and tight limits."""
     config = RunConfig(
         max_concurrent_row_groups=draw(st.integers(1, 3)),
-        max_submitted_tasks=draw(st.sampled_from([100, 100, 3, 1])),
-        max_active_tasks=draw(st.sampled_from([100, 2, 1])),
+        max_submitted_tasks=draw(st.sampled_from([100, 100, 100, 3, 1])),
+        max_active_tasks=draw(st.sampled_from([100, 100, 2, 1])),
         salvage_max_rounds=draw(st.integers(0, 2)),
         shutdown_error_window=draw(st.sampled_from([1000, 1000, 1000, 4])),
         max_tokens=draw(st.sampled_from([None, None, 100, 30])),
         max_cost=draw(st.sampled_from([None, None, 10.0, 2.0])),
         engine=draw(st.sampled_from(["concurrent", "concurrent", "concurrent", "sequential"])),
     )
-    count = draw(st.integers(1, 4))
+    count = draw(st.sampled_from([3, 4, 2, 1]))
     made = tuple(draw(columns(index)) for index in range(count))
     has_seed = any(column.kind is Kind.FROM_SCRATCH for column in made)
     return Plan(
         columns=made,
         rows=tuple(draw(st.lists(st.sampled_from([3, 4, 2, 1]), min_size=1, max_size=3))),
-        pre_batch=draw(st.integers(0, 2)) if has_seed else 0,
+        pre_batch=draw(st.sampled_from([1, 2, 0])) if has_seed else 0,
         post_batch=draw(st.integers(0, 1)),
         config=config,
         lane_limits={lane: draw(st.integers(1, 2)) for lane in LANES},
@@ -74,14 +74,39 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """One dataset, from its first run to its last; each rule is something that the trio side reports."""
+settings = st.fixed_dictionaries(
+    {
+        "plan": plans(),
+        "slow_groups": st.booleans(),
+        "total": st.sampled_from([3, 2, 1, 0]),
+        "small_only": st.booleans(),
+    }
+)
 
-    @initialize(plan=plans(), slow_groups=st.booleans())
-    def begin(self, plan: Plan, slow_groups: bool) -> None:
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Datasets, each from its first run to its last; a rule is an event that the trio side reports."""
+
+    @initialize(setting=settings, crashes_at_the_end=st.booleans())
+    def begin(self, setting: dict[str, Any], crashes_at_the_end: bool) -> None:
+        self.crashes_at_the_end = crashes_at_the_end
+        self._open(**setting)
+
+    def _open(self, plan: Plan, slow_groups: bool, total: int, small_only: bool) -> None:
         self.world = World(plan)
+        self.world.throttles["k"].total, self.world.throttles["k"].small_only = total, small_only
         self.slow_groups = slow_groups  # opening and closing row groups are steps of their own
         self.decide()
+
+    @precondition(lambda self: self.is_complete())
+    @rule(setting=settings)
+    def begin_another(self, setting: dict[str, Any]) -> None:
+        """The dataset is complete: check its end, and begin another one."""
+        self.world.run_to_end()
+        self._open(**setting)
+
+    def is_complete(self) -> bool:
+        return len(self.world.written) == len(self.world.plan.rows)
 
     def decide(self, batch: bool = False) -> None:
         """Events are often reported in batches: then one decision follows several of them."""
@@ -132,6 +157,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.world.finish(running[pick % len(running)], Status.SUCCESS, **result)
         self.decide(batch)
 
+    @precondition(lambda self: self.world.sendable())
+    @rule(decisions=st.integers(1, 6), spared=st.integers(0, 2), rows_after=st.sampled_from([1, 2, 0]))
+    def work(self, decisions: int, spared: int, rows_after: int) -> None:
+        """All running tasks but a few succeed, several times: the other rules meet row groups at all stages."""
+        for _ in range(decisions):
+            for attempt in list(self.world.attempts.values())[spared:]:
+                if attempt.request is None and attempt.task in self.world.attempts:
+                    self.world.finish(attempt, Status.SUCCESS, rows_after=rows_after)
+            self.decide()
+
     @precondition(lambda self: self.world.attempts)
     @rule(pick=picks, delay=st.sampled_from([0.0, 1.0, 10.0]), batch=st.booleans())
     def rate_limit(self, pick: int, delay: float, batch: bool) -> None:
@@ -154,11 +189,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide(batch)
 
     @precondition(lambda self: self.world.beside_others())
-    @rule(pick=picks, batch=st.booleans())
-    def fail_beside_others(self, pick: int, batch: bool) -> None:
-        """A row is dropped while other cells of it run, which are cancelled."""
-        running = self.world.beside_others()
-        self.world.finish(running[pick % len(running)], Status.PERMANENT)
+    @rule(pick=picks, count=st.sampled_from([2, 1, 3]), batch=st.booleans())
+    def fail_beside_others(self, pick: int, count: int, batch: bool) -> None:
+        """Rows are dropped while other cells of them run, which are cancelled."""
+        for _ in range(count):
+            running = self.world.beside_others()
+            if running:
+                self.world.finish(running[pick % len(running)], Status.PERMANENT)
         self.decide(batch)
 
     @precondition(lambda self: any(attempt.cancelled for attempt in self.world.attempts.values()))
@@ -187,11 +224,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.world.call(attempt, key, tokens)
         self.decide(batch)
 
-    @precondition(lambda self: not self.world.ended)
+    @precondition(is_running)
     @rule(
         key=st.sampled_from(KEYS),
-        total=st.sampled_from([0, 1, 2, 3, 3]),
-        paused=st.sampled_from([False, False, True]),
+        total=st.sampled_from([3, 2, 1, 3, 0]),
+        paused=seldom,
         small_only=st.booleans(),
     )
     def change_permits(self, key: str, total: int, paused: bool, small_only: bool) -> None:
@@ -209,34 +246,55 @@ class SchedulerMachine(RuleBasedStateMachine):
         world.wakes = [when for when in world.wakes if when > world.now]
         self.decide()
 
+    def _end_wait(self) -> None:
+        """While nothing runs, let the event happen that the run waits for."""
+        world = self.world
+        if world.attempts or world.done:
+            return
+        if world.admitting:
+            world.open_group()
+        elif world.closing:
+            world.close_group(next(iter(world.closing)))
+        elif world.wakes:
+            self.wake()
+        for throttle in world.throttles.values():
+            throttle.total, throttle.paused = max(2, throttle.total), False
+            throttle.notify()
+        self.decide()
+
     @precondition(is_running)
-    @rule(really=seldom)
-    def stop(self, really: bool) -> None:
+    @rule(really=seldom, batch=st.booleans())
+    def stop(self, really: bool, batch: bool) -> None:
         if really:
             self.world.stop()
-            self.decide()
+            self.decide(batch)
+        else:
+            self._end_wait()
 
+    @precondition(lambda self: not self.is_complete())
     @rule(really=seldom, keep=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.2, 0.0]))
     def crash_and_resume(self, really: bool, keep: float) -> None:
         """The process ends, or has ended, and a prefix of the journal is left."""
         world = self.world
-        if (really or world.done) and len(world.written) < len(world.plan.rows):
+        if really or world.done:
             self._resume(round(len(world.log) * keep))
+        else:
+            self._end_wait()
 
     @precondition(lambda self: self.world.rebuilt() is not None)
-    @rule(really=st.sampled_from([False, False, True]), more=st.integers(0, 20))
+    @rule(really=st.booleans(), more=st.integers(0, 20))
     def crash_after_rebuild(self, really: bool, more: int) -> None:
         """The process ends after pre-batch processors ran: the next run takes over the rows that they returned."""
         entries = self.world.rebuilt()
         if really and entries is not None:
             self._resume(entries + more)
 
-    @precondition(lambda self: len(self.world.log) > 1)
+    @precondition(lambda self: len(self.world.log) > 1 and not self.is_complete())
     @rule(really=seldom, data=st.data())
     def crash_with_damage(self, really: bool, data: st.DataObject) -> None:
         """The process ends, and entries in the middle of the journal are damaged: their cells run again."""
         world = self.world
-        if really and len(world.written) < len(world.plan.rows):
+        if really:
             first = data.draw(st.integers(0, len(world.log) - 1))
             if not world.ended:
                 world.end_run()
@@ -258,6 +316,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "world") or self.world.failed:
             return
         world = self.world
+        if self.crashes_at_the_end and not self.is_complete():
+            self._resume(len(world.log))
         world.run_to_end()
         if len(world.written) < len(world.plan.rows):
             world.start_run(attrs.evolve(world.config, max_tokens=None, max_cost=None, shutdown_error_window=100_000))

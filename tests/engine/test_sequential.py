@@ -87,9 +87,9 @@ def mixed() -> list[Column]:
 
 async def test_the_results_are_those_of_the_concurrent_engine(autojump_clock: MockClock) -> None:
     """Values, drops, attempts and errors are the same."""
-    knobs = {"buffer_size": 10, "salvage_error_threshold": 1.0, "shutdown_error_rate": 1.0}
-    one = await grow(mixed(), rows=37, config=config(engine="sequential", **knobs))
-    other = await grow(mixed(), rows=37, config=config(**knobs))
+    options = {"buffer_size": 10, "salvage_error_threshold": 1.0, "shutdown_error_rate": 1.0}
+    one = await grow(mixed(), rows=37, config=config(engine="sequential", **options))
+    other = await grow(mixed(), rows=37, config=config(**options))
     assert one.frame.rows() == other.frame.rows()
     assert one.report.dropped == other.report.dropped
     assert one.report.attempts == other.report.attempts
@@ -112,7 +112,7 @@ async def test_retries_come_after_the_pass_over_the_column(autojump_clock: MockC
 
 
 async def test_a_stateful_column_retries_in_place(autojump_clock: MockClock) -> None:
-    """It sees its rows in order, so a failed one is tried again before the next."""
+    """It sees its rows in order, so a failed one is retried before the next."""
     seen = []
 
     class Chain:
@@ -129,7 +129,7 @@ async def test_a_stateful_column_retries_in_place(autojump_clock: MockClock) -> 
     assert grown.report.written == 4
 
 
-async def test_refusals_are_waited_out(autojump_clock: MockClock) -> None:
+async def test_a_sequential_run_waits_after_rate_limits(autojump_clock: MockClock) -> None:
     """A rate limit costs time and nothing else: a cell waits each time for as long as it was asked to."""
     refusals = {0: 3, 2: 1}
     start = trio.current_time()
@@ -186,7 +186,7 @@ async def test_parts_and_schema_are_the_same_on_disk(autojump_clock: MockClock, 
     assert datasets[0].to_polars().equals(datasets[1].to_polars())
 
 
-def test_columns_that_resize_are_refused_by_name() -> None:
+def test_columns_that_resize_are_rejected_by_name() -> None:
     """The start-up error names every such column and points to stages and processors."""
 
     async def split(n: int) -> list[int]:

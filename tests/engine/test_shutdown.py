@@ -48,7 +48,7 @@ def slow_after(row: int, seconds: float) -> sb.Column:
 
 def open_build(columns: list[sb.Column], *, rows: int = 6, **options: Any) -> Any:
     """Open a build of small row groups."""
-    config = sb.RunConfig(**CONFIG, **options.pop("knobs", {}))
+    config = sb.RunConfig(**CONFIG, **options.pop("run_options", {}))
     return sb.open_build(columns, rows=rows, config=config, **options)
 
 
@@ -67,7 +67,9 @@ async def test_the_first_stop_gives_grace(autojump_clock: trio.testing.MockClock
         return n
 
     with pytest.raises(sb.Interrupted) as stopped:
-        async with open_build([SEED, sb.Column("watched", watched)], knobs={"max_concurrent_row_groups": 1}) as build:
+        async with open_build(
+            [SEED, sb.Column("watched", watched)], run_options={"max_concurrent_row_groups": 1}
+        ) as build:
             await trio.sleep(1)
             build.stop()
             await build.wait()
@@ -81,8 +83,8 @@ async def test_the_first_stop_gives_grace(autojump_clock: trio.testing.MockClock
 
 
 async def test_grace_has_an_end(autojump_clock: trio.testing.MockClock) -> None:
-    """What has not ended when the grace is over is cancelled."""
-    async with open_build([SEED, slow_after(2, 100)], knobs={"grace": 3}) as build:
+    """What has not ended when the grace has ended is cancelled."""
+    async with open_build([SEED, slow_after(2, 100)], run_options={"grace": 3}) as build:
         await trio.sleep(2)
         build.stop()
         with pytest.raises(sb.Interrupted):
@@ -115,14 +117,14 @@ async def test_a_stop_before_the_run_has_begun_counts(autojump_clock: trio.testi
 
 
 async def test_a_stop_after_the_end_does_nothing(autojump_clock: trio.testing.MockClock) -> None:
-    """A stop of a build that is over changes nothing."""
+    """A stop of a build that has ended changes nothing."""
     async with open_build([SEED]) as build:
         report = await build.wait()
         build.stop()
         assert (await build.wait()) is report
 
 
-async def test_a_cancelled_caller_keeps_what_is_complete(
+async def test_cancelling_the_caller_preserves_complete_groups(
     autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
     """Cancelling the caller's scope unwinds the run at once and leaves the finished row groups readable."""
@@ -208,7 +210,9 @@ async def test_an_error_of_the_engine_says_where(
 
     columns = [SEED, sb.Column("gated", gated, key=key)]
     with pytest.raises(RuntimeError, match="the engine is broken") as raised:
-        async with open_build(columns, readers=[see], out=tmp_path / "out", rows=4, knobs={"engine": engine}) as build:
+        async with open_build(
+            columns, readers=[see], out=tmp_path / "out", rows=4, run_options={"engine": engine}
+        ) as build:
             await build.wait()
     column, row = (None, None) if where == "checkpoint" else ("gated", 2)
     assert raised.value.__notes__ == [f"(column={column!r}, row_group=1, row={row})"]
@@ -247,9 +251,9 @@ async def test_a_failing_post_batch_processor_stops_the_run(
         return frame
 
     post = sb.Processor(stage="post_batch", apply=check)
-    knobs = {"max_concurrent_row_groups": 1}
+    run_options = {"max_concurrent_row_groups": 1}
     with pytest.raises(sb.ProcessorFailed, match=r"'check' failed \(row_group=1\): ValueError: bad batch") as failed:
-        async with open_build([SEED], processors=[post], out=tmp_path / "out", knobs=knobs) as build:
+        async with open_build([SEED], processors=[post], out=tmp_path / "out", run_options=run_options) as build:
             await build.wait()
     assert failed.value.report is not None
     assert failed.value.report.unfinished == (range(2, 6),)
@@ -312,7 +316,7 @@ async def test_a_checkpoint_that_fails_names_group_and_directory(
     break_it(monkeypatch)
     out = tmp_path / "out"
     with pytest.raises(sb.StoreError, match=rf"row group 1 could not be written to {out}: .*No space left") as failed:
-        async with open_build([SEED], out=out, knobs={"max_concurrent_row_groups": 1}) as build:
+        async with open_build([SEED], out=out, run_options={"max_concurrent_row_groups": 1}) as build:
             await build.wait()
     assert failed.value.report is not None
     assert failed.value.report.unfinished == (range(2, 6),)
@@ -328,7 +332,7 @@ async def test_a_checkpoint_that_fails_names_group_and_directory(
 async def test_a_disk_that_hangs_does_not_hang_the_run(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A writer that does not come back is given up after the checkpoint's deadline, and never commits afterwards."""
+    """A writer that does not come back is abandoned after the checkpoint's deadline, and never commits afterwards."""
     unhang, hung = threading.Event(), threading.Event()
     real = parts.os.fsync
 
@@ -477,19 +481,19 @@ def test_a_generator_that_ends_the_program_ends_it(error: BaseException, tmp_pat
             raise error
         return n
 
-    knobs = sb.RunConfig(**CONFIG, max_concurrent_row_groups=1)
+    run_options = sb.RunConfig(**CONFIG, max_concurrent_row_groups=1)
     with pytest.raises(type(error)) as raised:
-        sb.build([SEED, sb.Column("exits", exits)], rows=6, out=tmp_path / "out", config=knobs)
+        sb.build([SEED, sb.Column("exits", exits)], rows=6, out=tmp_path / "out", config=run_options)
     assert raised.value is error
     assert sb.Dataset.open(tmp_path / "out").to_polars()["n"].to_list() == [0, 1]
 
 
 async def test_a_row_group_that_ends_with_the_grace_is_finished_or_not(autojump_clock: trio.testing.MockClock) -> None:
-    """Whichever comes first in that instant: a row group that is not handed out is listed as unfinished."""
+    """Whichever comes first in that instant: a row group that is not returned is listed as unfinished."""
     for _ in range(20):  # trio decides the order of what happens at one instant
         groups = []
         with pytest.raises(sb.Interrupted) as stopped:
-            async with open_build([SEED, slow_after(0, 3)], rows=2, knobs={"grace": 2}) as build:
+            async with open_build([SEED, slow_after(0, 3)], rows=2, run_options={"grace": 2}) as build:
                 await trio.sleep(1)
                 build.stop()
                 async for group in build:

@@ -50,7 +50,7 @@ class Child:
         self.until("stopped")
 
     def go(self) -> None:
-        """Let the child go on."""
+        """Let the child continue."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()

@@ -112,7 +112,7 @@ async def test_a_rule_that_raises_costs_its_row(engine: str, autojump_clock: Moc
 
 @ENGINES
 async def test_skipped_stateful_cells_do_not_hold_up_the_others(engine: str, autojump_clock: MockClock) -> None:
-    """Row order is kept over rows that are skipped, also across row groups."""
+    """Row order is stored over rows that are skipped, also across row groups."""
 
     class Counter:
         is_stateful = True
@@ -134,7 +134,7 @@ async def test_skipped_stateful_cells_do_not_hold_up_the_others(engine: str, aut
 
 @ENGINES
 async def test_a_value_that_is_an_error_fails_its_row_alone(engine: str, autojump_clock: MockClock) -> None:
-    """A whole column may fail for one row and not for the others, and what needs it goes on without that row."""
+    """A whole column may fail for one row and not for the others, and what needs it continues without that row."""
 
     async def whole(frame: pl.DataFrame) -> list[Any]:
         return [Permanent("no three") if value == 3 else value for value in frame["n"]]

@@ -91,7 +91,7 @@ async def test_max_cost_is_not_passed_by_many_at_once(autojump_clock: MockClock)
     assert meter.calls == 3
 
 
-async def test_max_cost_holds_nobody_up_for_long(autojump_clock: MockClock) -> None:
+async def test_max_cost_delays_only_the_first_call(autojump_clock: MockClock) -> None:
     """After the first call the rest run at once, also where nothing is ever reported."""
 
     async def silent(n: int) -> int:
@@ -278,10 +278,10 @@ class TestTheFirstCall:
         """A resume with a budget that is nearly used up makes no call that would pass it."""
         meter = Meter(cost=1.0)
         columns = [seed(), Column("v", meter, key="k")]
-        knobs = config(max_cost=2.5, max_parallel_requests=1, engine=engine)
+        options = config(max_cost=2.5, max_parallel_requests=1, engine=engine)
         for calls in (2, 2):
             with pytest.raises(BudgetExceeded, match=r"max_cost=2\.5: 2 used, 0 in flight, about 1 more"):
-                await sb.build_async(columns, rows=5, out=tmp_path / "d", config=knobs, resume=True)
+                await sb.build_async(columns, rows=5, out=tmp_path / "d", config=options, resume=True)
             assert meter.calls == calls
 
 

@@ -79,7 +79,7 @@ async def test_stateless_seeds_run_at_once(autojump_clock: MockClock) -> None:
 
 
 async def test_other_columns_pipeline_meanwhile(autojump_clock: MockClock) -> None:
-    """Group 0 goes on with its next column while group 1 is being seeded."""
+    """Group 0 continues with its next column while group 1 is being seeded."""
     cursor, after = Cursor(), []
 
     async def then(s: str) -> str:
@@ -92,7 +92,7 @@ async def test_other_columns_pipeline_meanwhile(autojump_clock: MockClock) -> No
     assert sorted(after) == [("0@1", 1.0)] * 2 + [("2@2", 2.0)] * 2 + [("4@3", 3.0)] * 2
 
 
-async def test_cells_go_one_at_a_time_in_row_order(autojump_clock: MockClock) -> None:
+async def test_stateful_cells_run_one_at_a_time_in_row_order(autojump_clock: MockClock) -> None:
     """Cells of a stateful column run in row order, also where their inputs come in another."""
     order: list[int] = []
     inside = 0
@@ -118,7 +118,7 @@ async def test_cells_go_one_at_a_time_in_row_order(autojump_clock: MockClock) ->
 
 
 async def test_one_instance_in_two_columns_never_overlaps(autojump_clock: MockClock) -> None:
-    """It is the instance that is serialised: a group's turn is over when both columns are."""
+    """It is the instance that is serialised: a group's turn has ended when both columns are."""
     cursor = Cursor()
 
     class Twice:
@@ -262,8 +262,8 @@ async def test_all_rows_dropped_passes_the_turn(autojump_clock: MockClock) -> No
     assert grown.report.written == 4
 
 
-@pytest.mark.parametrize("knobs", [{"max_active_tasks": 1}, {"max_submitted_tasks": 1}])
-async def test_one_slot_does_not_deadlock(knobs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"max_active_tasks": 1}, {"max_submitted_tasks": 1}])
+async def test_one_slot_does_not_deadlock(options: dict[str, Any]) -> None:
     """The turnstile is passed before a slot is taken, so a group that waits holds nothing."""
     calls = []
 
@@ -280,7 +280,7 @@ async def test_one_slot_does_not_deadlock(knobs: dict[str, Any]) -> None:
     grown = await grow(
         [Column("s", Reader(), kind="from_scratch"), Column("after", after)],
         rows=12,
-        config=attrs.evolve(GROUPS, **knobs),
+        config=attrs.evolve(GROUPS, **options),
     )
     assert calls == [0, 2, 4, 6, 8, 10]
     assert grown.column("after") == list(range(12))

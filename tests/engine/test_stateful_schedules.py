@@ -145,8 +145,8 @@ class World:
     def run(self, out: Path | None, *, rows: int, **options: Any) -> tuple[Any, list[Chain]]:
         """Build it, or as much of it as there is time for."""
         columns, chains = self.columns()
-        knobs = {name: options.pop(name) for name in ("engine", "buffer_size", "max_concurrent_row_groups")}
-        config = attrs.evolve(CONFIG, **knobs)
+        run_options = {name: options.pop(name) for name in ("engine", "buffer_size", "max_concurrent_row_groups")}
+        config = attrs.evolve(CONFIG, **run_options)
 
         async def main() -> Any:
             async with sb.open_build(columns, rows=rows, out=out, config=config, **options) as build:

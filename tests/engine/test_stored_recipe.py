@@ -1,4 +1,4 @@
-"""The recipe that is kept with a dataset."""
+"""The recipe that is stored with a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow control: refusals cost nobody but the cell that was refused."""
+"""Flow control: rate limits delay only the cell that was rate-limited."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("budget", [1, 2, 8, 1024])
 @pytest.mark.parametrize("limit", [1, 2, 8])
-async def test_a_refusing_key_does_not_stall_another(autojump_clock: MockClock, budget: int, limit: int) -> None:
+async def test_a_rate_limited_key_does_not_stall_another(autojump_clock: MockClock, budget: int, limit: int) -> None:
     """While key A, declared first, refuses everything, key B runs as if it were alone, whatever the budget."""
     start = trio.current_time()
     open_at = start + 500.0
@@ -33,16 +33,16 @@ async def test_a_refusing_key_does_not_stall_another(autojump_clock: MockClock, 
         watched = Watched(1.0)
         return watched, Column("b", watched, key="B")
 
-    knobs = config(max_submitted_tasks=budget, throttle_patience=1_000)
+    options = config(max_submitted_tasks=budget, throttle_patience=1_000)
     limits = {"B": KeyLimits(max_parallel_requests=limit)}
     alone, column = columns()
-    await grow([seed(), column], rows=40, config=knobs, limits=limits)
+    await grow([seed(), column], rows=40, config=options, limits=limits)
     alone_took = max(when for when, _ in alone.finished) - start
 
     start = trio.current_time()
     open_at = start + 500.0
     beside, column = columns()
-    grown = await grow([seed(), Column("a", a, key="A"), column], rows=40, config=knobs, limits=limits)
+    grown = await grow([seed(), Column("a", a, key="A"), column], rows=40, config=options, limits=limits)
     assert max(when for when, _ in beside.finished) - start == alone_took
     assert grown.report.written == 40
     assert grown.report.dropped == ()
@@ -62,7 +62,7 @@ async def test_a_hanging_key_does_not_stall_another(autojump_clock: MockClock) -
     assert max(when for when, _ in quick.finished) < min(when for when, _ in hanging.finished)
 
 
-async def test_a_refusal_is_neither_an_error_nor_an_attempt(autojump_clock: MockClock) -> None:
+async def test_a_rate_limit_is_neither_an_error_nor_an_attempt(autojump_clock: MockClock) -> None:
     """A cell refused more often than it has attempts is filled all the same, and no window hears of it."""
 
     def act(n: int, attempt: int) -> int:
@@ -100,7 +100,7 @@ async def waits(header: Any, *, reset: Any = None) -> list[float]:
 
 @pytest.mark.parametrize("header", [30, 30.0, "30", "30s"])
 async def test_retry_after_seconds(autojump_clock: MockClock, header: Any) -> None:
-    """The refused cell waits as long as the server asked, and the others go on."""
+    """The rate-limited cell waits as long as the server asked, and the others continue."""
     assert await waits(header) == [30.0, 0.5]
 
 
@@ -146,7 +146,7 @@ async def test_patience_ends_the_run_and_drops_nothing(autojump_clock: MockClock
 
 
 async def test_patience_is_renewed_by_an_answer(autojump_clock: MockClock) -> None:
-    """A key that answers now and then is not given up, however long it takes in all."""
+    """A key that answers now and then is not abandoned, however long it takes in all."""
     start = trio.current_time()
     last = start
 
@@ -162,8 +162,8 @@ async def test_patience_is_renewed_by_an_answer(autojump_clock: MockClock) -> No
     assert trio.current_time() - start >= 6 * 40
 
 
-async def test_a_refused_cell_without_a_key_waits_too(autojump_clock: MockClock) -> None:
-    """Where no throttle is in between, a refusal still waits as long as asked, or backs off."""
+async def test_a_rate_limited_cell_without_a_key_waits_too(autojump_clock: MockClock) -> None:
+    """Where no throttle is in between, a rate limit still waits as long as asked, or backs off."""
     seen: list[tuple[int, float]] = []
 
     async def v(n: int) -> int:
@@ -181,7 +181,7 @@ async def test_a_refused_cell_without_a_key_waits_too(autojump_clock: MockClock)
 
 
 async def test_patience_holds_for_columns_without_a_key(autojump_clock: MockClock) -> None:
-    """Patience also holds for a column without a key, so that no run goes on for ever."""
+    """Patience also holds for a column without a key, so that no run continues for ever."""
 
     async def v(n: int) -> int:
         raise RateLimited("never")
@@ -229,7 +229,7 @@ async def test_two_builds_may_share_throttles(autojump_clock: MockClock) -> None
     assert len(server.finished) == 18
 
 
-async def test_the_limit_is_told_to_readers(autojump_clock: MockClock) -> None:
+async def test_readers_get_changes_of_the_limit(autojump_clock: MockClock) -> None:
     """Every change of a key's limit is an event, in the order of the report's history."""
     told: list[tuple[float, int]] = []
 

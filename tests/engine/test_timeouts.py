@@ -100,8 +100,10 @@ class TestCellTimeout:
         assert grown.report.dropped == ()
         assert trio.current_time() - start >= 20
 
-    async def test_waiting_out_a_refusal_inside_call_is_not_the_cells_time(self, autojump_clock: MockClock) -> None:
-        """After an answer a refusal is waited out inside the call, while the timeout stands still."""
+    async def test_waiting_after_a_rate_limit_inside_call_does_not_count_as_cell_time(
+        self, autojump_clock: MockClock
+    ) -> None:
+        """After an answer a rate limit is waited for inside the call, while the timeout stands still."""
         refusals = 0
 
         async def second() -> str:
@@ -234,7 +236,7 @@ class TestThreads:
     """On the real clock: a thread that overran is let go by an event that the test sets."""
 
     async def test_the_result_of_a_late_thread_is_dropped_and_counted(self, held: Any) -> None:
-        """The cell is tried again and filled; what the first thread returns later changes nothing but the counts."""
+        """The cell is retried and filled; what the first thread returns later changes nothing but the counts."""
         function = held(1)
         late = trio.Event()
 
@@ -263,7 +265,7 @@ class TestThreads:
         assert grown.report.wasted["v"].calls == 1
 
     async def test_its_slot_is_held_until_it_ends(self, held: Any) -> None:
-        """With two slots, a thread that overran leaves one, and the run goes on with that."""
+        """With two slots, a thread that overran leaves one, and the run continues with that."""
         function = held(0)
 
         def other(m: int) -> int:
@@ -344,7 +346,7 @@ class TestThreads:
     @pytest.mark.parametrize("rounds", [0, 2])
     @ENGINES
     async def test_a_stateful_generator_held_for_grace_stops_the_run(self, held: Any, engine: str, rounds: int) -> None:
-        """Others that wait for a generator a thread will not leave are told so."""
+        """Tasks that wait for a generator in which an abandoned thread still works are named in the error."""
         function = held(0)
         function.is_stateful = True
         with pytest.raises(ThreadsStuck, match=r"have held a stateful generator that others need for 0\.1 s; .*'v'"):
@@ -357,7 +359,7 @@ class TestThreads:
         assert function.overlaps == 0
 
     async def test_a_dropped_row_leaves_its_thread_behind(self, held: Any) -> None:
-        """A thread in a row that is dropped is given up: the run does not wait for it."""
+        """A thread in a row that is dropped is abandoned: the run does not wait for it."""
         function = held(0)
 
         async def fail(n: int) -> int:

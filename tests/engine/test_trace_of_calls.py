@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 
-async def test_a_trace_tells_calls_from_waits_and_from_the_rest(autojump_clock: MockClock) -> None:
-    """Two calls of a second each, a wait of three for a refusal in between, and half a second of other work."""
+async def test_a_trace_separates_calls_waits_and_the_rest(autojump_clock: MockClock) -> None:
+    """Two calls of a second each, a wait of three for a rate limit in between, and half a second of other work."""
     answers = 0
 
     async def fill(context: sb.CellContext) -> int:

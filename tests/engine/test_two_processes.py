@@ -46,8 +46,8 @@ def files(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "journal" not in path.name}
 
 
-def test_the_second_is_refused(tmp_path: Path) -> None:
-    """Whichever way it comes, it is told why and changes nothing, not even what the first left half done."""
+def test_a_second_process_cannot_write_the_directory(tmp_path: Path) -> None:
+    """It is rejected with the reason and changes nothing, not even unfinished work of the first process."""
     out = tmp_path / "d"
     with owner(out):
         (out / ".batch_00007.parquet.tmp").write_bytes(b"half a part")

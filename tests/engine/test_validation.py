@@ -203,7 +203,7 @@ class TestOptions:
         )
         assert RunConfig.from_mapping({"grace": 1, "buffer_size": 3}) == RunConfig(grace=1, buffer_size=3)
 
-    def test_an_unknown_keyword_is_refused(self) -> None:
+    def test_an_unknown_keyword_is_a_type_error(self) -> None:
         """In Python it is a keyword that does not exist."""
         with pytest.raises(TypeError, match="bufer_size"):
             RunConfig(bufer_size=3)
@@ -235,7 +235,7 @@ class TestColumns:
         """It is said once."""
         assert untouched.problems(untouched.seed(), untouched.cell(), untouched.cell()) == ("duplicate column 'v'",)
 
-    def test_a_function_that_wants_what_nobody_makes(self, untouched: Untouched) -> None:
+    def test_a_function_with_an_unknown_parameter_is_reported(self, untouched: Untouched) -> None:
         """The nearest column is named."""
 
         def fill(nn: int) -> int:
@@ -289,7 +289,7 @@ class TestColumns:
             untouched.seed(), untouched.cell(name=name)
         )
 
-    def test_limits_for_a_key_that_nobody_uses(self, untouched: Untouched) -> None:
+    def test_limits_of_an_unused_key_are_reported(self, untouched: Untouched) -> None:
         """They would do nothing, so they are a mistake; the nearest key is named."""
         assert untouched.problems(
             untouched.seed(), untouched.cell(key="openai/small"), limits={"openai/smal": KeyLimits()}
@@ -376,7 +376,7 @@ class TestDirectory:
         assert build([seed()], rows=2, out=str(tmp_path.parent / f"{tmp_path.name}-new" / "deep")).rows == 2
 
 
-def test_a_report_says_what_there_is() -> None:
+def test_a_report_prints_its_counts() -> None:
     """In one line: rows, drops and what is unfinished."""
     report = preview([seed()], rows=3).report
     assert isinstance(report, BuildReport)

@@ -1,8 +1,8 @@
 """The child processes of the fault tests: builds that are forked off a process which has everything imported.
 
 ``python forked_builds.py`` reads one job a line from standard input, forks, and answers with the process id of the
-build and, when it is over, with how it ended; it has one build at a time. A build appends what happens to a file, line
-by line, so that what was said before a SIGKILL is known. Fault points, failing calls of the operating system and jumps
+build and, at its end, with its exit status; it has one build at a time. A build appends its events to a file, line by
+line, so that those before a SIGKILL are known. Fault points, failing calls of the operating system and jumps
 of the clock are set here and nowhere in the product.
 """
 
@@ -145,7 +145,7 @@ def build(job: dict[str, Any], teller: Teller) -> int:
             shapes.make_recipe(shape, url=job["url"], run=job["run"]),
             rows=shape.rows,
             out=Path(job["out"]),
-            config=sb.RunConfig(buffer_size=shape.buffer_size, **{**shapes.RETRIES, **job.get("knobs", {})}),
+            config=sb.RunConfig(buffer_size=shape.buffer_size, **{**shapes.RETRIES, **job.get("run_options", {})}),
             processors=shapes.make_processors(shape),
             # A file that may not grow would be that of the teller too.
             readers=[] if "file_size" in job else [teller.read],

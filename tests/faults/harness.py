@@ -1,7 +1,7 @@
-"""Builds in real processes that are killed, and what must hold after they were gone on with.
+"""Builds in real processes that are killed, and what must hold after they were resumed.
 
 `Trial` has a dataset directory, a server that counts every request by cell, and one run after the other in it. What a
-run had made durable is known from the run itself: it tells what it finished, in order, and when a commit returned.
+run had made durable is known from the run itself: it reports what it finished, in order, and when a commit returned.
 """
 
 from __future__ import annotations
@@ -144,13 +144,13 @@ class Trial:
         *,
         trouble: Trouble,
         hanging: dict[Cell, int],
-        knobs: dict[str, Any],
+        run_options: dict[str, Any],
     ) -> None:
         self.builds = builds
         self.server = server
         self.out = directory / "out"
         self.shape = trouble.shape
-        self.knobs = knobs
+        self.run_options = run_options
         self.runs: list[Ended] = []
         self._directory = directory
         self._hanging = hanging
@@ -186,7 +186,7 @@ class Trial:
         return _read_said(self._said)
 
     def said_event(self, kind: str) -> bool:
-        """Whether the run that is under way has said so."""
+        """True if the run that is under way has said so."""
         return any(each.get("event") == kind for each in self.said_now())
 
     def finished_calls(self) -> int:
@@ -203,7 +203,7 @@ class Trial:
         return max((each["total"] for each in self.said_now() if each.get("event") == "CellsCommitted"), default=0)
 
     def run(self, disturb: Callable[[Running], None] | None = None, **job: Any) -> Ended:
-        """Begin or go on; `disturb` is called with the process."""
+        """Begin or continue; `disturb` is called with the process."""
         number = len(self.runs)
         said, log = self._said, self._directory / f"log{number}"
         running = self.builds.start(
@@ -214,7 +214,7 @@ class Trial:
                 "run": number,
                 "said": str(said),
                 "log": str(log),
-                "knobs": self.knobs,
+                "run_options": self.run_options,
                 **job,
             }
         )
@@ -265,7 +265,7 @@ class Trial:
         }
 
     def check_paid_once(self) -> None:
-        """Nothing that was durable is asked for again."""
+        """Nothing that was durable is sent again."""
         for run in range(len(self.runs)):
             durable = self.durable(run)
             for later in range(run + 1, len(self.runs)):
@@ -366,7 +366,7 @@ def open_trial(
     *,
     latency: float = 0.005,
     hang: Collection[Cell] | Mapping[Cell, int] = (),
-    **knobs: Any,
+    **run_options: Any,
 ) -> Iterator[Trial]:
     """A trial with a server of its own; cells take up to `latency`, each its own time, and fail as the shape says.
 
@@ -386,7 +386,7 @@ def open_trial(
         return SimulatedOutcome(text=answer_to(request.prompt), latency=own)
 
     with serve_openai_sync(script=script, record=True) as server:
-        yield Trial(builds, server, directory, trouble=trouble, hanging=hanging, knobs=knobs)
+        yield Trial(builds, server, directory, trouble=trouble, hanging=hanging, run_options=run_options)
 
 
 def processes_of(session: int, patience: float = 10.0) -> list[str]:

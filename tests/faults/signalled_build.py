@@ -1,7 +1,7 @@
-"""The child process of test_signals.py: a build that says where it is and goes on when it is told to.
+"""The child process of test_signals.py: a build that says where it is and continues on request.
 
 ``python signalled_build.py DIRECTORY MODE HOST`` builds three row groups of two rows. It writes a line to standard
-output whenever something happens that its parent waits for, and reads a line of standard input as leave to go on.
+output whenever something happens that its parent waits for, and reads a line of standard input as leave to continue.
 MODE says where it waits: in a cell, in one that ignores cancellation or blocks the loop, at the start, or at the end.
 HOST says what it is called from: a plain script, or a function that runs in an asyncio loop.
 """
@@ -34,7 +34,7 @@ def say(word: str) -> None:
 
 
 def listen() -> None:
-    """Wait for the parent's leave to go on."""
+    """Wait for the parent's leave to continue."""
     os.read(0, 1)
     GO.set()
 

@@ -86,14 +86,19 @@ def grow(
     wanted: Callable[[int], bool] = lambda _: True,
     **options: Any,
 ) -> tuple[sb.Dataset, list[Snapshot]]:
-    """Begin or go on with a build and see it through; copies of what it has on disk go `into` a directory.
+    """Begin or continue with a build and see it through; copies of what it has on disk go `into` a directory.
 
     `wanted` says of the number of a point whether a copy is wanted.
     """
     clock = MockClock(autojump_threshold=0)
     snapshots: list[Snapshot] = []
     points = 0
-    knobs = {"jitter_seed": 1, "buffer_size": world.shape.buffer_size, **RETRIES, **options.pop("knobs", {})}
+    run_options = {
+        "jitter_seed": 1,
+        "buffer_size": world.shape.buffer_size,
+        **RETRIES,
+        **options.pop("run_options", {}),
+    }
 
     def copy(point: str) -> None:
         nonlocal points
@@ -112,7 +117,7 @@ def grow(
             make_recipe(world.shape, ask=world.ask),
             rows=world.shape.rows,
             out=out,
-            config=sb.RunConfig(**knobs),
+            config=sb.RunConfig(**run_options),
             processors=make_processors(world.shape),
             resume=True,
             **options,
@@ -123,7 +128,7 @@ def grow(
 
 
 def check_paid_once(snapshot: Snapshot, after: World, interval: float) -> None:
-    """What had been answered before the kill, and longer ago than a commit takes to come, is not asked for again."""
+    """What had been answered before the kill, and longer ago than a commit takes to come, is not sent again."""
     durable = {cell for cell, when in snapshot.delivered.items() if when < snapshot.time - interval - 1e-6}
     again = durable & set(after.asked)
     assert not again, f"asked again after a kill at {snapshot.point!r} ({snapshot.number}): {sorted(again)[:5]}"

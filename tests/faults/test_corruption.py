@@ -69,7 +69,7 @@ def cells_of_groups(shape: Shape, groups: Any) -> set[Cell]:
 
 
 def check_damage(world: World, snapshot: Snapshot, name: str, harm: Harm, expected: Made) -> None:
-    """Damage a file of a killed run, and go on: everything is made again that was hit, and nothing else."""
+    """Damage a file of a killed run, and continue: everything is made again that was hit, and nothing else."""
     directory, shape = snapshot.directory, world.shape
     listed = read_manifest(directory).groups
     parts = {group.part.name: index for index, group in listed.items() if group.part is not None}

@@ -1,4 +1,4 @@
-"""A disk that is full, fails, forbids or is gone in mid-run, and a clock that jumps: one message, and it can go on."""
+"""Disks that are full, fail, forbid or disappear during a run, and a clock that jumps: one message, and a resume."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_goes_on(trial: Trial, expected: Made) -> None:
 @FAULTS
 @given(limit=st.integers(200, 120_000))
 def test_files_that_may_not_grow(builds: Builds, plain: Made, limit: int) -> None:
-    """A run that cannot write a file any further stops and can go on once it may again."""
+    """A run that cannot write a file any further stops and can continue once it may again."""
     with tempfile.TemporaryDirectory() as directory, open_trial(builds, Path(directory), PLAIN) as trial:
         ended = trial.run(file_size=limit)
         if ended.status:
@@ -92,7 +92,7 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", ["16k", "24k", "32k"])
 def test_a_disk_that_is_full(size: str, builds: Builds, plain: Made, tmp_path: Path) -> None:
-    """A run on a full disk stops and says so; with more room it goes on."""
+    """A run on a full disk stops and says so; with more room it continues."""
     disk = tmp_path / "disk"
     with small_disk(disk, size), open_trial(builds, tmp_path / "trial", PLAIN) as trial:
         trial.out = disk / "out"
@@ -107,7 +107,7 @@ WRITES = [point for point in POINTS if point not in AFTERWARDS]
 
 @pytest.mark.parametrize("point", WRITES)
 def test_a_write_that_fails_at_every_point(point: str, builds: Builds, plain: Made, tmp_path: Path) -> None:
-    """Whatever the store was about to do when the disk refused, the run stops with one message and can go on."""
+    """Whatever the store was about to do when the disk refused, the run stops with one message and can continue."""
     number = errno.ENOSPC
     with open_trial(builds, tmp_path, PLAIN, commit_interval=0.005) as trial:
         ended = trial.run(fail={"point": point, "nth": 3, "errno": number})
@@ -136,7 +136,7 @@ def in_the_middle(trial: Trial) -> None:
 
 
 def test_permission_that_is_lost(builds: Builds, plain: Made, tmp_path: Path) -> None:
-    """A directory that may not be written any more stops the run; once it may, the run goes on."""
+    """A directory that may not be written any more stops the run; once it may, the run continues."""
     with open_trial(builds, tmp_path, PLAIN, latency=0.2) as trial:
 
         def forbid(_: Running) -> None:
@@ -152,7 +152,7 @@ def test_permission_that_is_lost(builds: Builds, plain: Made, tmp_path: Path) ->
 
 
 def test_a_directory_that_is_moved_away(builds: Builds, plain: Made, tmp_path: Path) -> None:
-    """A run whose directory is gone stops; nothing is made in its place, and where it went it can go on."""
+    """A run whose directory is gone stops; nothing is made in its place, and where it went it can continue."""
     with open_trial(builds, tmp_path, PLAIN, latency=0.2) as trial:
 
         def move(_: Running) -> None:

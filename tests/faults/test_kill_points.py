@@ -1,4 +1,4 @@
-"""Builds in virtual time that are killed at every point where the disk changes, and gone on with from there."""
+"""Builds in virtual time that are killed at every point where the disk changes, and resumed from there."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def go_on(world: World, snapshot: Snapshot, expected: Made) -> None:
 
 
 @pytest.mark.parametrize("shape", [SMALL, STATEFUL, LATE], ids=["plain", "stateful", "stateful-last"])
-def test_a_run_killed_at_its_points_can_go_on(shape: Shape, tmp_path: Path) -> None:
+def test_a_run_killed_at_its_fault_points_can_be_resumed(shape: Shape, tmp_path: Path) -> None:
     """At the points of a whole run: the same dataset, every row accounted for, and nothing durable paid for twice."""
     world, expected = World(shape), whole(shape, tmp_path / "whole")
     _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed")
@@ -127,7 +127,7 @@ def test_killed_while_a_damaged_journal_is_put_in_order(tmp_path: Path) -> None:
 @COSTLY
 @given(shape=shapes(), kills=st.lists(st.integers(1, 80), min_size=1, max_size=4))
 def test_any_recipe_killed_again_and_again(shape: Shape, kills: list[int]) -> None:
-    """Whatever the recipe: a run that is killed, gone on with and killed again gives the dataset that it would have."""
+    """Whatever the recipe: a run that is killed, resumed and killed again gives the dataset that it would have."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         expected = whole(shape, directory / "whole")

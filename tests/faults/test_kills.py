@@ -1,4 +1,4 @@
-"""Real builds killed with SIGKILL, at named points and at any instant, gone on with, and killed again."""
+"""Real builds killed with SIGKILL, at named points and at any instant, resumed, and killed again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check(trial: Trial, expected: Made) -> None:
 def test_killed_at_every_named_point(
     point: str, builds: Builds, plain: Made, points: list[str], tmp_path: Path
 ) -> None:
-    """Killed in the middle of its work or at the last time that it gets to a point, it can be gone on with."""
+    """Killed in the middle of its work or at the last time that it gets to a point, it can be resumed."""
     reached = points.count(point)
     for nth in sorted({(reached + 1) // 2, reached} - {0}):
         with open_trial(builds, tmp_path / str(nth), PLAIN, commit_interval=0.005) as trial:
@@ -120,7 +120,7 @@ def test_recipes_of_every_shape(builds: Builds, shape: Shape, kills: list[int]) 
 
 
 def test_what_was_answered_is_durable_while_the_run_waits(builds: Builds, tmp_path: Path) -> None:
-    """Everything that was answered becomes durable without anything else happening; only what hangs is asked again."""
+    """Everything that was answered becomes durable without anything else happening; only what hangs is sent again."""
     shape = Shape(rows=8, buffer_size=4, columns=(ColumnShape(name="a", type="model"),))
     hanging = {("a", 3), ("a", 6)}
     with open_trial(builds, tmp_path, shape, hang=hanging) as trial:

@@ -72,7 +72,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("before", ["", 'if __name__ == "__main__":\n        pass\n    '])
-def test_a_script_without_a_guard_is_refused_before_anything_is_written(tmp_path: Path, before: str) -> None:
+def test_a_script_without_a_guard_is_rejected_before_anything_is_written(tmp_path: Path, before: str) -> None:
     """`process=True` in a script that builds at its top level ends in one sentence, and no process is started."""
     done = run_script(tmp_path / "script.py", f"{SCRIPT}\n    {before}main()\n", str(tmp_path / "out"))
     assert done.returncode == 1
@@ -147,7 +147,7 @@ def test_a_worker_that_the_system_kills_drops_no_row(tmp_path: Path) -> None:
 def test_a_panic_at_a_checkpoint_leaves_a_directory_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException
 ) -> None:
-    """Where a part cannot be written because polars panicked or memory ran out, no answer is asked for again."""
+    """Where a part cannot be written because polars panicked or memory ran out, no answer is sent again."""
     called: list[int] = []
 
     def answer(n: int) -> int:

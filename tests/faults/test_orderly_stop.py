@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM to the real command: what was answered is kept, whatever the commit interval."""
+"""Ctrl-C and SIGTERM to the real command: what was answered is stored, whatever the commit interval."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def wait_until_idle(trial: Trial) -> None:
 
 
 def go_on(trial: Trial, log: str, whole: Made) -> list[Cell]:
-    """Type what the message says; the cells that are asked for then."""
+    """Run the command of the message; returns the cells that it sends."""
     found = re.search(r"seedbed (resume .*)", log)
     assert found is not None, log
     assert shlex.split(found[1])[1] == str(trial.out)
@@ -77,8 +77,10 @@ def go_on(trial: Trial, log: str, whole: Made) -> list[Cell]:
 
 
 @BOTH
-def test_one_signal_lets_calls_end_and_keeps_them(number: int, builds: Builds, whole: Made, tmp_path: Path) -> None:
-    """What is answered within `grace` is kept; the message says how to go on, and nothing is asked for twice."""
+def test_one_signal_lets_calls_end_and_saves_their_answers(
+    number: int, builds: Builds, whole: Made, tmp_path: Path
+) -> None:
+    """What is answered within `grace` is stored; the message says how to continue, and nothing is sent twice."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
         def stop(running: Running) -> None:
@@ -97,7 +99,7 @@ def test_one_signal_lets_calls_end_and_keeps_them(number: int, builds: Builds, w
 
 @BOTH
 def test_the_second_signal_still_loses_only_the_wire(number: int, builds: Builds, whole: Made, tmp_path: Path) -> None:
-    """Two signals end it at once: what had been answered is kept, and exactly what was on the wire is asked again."""
+    """Two signals end it at once: what had been answered is stored, and exactly what was on the wire is sent again."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
         def stop(running: Running) -> None:
@@ -113,7 +115,7 @@ def test_the_second_signal_still_loses_only_the_wire(number: int, builds: Builds
 
 
 def test_grace_that_runs_out(builds: Builds, whole: Made, tmp_path: Path) -> None:
-    """Calls that do not end in time are given up; the rest is kept."""
+    """Calls that do not end in time are abandoned; the rest is stored."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING) as trial:
 
         def stop(running: Running) -> None:
@@ -126,7 +128,7 @@ def test_grace_that_runs_out(builds: Builds, whole: Made, tmp_path: Path) -> Non
     assert sorted(again) == sorted([*HANGING, ("b", 2)])
 
 
-def test_usage_goes_on_counting(builds: Builds, tmp_path: Path) -> None:
+def test_usage_is_counted_across_runs(builds: Builds, tmp_path: Path) -> None:
     """After a stop and a resume the report has every call that was answered, once."""
     with open_trial(builds, tmp_path, SHAPE, hang=HANGING, grace=0) as trial:
 
@@ -142,7 +144,7 @@ def test_usage_goes_on_counting(builds: Builds, tmp_path: Path) -> None:
         assert said["lost"] == [[5, "b", 1]]
 
 
-def test_attempts_go_on_counting(builds: Builds, tmp_path: Path) -> None:
+def test_attempts_are_counted_across_runs(builds: Builds, tmp_path: Path) -> None:
     """A cell that had failed twice before a stop has one attempt left after it."""
     shape = Shape(
         rows=4,

@@ -43,7 +43,7 @@ def healthy(shape: Shape) -> Shape:
 
 
 def losing_run(out: Path) -> set[tuple[str, int]]:
-    """Build a dataset that loses rows; what was answered meanwhile."""
+    """Build a dataset that loses rows; what was answered in the meantime."""
     world = World(LOSING, latency=0)
     grow(world, out)
     assert {drop.row for drop in sb.Dataset.open(out).drops} == {0, 3, 9, 12}
@@ -52,7 +52,7 @@ def losing_run(out: Path) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("post", [False, True])
 def test_exactly_the_missing_cells_are_paid_for(post: bool, tmp_path: Path) -> None:
-    """What was finished of a dropped row is not asked for again, and the dataset is that of a run without drops."""
+    """What was finished of a dropped row is not sent again, and the dataset is that of a run without drops."""
     shape = attrs.evolve(LOSING, post=post)
     world = World(shape)
     grow(world, tmp_path / "d")
@@ -110,7 +110,7 @@ def test_killed_at_every_point_of_another_try(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="needs fork and /proc")
 def test_in_real_processes(builds: Builds, tmp_path: Path) -> None:
-    """The same over HTTP: the server is asked for exactly what is missing, although the try is killed once."""
+    """The same over HTTP: the server is sent exactly what is missing, although the try is killed once."""
     with open_trial(builds, tmp_path / "whole", healthy(PLAIN)) as trial:
         trial.run().through  # noqa: B018
         expected = Made.read(trial.out)

@@ -17,7 +17,7 @@ import polars as pl
 from .. import checks
 from ..errors import BadOutput, ConfigError, Permanent, Retryable
 from ..models.base import NOT_IN_FINGERPRINT, Dedupe, Image, Message
-from ..models.distributions import check_distribution, is_distribution
+from ..models.distributions import check_parameters, is_distribution
 from ..models.openai import media_type_of
 from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
@@ -44,16 +44,11 @@ def check_prompt(spec: ModelColumnSpec, attribute: attrs.Attribute[Any], value: 
 @checks.field_check
 def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Reject anything but a mapping of inference parameters that are not fields of the column."""
-    checks.mapping(spec, attribute, value)
-    for name, each in value.items():
-        if name in _RESERVED:
-            raise ConfigError(
-                f"{spec.error_prefix}{attribute.name} cannot have {name!r}, which is a field of the column"
-            )
-        try:
-            check_distribution(f"{attribute.name}.{name}", each)
-        except ConfigError as error:
-            raise ConfigError(f"{spec.error_prefix}{error}") from None
+    check_parameters(spec, attribute, value)
+    if reserved := [name for name in value if name in _RESERVED]:
+        raise ConfigError(
+            f"{spec.error_prefix}{attribute.name} cannot have {reserved[0]!r}, which is a field of the column"
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -78,13 +78,6 @@ def _check_url(spec: Validation, _: object, value: Any) -> None:
         raise ConfigError(f"{spec.error_prefix}url must not contain a user name or password; use api_key_env")
 
 
-@checks.field_check
-def _check_key(spec: Validation, _: object, value: Any) -> None:
-    if not (isinstance(value, str) and value.isidentifier()):
-        # The value is not shown: it may be the key itself.
-        raise ConfigError(f"{spec.error_prefix}api_key_env must be the name of an environment variable")
-
-
 @attrs.frozen(kw_only=True)
 class Validation(ColumnSpec):
     """Verdicts on the values of the column `of`.
@@ -125,7 +118,7 @@ class Validation(ColumnSpec):
         default=None, validator=checks.optional(checks.expect("a function or 'module:name'", _is_function))
     )
     url: str | None = attrs.field(default=None, validator=checks.optional(_check_url))
-    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(_check_key))
+    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
     headers: Mapping[str, str] = attrs.field(
         factory=dict, validator=checks.expect("a mapping of texts to texts", _are_texts)
     )

@@ -227,7 +227,7 @@ class Context:
             # Two tasks that each hold a permit of one key and wait for one of the other would wait for ever.
             self.give_back()
             permit = await self._another_permit(key, tokens)
-        if self._services.scheduler.has_budget:
+        if self._services.shared.budget.limited:
             self._reserve(permit, key, tokens)
         return permit
 

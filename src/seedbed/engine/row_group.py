@@ -161,15 +161,18 @@ class RowGroup:
                 return False
             self._write_cell(step, row, value)
         else:
+            if row == GROUP and not self._covers(step, value[0]):
+                return False
             self.salvage.discard(task)
-            if row == GROUP and step.has_skip_rule:
-                # Rows that a whole column was not generated for were skipped; what is skipped with them depends on it.
-                for each in set(self.frontier.missing_rows(step.node)).difference(value[0]):
-                    self.rows.skips(step, each)
             self._complete(task, value, work)
         if step.instance is not None:
             self.note_call(step, row, value)
         return True
+
+    def _covers(self, step: Step, generated: Sequence[int]) -> bool:
+        """True if a whole column has a value for each row but skipped ones; not if the record of a drop is damaged."""
+        missing = set(self.frontier.missing_rows(step.node)).difference(generated)
+        return not missing or (step.has_skip_rule and all(self.rows.skips(step, row) for row in missing))
 
     def restore_failed(
         self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, consequence: Consequence

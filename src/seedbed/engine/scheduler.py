@@ -1,14 +1,14 @@
 """The scheduler of a build: it decides everything, synchronously, and performs nothing.
 
 Principles
-1. Events in, actions out. A caller reports what happened (`admitted`, `finished`, `permits_available`, `thread_ended`,
-   `stop`, …) and then asks `decide` for what to do: start, cancel, grant, admit, checkpoint, wake me at, stop.
-2. A task starts only when it has everything it needs: inputs, permit, slot, a part of the usage budget. So a throttled
-   key holds nothing and delays no other key.
+1. Events in, actions out. A caller reports events (`admitted`, `finished`, `permits_available`, `thread_ended`, `stop`,
+   …) and then gets actions from `decide`: start, cancel, grant, admit, close, wake, cancel the run.
+2. A task starts only when it has everything it needs: inputs, permit, slot, its part of the usage budget. So a
+   throttled key holds nothing and delays no other key.
 3. Tasks start in one place (`_start_tasks`), once per batch of events, and every task that can start is started.
-4. A lane that cannot be served has exactly one recorded reason (`Blocked`), and what ends that reason unblocks it.
-5. Calls of tasks that are already running go before new tasks, so that open cells are finished first.
-6. If nothing runs and nothing can run before the build is finished, that is a `Stalled` error and not a hang.
+4. A lane that cannot be served has exactly one recorded reason (`Blocked`), and the end of that reason unblocks it.
+5. Calls of running tasks go before new tasks, so that open cells are finished first.
+6. If nothing runs and nothing can run before the build is finished, it raises `Stalled` instead of hanging.
 
 It imports neither trio nor the store; clocks, random numbers, throttles, values and the journal are handed in.
 """
@@ -20,7 +20,7 @@ import heapq
 import itertools
 import math
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -51,30 +51,14 @@ if TYPE_CHECKING:
 
     from ..observe.report import Usage
     from .row_group import RowGroup, Shared
-    from .tasks import Action, Permit, Step, TaskUsage
+    from .tasks import Action, Permit, Step, TaskUsage, Throttle
 
 # Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
 SLICE = 4_096
 
 
-class Throttle(Protocol):
-    """What the scheduler needs of the throttle of one key."""
-
-    @property
-    def full(self) -> bool:
-        """True if no permit can be granted now, whatever the rates allow."""
-        ...
-
-    @property
-    def will_notify(self) -> bool:
-        """True if something is under way that ends with `permits_available`."""
-        ...
-
-    def try_acquire(self, tokens: int = 0) -> Permit | None: ...
-
-
 class Blocked(enum.Enum):
-    """Why a lane is not served, and what unblocks it."""
+    """Why a lane is not served; behind each, the event that unblocks it."""
 
     PERMIT = "a permit"  # `permits_available`
     SLOT = "an execution slot"  # a task or an abandoned thread ends
@@ -159,7 +143,7 @@ class Scheduler:
         self._abandoned = AbandonedThreads(config.max_active_tasks, config.grace)
         self._actions: list[Action] = []
 
-    # Events: what the caller reports.
+    # Events.
 
     def admitted(self, group: RowGroup) -> None:
         """An `Admit` was performed: the row group is open and has taken in what earlier runs recorded of it."""
@@ -186,13 +170,9 @@ class Scheduler:
             if task.state is State.PARKED:
                 self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             task.state = State.DONE
-        for requests in self._requests.values():
-            for request in requests:
-                request.withdrawn = request.withdrawn or request.task.group == index
-        self._unblock_all(Blocked.PERMIT)
 
     def finished(self, outcome: Outcome) -> None:
-        """An attempt ended: give back what it held, and let its row group take in the outcome."""
+        """An attempt ended: release what it held, and let its row group take in the outcome."""
         task = outcome.task
         self._release(task, outcome.usage, sent=outcome.status is not Status.RATE_LIMITED)
         if self._shared.notify.events.active:
@@ -251,11 +231,6 @@ class Scheduler:
             request.permit.unused()
         self.permits_available(request.key)
 
-    @property
-    def has_budget(self) -> bool:
-        """True if tokens or cost are limited."""
-        return self._budget.limited
-
     def reserve(self, task: Task, usage: Usage, tokens: int, key: str) -> BudgetExceeded | None:
         """A running task is about to send a call: reserve its expected usage, or stop the run and return why."""
         reserved = self._budget.extend(task.step, task.reserved, usage, tokens, key)
@@ -300,7 +275,7 @@ class Scheduler:
         """An exception ends the run: nothing starts any more."""
         self._dead = True
 
-    # Actions: what the caller is to do.
+    # Actions.
 
     @property
     def done(self) -> bool:
@@ -310,7 +285,7 @@ class Scheduler:
         return self.stopping is not None or self._next_open() is None
 
     def decide(self) -> list[Action]:
-        """What to do now, given everything reported so far."""
+        """The actions that follow from all events so far."""
         now = self._now()
         self._return_parked(now)
         if (stuck := self._abandoned.stuck(now)) is not None:
@@ -354,7 +329,7 @@ class Scheduler:
     # Row groups.
 
     def _turn_over_groups(self) -> bool:
-        """Take what each touched row group decided; True if some of it is left for the next decision."""
+        """Apply what each touched row group decided; True if some of it is left for the next decision."""
         room = SLICE
         left: list[RowGroup] = []
         # A row group may touch another one: the turn of a stateful generator passes on.
@@ -386,17 +361,20 @@ class Scheduler:
             task.state = State.DONE
         group.cancelled.clear()
         for task, when in group.parked:
-            if task.state is not State.DONE:  # else its row was dropped meanwhile
-                self._park(task, when)
+            if task.state is not State.DONE:  # else its row was dropped in the meantime
+                task.state = State.PARKED
+                self._parked_count += 1
+                heapq.heappush(self._parked, (when, next(self._order), task))
         group.parked.clear()
         count = min(max(room, 1), len(group.ready))
         now, notify = self._now(), self._shared.notify
         for _ in range(count):
             task = group.ready.popleft()
-            if task.state is State.NEW:  # else its row was dropped meanwhile
+            if task.state is State.NEW:  # else its row was dropped in the meantime
                 task.ready_at = now
                 self._enqueue(task, first=False)
-                notify.emit_task(events.TaskReady, task)
+                if notify.events.active:
+                    notify.emit_task(events.TaskReady, task)
         return room - count
 
     def _next_phase(self, group: RowGroup) -> None:
@@ -447,11 +425,6 @@ class Scheduler:
         if why is Blocked.BUDGET or (why is not None and self._sequential):
             self._unblock(lane, why)
 
-    def _park(self, task: Task, when: float) -> None:
-        task.state = State.PARKED
-        self._parked_count += 1
-        heapq.heappush(self._parked, (when, next(self._order), task))
-
     def _return_parked(self, now: float) -> None:
         while self._parked and self._parked[0][0] <= now:
             task = heapq.heappop(self._parked)[2]
@@ -499,7 +472,7 @@ class Scheduler:
             self._start(task, now)
 
     def _take(self, task: Task) -> Blocked | None:
-        """Take everything the task needs, or nothing and return what is missing."""
+        """Take everything that the task needs; or take nothing and return the reason."""
         step = task.step
         if step.needs_slot and (
             self._active >= self._max_active or (step.process and self._active_processes >= self._max_processes)
@@ -544,7 +517,7 @@ class Scheduler:
         self._actions.append(Start(task))
 
     def _release(self, task: Task, usage: TaskUsage | None, *, sent: bool = True) -> None:
-        """Give back what a task held; its permit was settled by the attempt."""
+        """Release what a task held; its permit was settled by the attempt."""
         self._submitted -= 1
         step = task.step
         if step.lane_limit is not None:

@@ -146,6 +146,22 @@ class Permit(Protocol):
     def rate_limited(self, error: RateLimited, attempt: int) -> float: ...
 
 
+class Throttle(Protocol):
+    """What the scheduler needs of the throttle of one key."""
+
+    @property
+    def full(self) -> bool:
+        """True if no permit can be granted now, whatever the rates allow."""
+        ...
+
+    @property
+    def will_notify(self) -> bool:
+        """True if something is under way that ends with `permits_available`."""
+        ...
+
+    def try_acquire(self, tokens: int = 0) -> Permit | None: ...
+
+
 class Scope(Protocol):
     """What cancels a running task: a `trio.CancelScope`."""
 
@@ -227,7 +243,8 @@ class Outcome:
     def work(self) -> tuple[int, int, float]:
         """Calls, tokens and seconds; a task that reported nothing was one call."""
         usage = None if self.usage is None else self.usage.total
-        return (1, 0, self.seconds) if usage is None else (max(1, usage.calls), usage.tokens, self.seconds)
+        seconds = self.finished - self.started
+        return (1, 0, seconds) if usage is None else (usage.calls or 1, usage.tokens, seconds)
 
 
 @attrs.define(eq=False)

@@ -13,7 +13,7 @@ from .. import checks
 from ..errors import Permanent
 from .base import ChatAnswer
 from .openai import tokens_of, with_instruction
-from .provider import HttpModel, HttpModelClient, check_env, check_url, strip_slash
+from .provider import HttpModel, HttpModelClient, check_url, strip_slash
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -38,16 +38,15 @@ class Anthropic(HttpModel):
     type: ClassVar[str] = "anthropic"
 
     base_url: str = attrs.field(default="https://api.anthropic.com/v1", validator=check_url, converter=strip_slash)
-    api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=check_env)
+    api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=checks.optional(checks.variable))
     max_tokens: int = attrs.field(default=4096, validator=checks.whole(1))
 
     def open(self) -> AbstractAsyncContextManager[AnthropicClient]:
-        """Open a client for one build."""
         return self.open_client(AnthropicClient, {"anthropic-version": _VERSION}, "x-api-key")
 
 
 class AnthropicClient(HttpModelClient[Anthropic]):
-    """A client for one model."""
+    """Sends chats to one model; the API has no embeddings and generates no images."""
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
         messages: Sequence[Message] = request.messages

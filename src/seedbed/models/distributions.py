@@ -12,11 +12,15 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .. import checks
 from ..checks import is_number
 from ..errors import ConfigError
 from ..graph import nearest
+
+if TYPE_CHECKING:
+    import attrs
 
 _PAIRS: dict[str, Callable[[random.Random, float, float], float]] = {
     "uniform": random.Random.uniform,
@@ -55,6 +59,14 @@ def check_distribution(name: str, value: object) -> None:
         raise ConfigError(f"{name}: {kind} needs two numbers, not {given!r}")
     elif kind in {"uniform", "integer"} and given[0] > given[1]:
         raise ConfigError(f"{name}: {kind} needs its lower bound first, not {given!r}")
+
+
+def check_parameters(instance: object, attribute: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
+    """Validate inference parameters: a mapping whose distributions are valid."""
+    checks.mapping(instance, attribute, value)
+    prefix = getattr(instance, "error_prefix", "")
+    for name, given in value.items():
+        check_distribution(f"{prefix}{attribute.name}.{name}", given)
 
 
 def draw(value: Any, rng: random.Random) -> Any:

@@ -27,7 +27,7 @@ from ..errors import CellError, ConfigError, ModelMisconfigured, Permanent, Rate
 from ..runtime.backoff import parse_retry_after
 from ..runtime.throttle import KeyLimits
 from .base import NOT_IN_FINGERPRINT
-from .distributions import check_distribution
+from .distributions import check_parameters
 from .http import check_headers, open_http
 from .urls import proxy_for, split_url
 
@@ -58,20 +58,6 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
 
-def _check_parameters(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Require a mapping whose distributions are valid."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{attribute.name} must be a mapping of names to values, not {value!r}")
-    for name, given in value.items():
-        check_distribution(f"{attribute.name}.{name}", given)
-
-
-def check_env(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Require the name of an environment variable, or None. The message hides the value: it may be the key itself."""
-    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value)):
-        raise ConfigError(f"{attribute.name} must be the name of an environment variable (it is not one)")
-
-
 def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
         raise ConfigError(f"{attribute.name} must be a mapping of texts to texts")
@@ -94,12 +80,11 @@ class Limits(KeyLimits):
 
     type: ClassVar[str]
 
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_parameters)
     input_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
     output_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
 
     def limits(self) -> KeyLimits:
-        """The concurrency and rate limits of its throttle keys."""
         return KeyLimits(**{field.name: getattr(self, field.name) for field in attrs.fields(KeyLimits)})
 
     @property
@@ -120,7 +105,7 @@ class HttpModel(Limits):
 
     base_url: str = attrs.field(validator=check_url, converter=strip_slash)
     model: str = attrs.field(validator=checks.text)
-    api_key_env: str | None = attrs.field(default=None, validator=check_env)
+    api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
     headers: Mapping[str, str] = attrs.field(
         factory=dict, validator=_check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
     )
@@ -266,8 +251,9 @@ class HttpModelClient(Generic[S]):
 
     def parse_object(self, response: HttpResponse) -> dict[str, Any]:
         """Return the JSON object of a response. Raises the failure that the response means."""
-        failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
-        if failure is not None:
+        if not 200 <= response.status < 300:
+            failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
+            assert failure is not None
             raise failure
         answered = f"model {self.model!r} answered {response.status}"
         try:
