@@ -10,7 +10,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -114,8 +114,8 @@ def report_data(report: BuildReport) -> dict[str, Any]:
         "skipped_row_groups": list(report.skipped_row_groups),
         "attempts": dict(report.attempts),
         "errors": dict(report.errors),
-        "usage": {name: attrs.asdict(used) for name, used in report.usage.items()},
-        "model_usage": {name: attrs.asdict(used) for name, used in report.model_usage.items()},
+        "usage": {name: msgspec.structs.asdict(used) for name, used in report.usage.items()},
+        "model_usage": {name: msgspec.structs.asdict(used) for name, used in report.model_usage.items()},
         "conflicts": list(report.conflicts),
         "damage": list(report.damage),
         "durable_cells": report.durable,

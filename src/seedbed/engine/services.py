@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
+import msgspec
 import trio
 
 from ..graph import GROUP
@@ -85,7 +86,7 @@ class Services:
 
     def usage_entries(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
         """The usage of all runs of this dataset so far, as the store writes it."""
-        return tuple((*key, *attrs.astuple(usage)) for key, usage in self.ledger.usage.items())
+        return tuple((*key, *msgspec.structs.astuple(usage)) for key, usage in self.ledger.usage.items())
 
     def committed(self, cells: int) -> None:
         """More finished cells are durable."""

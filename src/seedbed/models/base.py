@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
+import msgspec
 import trio
 
 from .distributions import stable_seed
@@ -33,10 +34,10 @@ class Image:
     media_type: str = "image/png"
 
 
-@attrs.frozen(kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn of a conversation; `role` is system, user or assistant."""
 
+    # A struct, because every call creates one: that takes a tenth of the time (overhead benchmark).
     role: str
     text: str
     images: tuple[Image, ...] = ()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
+import msgspec
 
 from .. import checks
 from ..errors import CellError, ConfigError, Permanent, Retryable
@@ -157,7 +158,7 @@ def with_instruction(messages: Sequence[Message], schema: Mapping[str, Any]) -> 
     words = f"Answer with one JSON value that fits this JSON Schema, and with nothing else:\n{json.dumps(schema)}"
     first = messages[0]
     if first.role == "system":
-        return (attrs.evolve(first, text=f"{first.text}\n\n{words}"), *messages[1:])
+        return (msgspec.structs.replace(first, text=f"{first.text}\n\n{words}"), *messages[1:])
     return (Message(role="system", text=words), *messages)
 
 
