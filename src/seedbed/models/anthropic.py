@@ -42,12 +42,11 @@ class Anthropic(HttpModel):
     max_tokens: int = attrs.field(default=4096, validator=checks.whole(1))
 
     def open(self) -> AbstractAsyncContextManager[AnthropicClient]:
-        """Open a client for one build."""
         return self.open_client(AnthropicClient, {"anthropic-version": _VERSION}, "x-api-key")
 
 
 class AnthropicClient(HttpModelClient[Anthropic]):
-    """A client for one model."""
+    """Sends chats to one model; the API has no embeddings and generates no images."""
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
         messages: Sequence[Message] = request.messages

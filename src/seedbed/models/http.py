@@ -149,7 +149,6 @@ class _Pool:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self._host}:{self._port}" + (f" through {self._proxy.name}" if self._proxy else "")
 
     @property
@@ -209,7 +208,6 @@ class _Pool:
         self._idle.append(connection)
 
     def discard(self, connection: _Connection) -> None:
-        """Close a connection."""
         self._opened -= 1
         connection.wire.close()
 
@@ -309,7 +307,6 @@ class _Connection:
         self._reset()
 
     def begin(self) -> None:
-        """Prepare for a call."""
         self._reset()
         self.heard = False
         self._head_bytes = 0

@@ -97,7 +97,6 @@ class Local(Limits):
     start_timeout: float = attrs.field(default=120.0, validator=checks.seconds, metadata=NOT_IN_FINGERPRINT)
 
     def key(self, domain: str) -> str:
-        """The throttle key."""
         return f"local {self.weights or self.model} {domain}"
 
     @property

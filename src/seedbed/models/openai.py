@@ -41,12 +41,11 @@ class OpenAICompatible(HttpModel):
     )
 
     def open(self) -> AbstractAsyncContextManager[OpenAIClient]:
-        """Open a client for one build."""
         return self.open_client(OpenAIClient, {}, "authorization", "Bearer ")
 
 
 class OpenAIClient(HttpModelClient[OpenAICompatible]):
-    """A client for one model."""
+    """Sends chats, embeddings and images to one model."""
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
         try:

@@ -85,7 +85,6 @@ class Limits(KeyLimits):
     output_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
 
     def limits(self) -> KeyLimits:
-        """The concurrency and rate limits of its throttle keys."""
         return KeyLimits(**{field.name: getattr(self, field.name) for field in attrs.fields(KeyLimits)})
 
     @property

@@ -100,7 +100,6 @@ class Behaviour:
             raise ConfigError(f"the shares of failures add up to more than 1: {self.shares()}")
 
     def shares(self) -> dict[str, float]:
-        """The share of each random failure."""
         return {name: getattr(self, f"{name}_share") for name in _RANDOM_FAILURES}
 
 
@@ -257,7 +256,6 @@ class Scripted(Behaviour, Limits):
     timeout: float = attrs.field(default=120.0, validator=checks.seconds)
 
     def key(self, domain: str) -> str:
-        """The throttle key."""
         return f"scripted {self.model} {domain}"
 
     @property
@@ -266,12 +264,10 @@ class Scripted(Behaviour, Limits):
         return f"scripted {self!r}"
 
     def problems(self) -> list[str]:
-        """Return no problems: it needs nothing."""
         return []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ScriptedClient]:
-        """Yield a client for one build."""
         yield ScriptedClient(self)
 
 

@@ -111,7 +111,6 @@ class Proxy:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"the proxy {self.host}:{self.port}"
 
     async def open_tunnel(self, stream: trio.SocketStream, host: str, port: int) -> None:

@@ -78,7 +78,6 @@ class Lanes(Generic[T]):
         return sum(lane.size for lane in self._lanes.values())
 
     def size(self, key: Hashable) -> int:
-        """The number of items in the lane of `key`."""
         lane = self._lanes.get(key)
         return 0 if lane is None else lane.size
 
@@ -123,7 +122,6 @@ class Lanes(Generic[T]):
                 self._turn.append(lane)
 
     def push(self, key: Hashable, row_group: int, item: T, *, first: bool = False) -> None:
-        """Queue an item in the lane of `key`."""
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key, self._sort_key)

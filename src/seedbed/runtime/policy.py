@@ -127,7 +127,6 @@ class ThrottlePolicy:
         return None if self._quiet_since is None else self._quiet_since + _FAST_GROWTH_PERIOD
 
     def sent(self, now: float) -> Sent:
-        """A request is sent."""
         self.in_flight = level = self.in_flight + 1
         if level > self._limit - 1.0:
             self._reached = True
@@ -138,7 +137,6 @@ class ThrottlePolicy:
         return sent
 
     def accepted(self, sent: Sent, now: float) -> None:
-        """The server answered the request."""
         self.in_flight -= 1
         sent.outcome = _ACCEPTED
         latency = now - sent.sent_at
@@ -158,12 +156,10 @@ class ThrottlePolicy:
         sent.outcome = _NEITHER
 
     def unsent(self, sent: Sent) -> None:
-        """The request was not sent after all."""
         self.finished(sent)
         self._lower_levels_after(sent)
 
     def rate_limited(self, sent: Sent, now: float) -> Verdict:
-        """The server rate-limited the request."""
         self.in_flight -= 1
         sent.outcome = _RATE_LIMITED
         self._count(1.0)

@@ -150,7 +150,6 @@ class Throttle:
 
     @property
     def in_flight(self) -> int:
-        """Calls on the wire."""
         return self._policy.in_flight
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -185,7 +184,6 @@ class Throttle:
         return permit
 
     def end_call(self, permit: Permit, tokens: int | None, *, is_accepted: bool) -> None:
-        """Implements `Permit.accepted` and `Permit.finished`."""
         sent = _take_record(permit)
         if is_accepted:
             self._policy.accepted(sent, trio.current_time())
@@ -199,7 +197,6 @@ class Throttle:
         self._release(permit)
 
     def end_unused(self, permit: Permit) -> None:
-        """Implements `Permit.unused`."""
         self._policy.unsent(_take_record(permit))
         self._sent -= 1
         if self._rates is not None:
@@ -207,7 +204,6 @@ class Throttle:
         self._release(permit)
 
     def end_rate_limited(self, permit: Permit, error: RateLimited, attempt: int) -> float:
-        """Implements `Permit.rate_limited`."""
         settings = self._manager
         now = trio.current_time()
         verdict = self._policy.rate_limited(_take_record(permit), now)
@@ -342,7 +338,6 @@ class ThrottleManager:
     _watchers: list[Callable[[str, int], None]] = attrs.field(factory=list, init=False)
 
     def get(self, key: str) -> Throttle:
-        """The throttle of `key`."""
         throttle = self._throttles.get(key)
         if throttle is None:
             throttle = self._throttles[key] = Throttle(key, self.limits.get(key, self.default), self)
@@ -360,7 +355,6 @@ class ThrottleManager:
         return _add(self._watchers, watcher)
 
     def limit_changed(self, key: str, limit: int) -> None:
-        """Notify the watchers."""
         for watcher in tuple(self._watchers):
             watcher(key, limit)
 

@@ -60,7 +60,6 @@ class ServerAnswer:
     """The answer to a call: which status was sent, and when."""
 
     number: int
-    """The `number` of its request."""
     prompt: str
     status: int
     """0 stands for a call that was reset or whose answer was truncated."""

@@ -74,7 +74,6 @@ class Crossing:
             release_clock()
 
     def call_ended(self) -> None:
-        """It is finished."""
         self._serving -= 1
         if self._holds_clock and self._serving == 0:
             hold_clock()

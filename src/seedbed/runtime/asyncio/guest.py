@@ -261,7 +261,6 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
         return self._values[0]
 
     async def _live(self) -> None:
-        """The trio task."""
         async with self._manager as value:
             self._values.append(value)
             self._crossing.into_asyncio(self._entered.set)
