@@ -39,7 +39,7 @@ _shelf: dict[str, dict[str, ModuleType]] = {}
 
 
 class _FolderFinder:
-    """Finds modules as if `_folder` came first in `sys.path`; where that is not set it finds nothing."""
+    """Finds modules as if `_folder` came first in `sys.path`; finds nothing if it is not set."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -43,6 +43,19 @@ def _options(value: Any) -> Any:
     return dict(value)
 
 
+def _is_range(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
+
+
+def _check_options(_: object, __: object, given: Any) -> None:
+    if not isinstance(given, Mapping) or len(given) < 2:
+        raise ConfigError(f"options must be two or more, not {given!r}")
+    if not (all(map(is_number, given)) or all(isinstance(key, str) and key for key in given)):
+        raise ConfigError(f"options must be all numbers or all texts, not {list(given)!r}")
+    if not all(isinstance(meaning, str) for meaning in given.values()):
+        raise ConfigError(f"options must have texts as their meanings, not {list(given.values())!r}")
+
+
 @attrs.frozen(kw_only=True)
 class Score:
     """One score: a `range` such as `(1, 5)`, whole numbers if its bounds are, or `options` and what each means.
@@ -50,33 +63,19 @@ class Score:
     Options are numbers or texts: `{1: "wrong", 3: "partly right", 5: "right"}`, `["formal", "casual"]`.
     """
 
-    description: str = ""
-    range: tuple[float, float] | None = attrs.field(default=None, converter=checks.as_names)
-    options: Mapping[Any, str] | None = attrs.field(default=None, converter=_options)
+    description: str = attrs.field(default="", validator=checks.expect("text", lambda value: isinstance(value, str)))
+    range: tuple[float, float] | None = attrs.field(
+        default=None,
+        converter=checks.as_names,
+        validator=checks.optional(checks.expect("two numbers, the lower one first", _is_range)),
+    )
+    options: Mapping[Any, str] | None = attrs.field(
+        default=None, converter=_options, validator=checks.optional(_check_options)
+    )
 
     def __attrs_post_init__(self) -> None:
-        description: object = self.description
-        if not isinstance(description, str):
-            raise ConfigError(f"description must be text, not {description!r}")
         if (self.range is None) == (self.options is None):
             raise ConfigError("needs either a range or options")
-        if self.options is not None:
-            self._check_options(self.options)
-        elif not (
-            isinstance(self.range, tuple)
-            and len(self.range) == 2
-            and all(map(is_number, self.range))
-            and self.range[0] < self.range[1]
-        ):
-            raise ConfigError(f"range must be two numbers, the lower one first, not {self.range!r}")
-
-    def _check_options(self, given: object) -> None:
-        if not isinstance(given, Mapping) or len(given) < 2:
-            raise ConfigError(f"options must be two or more, not {given!r}")
-        if not (all(map(is_number, given)) or all(isinstance(key, str) and key for key in given)):
-            raise ConfigError(f"options must be all numbers or all texts, not {list(given)!r}")
-        if not all(isinstance(meaning, str) for meaning in given.values()):
-            raise ConfigError(f"options must have texts as their meanings, not {list(given.values())!r}")
 
     @property
     def kind(self) -> type[int | float | str]:

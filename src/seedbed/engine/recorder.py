@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .plan import BuildPlan
     from .row_group import Consequence
     from .rows import Rows
-    from .tasks import Task
+    from .tasks import Step, Task
 
 # A disk that hangs must not hang the run.
 COMMIT_DEADLINE = 60.0
@@ -207,10 +207,12 @@ class GroupEntries:
     def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
         """A task succeeded."""
         name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round
-        self._ended(
-            task,
-            Finished(column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, cost=work),
+        entry = Finished(
+            column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, cost=work
         )
+        if task.step.instance is not None:
+            self._save_state(task.step)
+        self._recorder.add(self._key, entry)
 
     def failed(self, task: Task, error: str, consequence: Consequence) -> None:
         """An attempt failed."""
@@ -218,7 +220,9 @@ class GroupEntries:
         entry = Failed(
             column=name, row=task.row, attempt=attempt, salvage_round=task.salvage_round, error=error, consequence=fate
         )
-        self._ended(task, entry)
+        if task.step.instance is not None:
+            self._save_state(task.step)
+        self._recorder.add(self._key, entry)
 
     def answered(self, task: Task, key: bytes, answer: Any) -> None:
         """A call of a running task was answered."""
@@ -229,11 +233,8 @@ class GroupEntries:
         """Pre-batch processors have run."""
         self._recorder.add(self._key, self._rows.rebuilt_as())
 
-    def _ended(self, task: Task, entry: Entry) -> None:
-        """Add the entry of an attempt; the state of a stateful generator, if it can be read, is saved with it."""
-        step = task.step
-        if step.instance is not None:
-            state = read_state(step)
-            if state is not None:
-                self._recorder.save_state(self._plan.state_names[id(step.instance)], state)
-        self._recorder.add(self._key, entry)
+    def _save_state(self, step: Step) -> None:
+        """Save the state of a stateful generator, if it can be read, with the entry that is added next."""
+        state = read_state(step)
+        if state is not None:
+            self._recorder.save_state(self._plan.state_names[id(step.instance)], state)

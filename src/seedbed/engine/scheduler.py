@@ -373,7 +373,8 @@ class Scheduler:
             if task.state is State.NEW:  # else its row was dropped in the meantime
                 task.ready_at = now
                 self._enqueue(task, first=False)
-                notify.emit_task(events.TaskReady, task)
+                if notify.events.active:
+                    notify.emit_task(events.TaskReady, task)
         return room - count
 
     def _next_phase(self, group: RowGroup) -> None:

@@ -138,7 +138,9 @@ class Services:
         self.scheduler.thread_abandoned(task.step)
         self.wake()
 
-        def late() -> None:
+        end = lease.on_end
+
+        def end_late() -> None:
             ledger.running_threads[column] -= 1
             ledger.late_threads[column] += 1
             if permit is not None:
@@ -146,5 +148,6 @@ class Services:
             seconds = self.now() - abandoned_at
             ledger.waste(column, 0, 0, seconds)
             self.notify.emit(events.LateThread, column=column, seconds=seconds)
+            end()
 
-        lease.when_late(late)
+        lease.on_end = end_late

@@ -243,7 +243,8 @@ class Outcome:
     def work(self) -> tuple[int, int, float]:
         """Calls, tokens and seconds; a task that reported nothing was one call."""
         usage = None if self.usage is None else self.usage.total
-        return (1, 0, self.seconds) if usage is None else (max(1, usage.calls), usage.tokens, self.seconds)
+        seconds = self.finished - self.started
+        return (1, 0, seconds) if usage is None else (usage.calls or 1, usage.tokens, seconds)
 
 
 @attrs.define(eq=False)

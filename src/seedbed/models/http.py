@@ -266,7 +266,7 @@ class Endpoint:
             pool.put(connection)
         else:
             pool.discard(connection)
-        response = connection.response()
+        response = HttpResponse(connection.status, connection.headers, bytes(connection.body))
         if response.status == 407 and pool.http_proxy is not None:
             raise pool.http_proxy.rejection(407, pool.name)
         headers = response.headers
@@ -312,11 +312,11 @@ class _Connection:
         self._head_bytes = 0
 
     def _reset(self) -> None:
-        self._headers: dict[str, str] = {}
+        self.headers: dict[str, str] = {}
         self._header_bytes = 0
         # One buffer: a list of chunks of one byte would take fifty times their size.
-        self._body = bytearray()
-        self._status = 0
+        self.body = bytearray()
+        self.status = 0
         self.is_complete = False
         self._problem: str | None = None
 
@@ -333,7 +333,7 @@ class _Connection:
             raise Retryable(f"{self._name} {problem}") from error
         except httptools.HttpParserUpgrade as error:
             raise Retryable(f"{self._name} switched to another protocol") from error
-        if not self._status:
+        if not self.status:
             # The parser stores a name or a value until its end.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEADERS:
@@ -347,18 +347,15 @@ class _Connection:
     def _at_end(self) -> None:
         # A body without a length ends with the connection; any other response is truncated.
         self.can_be_reused = False
-        is_chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
-        if self._status and "content-length" not in self._headers and not is_chunked:
+        is_chunked = self.headers.get("transfer-encoding", "").lower().endswith("chunked")
+        if self.status and "content-length" not in self.headers and not is_chunked:
             self.is_complete = True
             return
         if self.heard:
             raise ConnectionAbortedError(
-                f"closed the connection in the middle of its answer ({len(self._body)} bytes of body came)"
+                f"closed the connection in the middle of its answer ({len(self.body)} bytes of body came)"
             )
         raise ConnectionAbortedError("closed the connection without an answer")
-
-    def response(self) -> HttpResponse:
-        return HttpResponse(self._status, self._headers, bytes(self._body))
 
     # Callbacks of httptools.
 
@@ -370,22 +367,22 @@ class _Connection:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADERS:
             self._fail(f"sent more than {MAX_HEADERS} bytes of headers")
-        if self._status:  # a trailer, which must not change what the headers say
+        if self.status:  # a trailer, which must not change what the headers say
             return
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        known = self._headers.get(key)
-        self._headers[key] = text if known is None else f"{known}, {text}"
+        known = self.headers.get(key)
+        self.headers[key] = text if known is None else f"{known}, {text}"
 
     def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
+        self.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > MAX_BODY:
+        self.body += data
+        if len(self.body) > MAX_BODY:
             self._fail(f"sent more than {MAX_BODY} bytes of body")
 
     def on_message_complete(self) -> None:
-        if self._status < 200:  # an interim response such as "100 Continue"
+        if self.status < 200:  # an interim response such as "100 Continue"
             self._reset()
         else:
             self.is_complete = True

@@ -7,6 +7,7 @@ OpenAI-compatible endpoint.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -121,15 +122,21 @@ class Local(Limits):
         missing = self.problems()
         if missing:
             raise ConfigError("; ".join(missing))
+        threads = self.threads or min(8, os.cpu_count() or 1)
         options = {
-            "weights": self.weights or str(find_weights()),
-            "parallel": self.max_parallel_requests,
-            "context_size": self.context_size,
-            "threads": self.threads or min(8, os.cpu_count() or 1),
-            "embeddings": self.embeddings,
-            # The template in the file of SmolLM2 adds a system prompt with which it answers far worse.
-            "chat_template": "chatml" if self.weights is None else None,
+            "model.path": self.weights or str(find_weights()),
+            "hostnames": ["127.0.0.1"],
+            "port": 0,
+            "n_parallel": self.max_parallel_requests,
+            "n_ctx": self.context_size * self.max_parallel_requests,
+            "cpuparams.n_threads": threads,
+            "cpuparams_batch.n_threads": threads,
+            "embedding": self.embeddings,
+            "verbosity": -1,
         }
+        if self.weights is None:
+            # The template in the file of SmolLM2 adds a system prompt with which it answers far worse.
+            options["chat_template"] = "chatml"
         async with _open_server(options, self.start_timeout) as address:
             endpoint = OpenAICompatible(base_url=f"{address}/v1", model=self.model, timeout=self.timeout)
             async with endpoint.open() as client:
@@ -177,25 +184,16 @@ async def _read_address(stdout: trio.abc.ReceiveStream) -> str:
 
 
 def serve() -> None:
-    """Run the server in the child process; the options are its argument.
+    """Run the server in the child process; its argument has the fields of `CommonParams` as JSON.
 
     Prints `listening http://…` when it accepts calls, and exits when its standard input is closed, which happens at the
     latest when the parent process ends.
     """
-    options = json.loads(sys.argv[1])
     xllamacpp = importlib.import_module("xllamacpp")  # an extra, without types
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = options["weights"]
-    parameters.hostnames = ["127.0.0.1"]
-    parameters.port = 0
-    parameters.n_parallel = options["parallel"]
-    parameters.n_ctx = options["context_size"] * options["parallel"]
-    parameters.cpuparams.n_threads = options["threads"]
-    parameters.cpuparams_batch.n_threads = options["threads"]
-    parameters.embedding = options["embeddings"]
-    parameters.verbosity = -1
-    if options["chat_template"] is not None:
-        parameters.chat_template = options["chat_template"]
+    for path, value in json.loads(sys.argv[1]).items():
+        *outer, name = path.split(".")
+        setattr(functools.reduce(getattr, outer, parameters), name, value)
     try:
         server = xllamacpp.Server(parameters)  # serves as long as it is referenced
         line = f"listening {server.listening_address}"

@@ -251,8 +251,9 @@ class HttpModelClient(Generic[S]):
 
     def parse_object(self, response: HttpResponse) -> dict[str, Any]:
         """Return the JSON object of a response. Raises the failure that the response means."""
-        failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
-        if failure is not None:
+        if not 200 <= response.status < 300:
+            failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
+            assert failure is not None
             raise failure
         answered = f"model {self.model!r} answered {response.status}"
         try:

@@ -238,7 +238,6 @@ class ThreadPool:
                 claim.threads += self._clock() - began
 
     async def wait_idle(self) -> None:
-        """Wait until no thread works."""
         while self.busy:
             self._idle = trio.Event()
             await self._idle.wait()
@@ -383,7 +382,6 @@ class Admission:
             claim.wake()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs."""
         while self._running:
             self._idle = trio.Event()
             await self._idle.wait()

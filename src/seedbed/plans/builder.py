@@ -381,7 +381,6 @@ class AuthoredPlan:
         return document
 
     def text(self) -> str:
-        """The plan as the text of a JSON file."""
         return plan_text(self.document())
 
     def plan(self) -> Plan:

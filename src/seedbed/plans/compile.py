@@ -37,11 +37,9 @@ class Cost:
         return Cost(self.fixed * factor, self.per_row * factor)
 
     def plus(self, other: Cost) -> Cost:
-        """The cost of both."""
         return Cost(self.fixed + other.fixed, self.per_row + other.per_row)
 
     def of(self, rows: int) -> float:
-        """Seconds for that many rows."""
         return self.fixed + self.per_row * rows
 
 

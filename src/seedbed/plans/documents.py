@@ -204,7 +204,6 @@ class Value:
         return entries
 
     def items(self, what: str = "an array") -> list[Value] | None:
-        """The elements of an array."""
         if not isinstance(self._value, list | tuple):
             return self.expected(what)
         return [Value(item, f"{self.path}[{at}]", self.problems) for at, item in enumerate(self._value)]
@@ -254,11 +253,9 @@ class Value:
         return number
 
     def boolean(self) -> bool | None:
-        """True or false."""
         return self._value if isinstance(self._value, bool) else self.expected("true or false")
 
     def choice(self, allowed: Sequence[str]) -> str | None:
-        """One of a few strings."""
         text = self.text()
         if text is None or text in allowed:
             return text

@@ -110,12 +110,10 @@ class TreeReader:
         self._left = 0  # how many more ops the tree that is being read may have
 
     def expression(self, value: Value) -> Expression | None:
-        """Read an expression."""
         self._left = MAX_SIZE
         return self._expression(value, 1)
 
     def predicate(self, value: Value) -> Predicate | None:
-        """Read a predicate."""
         self._left = MAX_SIZE
         return self._predicate(value, 1)
 

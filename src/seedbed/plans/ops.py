@@ -247,7 +247,6 @@ class OpRegistry:
         self.names.update(dict.fromkeys((op.name, *op.aliases), op.name))
 
     def get(self, name: str) -> OpSpec | None:
-        """The op of that name or alias, or None."""
         return self._ops.get(self.names.get(name, name))
 
     def __iter__(self) -> Iterator[OpSpec]:

@@ -42,7 +42,6 @@ class Scope:
     node_ids: Collection[str]
 
     def node(self, value: Value) -> str | None:
-        """A reference to a node of the plan."""
         return value.reference(self.node_ids, Code.UNKNOWN_NODE, "no node has the id")
 
 
@@ -318,11 +317,9 @@ class OpContext:
         return self._shared.request.param_overrides
 
     def expression(self, name: str) -> Expression:
-        """The compiled expression that a param names."""
         return self._shared.expressions[name]
 
     def predicate(self, name: str) -> Predicate:
-        """The compiled predicate that a param names."""
         return self._shared.predicates[name]
 
     def endpoint(self, endpoint_id: str) -> Any:

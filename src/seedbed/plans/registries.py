@@ -110,22 +110,19 @@ class Named:
 
 @attrs.frozen(kw_only=True)
 class Registries:
-    """All keys, params and endpoints."""
+    """All keys, params and endpoints; the methods look up the one that a value of a document refers to."""
 
     keys: Mapping[int, Key]
     params: Mapping[int, Param]
     endpoints: Mapping[str, Endpoint]
 
     def key(self, value: Value) -> Key | None:
-        """The key whose id a document gives."""
         return _by_id(value, self.keys, Code.UNKNOWN_KEY, "key")
 
     def param(self, value: Value) -> Param | None:
-        """The param whose id a document gives."""
         return _by_id(value, self.params, Code.UNKNOWN_PARAM, "param")
 
     def endpoint(self, value: Value) -> Endpoint | None:
-        """The endpoint whose id a document gives."""
         if isinstance(value.raw, Named):
             kind = value.raw.kind
             of_kind = [each for each in self.endpoints.values() if each.kind == kind]

@@ -126,7 +126,6 @@ class Response:
     coverage: Coverage | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The response as JSON values."""
         names = ("request_id", "engine_request_id", "candidates")
         document: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.trace is not None:

@@ -113,12 +113,10 @@ class RowSet:
         return column.values[self.index], (False if column.nulls is None else column.nulls[self.index])
 
     def ids(self) -> NDArray[np.int64]:
-        """The ids of these rows."""
         values: NDArray[np.int64] = self.columns[ID].values
         return values if self.index is None else values[self.index]
 
     def where(self, mask: NDArray[np.bool_]) -> RowSet:
-        """The rows for which `mask` is true."""
         return RowSet(self.columns, np.flatnonzero(mask) if self.index is None else self.index[mask])
 
     def at(self, positions: NDArray[np.intp]) -> RowSet:
@@ -126,7 +124,6 @@ class RowSet:
         return RowSet(self.columns, positions if self.index is None else self.index[positions])
 
     def head(self, count: int) -> RowSet:
-        """The first rows."""
         if count >= self._length:
             return self
         return RowSet(self.columns, np.arange(count) if self.index is None else self.index[:count])

@@ -270,56 +270,44 @@ class ThrottlePolicy:
         return latency > _LATENCY_RISE * self._lowest_latency
 
 
-@attrs.define(eq=False)
 class _Bucket:
-    """Fills at `rate` per second up to `size`; a level below zero is a debt."""
+    """A token bucket that fills at `per_minute`, infinite without a rate; a level below zero is a debt."""
 
-    rate: float
-    size: float
-    level: float  # at instant `filled`; changed by every method
-    filled: float
+    def __init__(self, per_minute: float | None, smallest: float, now: float) -> None:
+        self._rate = math.inf if per_minute is None else per_minute / 60
+        self._size = self._level = max(smallest, self._rate * _BURST)
+        self._filled = now  # the instant of `_level`
 
     def add(self, now: float, amount: float) -> None:
         """Fill for the time that passed, then add `amount`, which may be negative."""
-        if now > self.filled:
-            self.level = min(self.size, self.level + (now - self.filled) * self.rate)
-            self.filled = now
-        self.level = min(self.size, self.level + amount)
+        if now > self._filled:
+            self._level = min(self._size, self._level + (now - self._filled) * self._rate)
+            self._filled = now
+        self._level = min(self._size, self._level + amount)
 
     def ready_at(self, now: float, amount: float) -> float:
         self.add(now, 0.0)
         # A call larger than the bucket may be sent when that is full. The last part in 10⁹ is rounding.
-        missing = min(amount, self.size) - self.level
-        return now if missing <= self.size * 1e-9 else self.filled + missing / self.rate
+        missing = min(amount, self._size) - self._level
+        return now if missing <= self._size * 1e-9 else self._filled + missing / self._rate
 
 
 class RateBudget:
-    """Requests and tokens per minute: a token bucket for each rate that is limited.
+    """Requests and tokens per minute, each a token bucket.
 
     A call takes its estimated tokens when it is sent and is settled when its usage is known, so an estimate that was
     too low delays the calls after it.
     """
 
     def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
-        self._requests = _bucket(requests_per_minute, 1.0, now)
-        self._tokens = _bucket(tokens_per_minute, 0.0, now)
+        self._requests = _Bucket(requests_per_minute, 1.0, now)
+        self._tokens = _Bucket(tokens_per_minute, 0.0, now)
 
     def ready_at(self, now: float, tokens: float) -> float:
-        """The instant from which a call of so many tokens may be sent: `now` if it may be sent at once."""
-        ready = now if self._requests is None else self._requests.ready_at(now, 1.0)
-        return ready if self._tokens is None else max(ready, self._tokens.ready_at(now, tokens))
+        """The instant from which a call of `tokens` tokens may be sent: `now` if it may be sent at once."""
+        return max(self._requests.ready_at(now, 1.0), self._tokens.ready_at(now, tokens))
 
     def add(self, now: float, requests: float, tokens: float) -> None:
-        """Give back requests and tokens, or take them with negative numbers."""
-        if self._requests is not None:
-            self._requests.add(now, requests)
-        if self._tokens is not None:
-            self._tokens.add(now, tokens)
-
-
-def _bucket(per_minute: float | None, smallest: float, now: float) -> _Bucket | None:
-    if per_minute is None:
-        return None
-    rate = per_minute / 60
-    size = max(smallest, rate * _BURST)
-    return _Bucket(rate=rate, size=size, level=size, filled=now)
+        """Return requests and tokens, or take them with negative numbers."""
+        self._requests.add(now, requests)
+        self._tokens.add(now, tokens)

@@ -105,15 +105,10 @@ class Lease:
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end  # called exactly once, on trio's thread, unless the run ends before the thread
+        self.on_end = on_end  # called exactly once, on trio's thread, unless the run ends before the thread
         self._state = "new"
-        self._when_late: Callable[[], None] | None = None
         # True if the task was cancelled while the thread worked.
         self.abandoned = False
-
-    def when_late(self, callback: Callable[[], None]) -> None:
-        """Call back when an abandoned thread has ended, before `on_end`."""
-        self._when_late = callback
 
     async def acquire_on_behalf_of(self, _borrower: object) -> None:
         """Trio is about to start the thread."""
@@ -124,9 +119,7 @@ class Lease:
         """The thread has ended."""
         self._state = "ended"
         release_clock()
-        if self._when_late is not None:
-            self._when_late()
-        self._on_end()
+        self.on_end()
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` in a thread, once. When cancelled, the thread is abandoned and this raises at once."""
@@ -138,7 +131,7 @@ class Lease:
                 self.abandoned = True
             elif self._state == "new":  # cancelled before there was a thread
                 self._state = "ended"
-                self._on_end()
+                self.on_end()
 
 
 @contextmanager

@@ -184,7 +184,7 @@ class Throttle:
         return permit
 
     def end_call(self, permit: Permit, tokens: int | None, *, is_accepted: bool) -> None:
-        sent = _take_record(permit)
+        sent = self._settle(permit, tokens)
         if is_accepted:
             self._policy.accepted(sent, trio.current_time())
             self._accepted += 1
@@ -193,11 +193,10 @@ class Throttle:
         else:
             self._policy.finished(sent)
             self._failed += 1
-        self._settle(permit, tokens)
         self._release(permit)
 
     def end_unused(self, permit: Permit) -> None:
-        self._policy.unsent(_take_record(permit))
+        self._policy.unsent(self._settle(permit, None))
         self._sent -= 1
         if self._rates is not None:
             self._rates.add(trio.current_time(), 1.0, permit.tokens)
@@ -206,9 +205,9 @@ class Throttle:
     def end_rate_limited(self, permit: Permit, error: RateLimited, attempt: int) -> float:
         settings = self._manager
         now = trio.current_time()
-        verdict = self._policy.rate_limited(_take_record(permit), now)
+        # The server counted the request, but it used no tokens.
+        verdict = self._policy.rate_limited(self._settle(permit, 0), now)
         self._rate_limited += 1
-        self._settle(permit, 0)  # the server counted the request, but it used no tokens
         if self._limited_since is None:
             self._limited_since = now
         # Nothing waits longer than patience lasts, so that one last call can decide.
@@ -268,13 +267,16 @@ class Throttle:
         self._notify()
         self._plan_tick()
 
-    def _settle(self, permit: Permit, tokens: int | None) -> None:
-        """Replace the estimate by the usage, if that is known."""
-        if tokens is None:
-            return
-        self._used_tokens += tokens
-        if self._rates is not None:
-            self._rates.add(trio.current_time(), 0.0, permit.tokens - tokens)
+    def _settle(self, permit: Permit, tokens: int | None) -> Sent:
+        """Take the record of a call from its permit, and replace the estimate by the usage if that is known."""
+        sent, permit.sent = permit.sent, None
+        if sent is None:
+            raise RuntimeError("a permit was ended twice")
+        if tokens is not None:
+            self._used_tokens += tokens
+            if self._rates is not None:
+                self._rates.add(trio.current_time(), 0.0, permit.tokens - tokens)
+        return sent
 
     def _release(self, permit: Permit) -> None:
         self._limiter.release_on_behalf_of(permit)
@@ -395,11 +397,3 @@ def _add(listeners: list[T], listener: T) -> Callable[[], None]:
             listeners.remove(listener)
 
     return remove
-
-
-def _take_record(permit: Permit) -> Sent:
-    sent = permit.sent
-    if sent is None:
-        raise RuntimeError("a permit was ended twice")
-    permit.sent = None
-    return sent

@@ -66,7 +66,6 @@ class Pipeline:
 
     @property
     def unsent(self) -> bool:
-        """True if there is something to send."""
         return bool(self._unsent)
 
     @property
@@ -80,7 +79,6 @@ class Pipeline:
         return next((chunk.sent_at for chunk in self._sent if not chunk.call.done), None)
 
     def add(self, call: Call) -> None:
-        """Let a call wait for its slots."""
         self._waiting[call] = None
 
     def admit(self) -> None:
@@ -129,7 +127,6 @@ class Pipeline:
         return at
 
     def _answer(self, call: Call, replies: list[Reply]) -> None:
-        """Give consecutive replies to a call."""
         if call.done:
             self.dropped += len(replies)
             return
@@ -164,7 +161,6 @@ class Pipeline:
         return self._fail(calls, error)
 
     def fail_waiting(self, error: Callable[[], Exception]) -> int:
-        """Fail the calls that wait for slots, and return their number."""
         return self._fail(list(self._waiting), error)
 
     def _fail(self, calls: list[Call], error: Callable[[], Exception]) -> int:

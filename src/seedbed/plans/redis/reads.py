@@ -24,7 +24,6 @@ class RedisReads(Protocol):
     """
 
     async def hgetall(self, key: str) -> dict[str, str]:
-        """The fields of a hash."""
         return (await self.hgetall_many([key]))[0]
 
     async def lrange(self, key: str, start: int, stop: int) -> list[str]:
