@@ -101,6 +101,11 @@ def as_names(value: Any) -> Any:
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
 
 
+def as_tuple(value: Any) -> Any:
+    """Convert a list to a tuple; anything else is returned for the validator to reject."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _are_names(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
 

@@ -324,6 +324,12 @@ def test_every_kind_of_the_sample_is_plain() -> None:
     assert seen == tags | set(codec._MAKERS) - {38}  # but for paths of Windows, whose tag differs in nothing else
 
 
+def test_a_date_is_not_made_from_the_bytes_of_a_pickle() -> None:
+    """`date` takes one argument of bytes without checking the day: such a value is left out."""
+    state = msgspec.msgpack.Ext(20, msgspec.msgpack.encode([b"\x07\xd0\x01\xff"]))
+    assert decode(raw(1, state), trusted=False) == [1]
+
+
 @given(st.binary())
 def test_any_bytes_give_entries_or_nothing(data: bytes) -> None:
     """Random bytes never raise."""

@@ -52,12 +52,6 @@ _optional_number = checks.optional(any_number)
 GRID_SLACK = 1e-6
 
 
-def _grid(low: Any, high: Any, decimals: int) -> tuple[Any, Any]:
-    """The first and last number of this many decimals within bounds, in units of the last decimal."""
-    scale = 10**decimals
-    return np.ceil(low * scale - GRID_SLACK), np.floor(high * scale + GRID_SLACK)
-
-
 @attrs.frozen(kw_only=True)
 class _Bounded(Sampler):
     """A value outside of `low` and `high` is set to that bound; values are rounded to `decimals`."""
@@ -99,27 +93,24 @@ class Uniform(_Bounded):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        if self.decimals is None or isinstance(self.low, Reference) or isinstance(self.high, Reference):
-            return
-        first, last = _grid(float(self.low), float(self.high), self.decimals)
-        if first > last:
-            raise ConfigError(
-                f"{self.error_prefix}no number of {self.decimals} decimals lies between low and high, "
-                f"{self.low!r} and {self.high!r}"
-            )
+        if self.decimals is not None and not self.references():
+            self._grid(self.low, self.high, self.decimals, ConfigError)
 
     def sample(self, draw: Draw) -> pl.Series:
         low, high = draw.bounds(self.low, self.high)
         if self.decimals is None:
             return pl.Series(low + draw.uniform() * (high - low))
-        first, last = _grid(low, high, self.decimals)
-        if not np.all(first <= last):
-            raise Permanent(
-                f"{self.error_prefix}no number of {self.decimals} decimals lies between low and high "
-                f"in {int(np.sum(first > last))} rows"
-            )
-        steps = whole_steps(first, last, draw.uniform())
+        steps = whole_steps(*self._grid(low, high, self.decimals, Permanent), draw.uniform())
         return pl.Series(steps if self.decimals == 0 else steps / 10**self.decimals)
+
+    def _grid(self, low: Any, high: Any, decimals: int, error: Callable[[str], Exception]) -> tuple[Any, Any]:
+        """The first and last number of this many decimals within bounds, in units of the last decimal."""
+        scale = 10**decimals
+        first, last = np.ceil(low * scale - GRID_SLACK), np.floor(high * scale + GRID_SLACK)
+        if not np.all(first <= last):
+            where = f"{low!r} and {high!r}" if np.ndim(first) == 0 else f"in {int(np.sum(first > last))} rows"
+            raise error(f"{self.error_prefix}no number of {decimals} decimals lies between low and high, {where}")
+        return first, last
 
 
 @attrs.frozen(kw_only=True)

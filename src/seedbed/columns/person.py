@@ -15,15 +15,11 @@ from .. import checks
 from ..errors import ConfigError
 from ..graph import nearest
 from .code import import_extra
-from .sampler import Draw, Sampler, check_order, is_list
+from .sampler import Draw, Sampler, check_order
 
 if TYPE_CHECKING:
     from .base import Column
     from .spec import Environment
-
-
-def _pair(value: Any) -> Any:
-    return tuple(value) if is_list(value) else value
 
 
 def _date(value: Any) -> Any:
@@ -60,7 +56,7 @@ class Person(Sampler):
     type: ClassVar[str] = "person"
 
     locale: tuple[str, ...] = attrs.field(default=("en_US",), converter=checks.as_names, validator=_check_locales)
-    age: tuple[int, int] = attrs.field(default=(18, 90), converter=_pair, validator=_check_ages)
+    age: tuple[int, int] = attrs.field(default=(18, 90), converter=checks.as_tuple, validator=_check_ages)
     sex: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of("female", "male")))
     as_of: date = attrs.field(default=date(2025, 1, 1), converter=_date, validator=_check_date)
 

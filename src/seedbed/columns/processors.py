@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", pl.DataFrame, pl.LazyFrame)
 Process = Callable[[F], F]
 Structure = Any  # templates in mappings and lists, at any depth
+Fill = Callable[[Mapping[str, Any]], Any]  # from a row to a structure with its templates rendered
 
 
 def _casts(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,11 +180,8 @@ class SchemaTransform(ProcessorSpec):
         return transform
 
 
-Fill = Callable[[Mapping[str, Any]], Any]
-
-
 def _compile(structure: Structure, where: str, texts: list[Template | Condition]) -> Fill:
-    """A function from a row to the structure with its templates rendered; appends each template to `texts`."""
+    """Compile every text of a structure, and append it to `texts`."""
     if isinstance(structure, str):
         if lone_expression(structure) is not None:
             texts.append(condition := compile_condition(structure, where=where))

@@ -51,10 +51,6 @@ def _as_frame(value: Any) -> Any:
     return pl.from_arrow(value) if isinstance(value, pa.Table) else value
 
 
-def _as_pair(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _are_columns(value: Any) -> bool:
     names = [*value, *(value.values() if isinstance(value, dict) else ())] if isinstance(value, tuple | dict) else []
     return bool(names) and all(isinstance(name, str) and name for name in names)
@@ -107,7 +103,7 @@ class Seed(ColumnSpec):
     start: int = attrs.field(default=0, validator=checks.whole(0))
     stop: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
     partition: tuple[int, int] | None = attrs.field(
-        default=None, converter=_as_pair, validator=checks.optional(_check_partition)
+        default=None, converter=checks.as_tuple, validator=checks.optional(_check_partition)
     )
     cycle: bool = attrs.field(default=True, validator=checks.flag)
     options: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_options)

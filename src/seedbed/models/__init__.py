@@ -1,6 +1,6 @@
 """Model clients: OpenAI-compatible and Anthropic over HTTP, the local model and the scripted model.
 
-A client sends one call and never retries. Imports errors, graph and runtime.
+A client sends one call and never retries. Imports errors, checks, graph and runtime.
 """
 
 from .anthropic import Anthropic

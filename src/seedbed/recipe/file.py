@@ -330,13 +330,7 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 
-def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    text = loader.construct_scalar(node).lower()
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
 
 # The content of a file, the line of each known path, and path and line of each duplicate key.

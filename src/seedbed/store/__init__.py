@@ -1,12 +1,12 @@
-"""Where rows live: in memory while a row group is built, on disk once it is finished.
+"""Rows in memory while a row group is built, and on disk when it is finished.
 
 `values` holds one row group while it is generated and turns Python values into arrow columns, `schema` gives these one
 type; `parts` writes parquet files, `manifest` the log that lists those that count, `writer` both; `records` are the
-records of that log; `dataset` reads a directory back.
+records of that log; `dataset` reads a directory.
 
-`journal` stores what is finished of row groups that are not; `entries` are its entries, `codec` encodes them.
-`log` is the framing of manifest and journal, `files` the one way to the files of a directory.
+`journal` stores the outcomes of unfinished row groups; `entries` are its entries, `codec` encodes their values. `log`
+is the framing of manifest and journal; `files` opens, creates and renames the files of a directory.
 
-Everything here is synchronous and runs in the thread that calls it. Imports errors, runtime, `models.base` (answers
-are values of the journal) and `observe.report`; recipe, generators, engine, simulation and cli import it.
+Everything here is synchronous and runs in the thread that calls it. It imports errors, runtime, `models.base` (answers
+are values of the journal) and `observe.report`.
 """

@@ -209,4 +209,4 @@ def _have_length(columns: Iterable[Any], length: int) -> bool:
 
 def cells_in(entries: Iterable[Entry]) -> int:
     """Return how many finished cells entries hold."""
-    return sum(entry.cells for entry in entries if type(entry) is Finished)
+    return sum([1 if entry.row >= 0 else entry.cells for entry in entries if type(entry) is Finished])

@@ -134,7 +134,7 @@ def exists(directory: Path, name: str) -> bool:
     return os.path.lexists(directory / name)
 
 
-def refuse_links(directory: Path) -> None:
+def check_links(directory: Path) -> None:
     """Raise `OutputDirectoryError` that names the links in a directory, if it holds any, however deep."""
     found: list[str] = []
     folders = [os.fspath(directory)]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .files import PRIVATE, create, is_temporary, open_file, refuse_links, remove, rename, sync_directory
+from .files import PRIVATE, check_links, create, is_temporary, open_file, remove, rename, sync_directory
 from .manifest import MANIFEST_NAME, Manifest, append, lock, read
 from .parts import (
     DROPPED,
@@ -55,14 +55,14 @@ def check_output(out: str | os.PathLike[str]) -> Path:
         elif not directory.is_dir():
             raise OutputDirectoryError(f"the output {str(directory)!r} is a file: pass a new directory")
         else:
-            _refuse_used(directory)
+            _check_unused(directory)
             _probe(directory, directory)
     except OSError as error:
         raise _unwritable(directory, error) from error
     return directory
 
 
-def _refuse_used(directory: Path) -> None:
+def _check_unused(directory: Path) -> None:
     # Files of a process that died before its first record do not count.
     found = sorted(path.name for path in directory.iterdir() if not is_temporary(path) and not _is_leftover(path))
     if found:
@@ -135,9 +135,9 @@ class DatasetWriter:
         directory = check_output(out)
         with _closed_on_error(directory) as opened:
             directory.mkdir(parents=True, exist_ok=True)
-            refuse_links(directory)
+            check_links(directory)
             file = opened.enter_context(_claim(directory))
-            _refuse_used(directory)
+            _check_unused(directory)
             append(file, header)
             rename(directory, _TEMPORARY, MANIFEST_NAME)
             faults.reach("manifest renamed")
@@ -161,7 +161,7 @@ class DatasetWriter:
         directory = Path(out)
         read(directory)  # raises for what is no dataset before anything is opened for writing
         with _closed_on_error(directory) as opened:
-            refuse_links(directory)
+            check_links(directory)
             file = opened.enter_context(open_file(directory, MANIFEST_NAME, writable=True))
             _lock_file(file, directory)
             if not _is_named(file, directory / MANIFEST_NAME):
