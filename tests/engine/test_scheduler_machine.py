@@ -31,7 +31,7 @@ def columns(draw: st.DrawFn, index: int) -> ColumnPlan:
     if kind is not Kind.FROM_SCRATCH and before and draw(st.booleans()):
         requires = tuple(draw(st.lists(st.sampled_from(before), unique=True, max_size=2)))
     key = draw(st.sampled_from([None, None, *KEYS]))
-    generator = draw(st.sampled_from([None, None, None, 0, 1]))
+    generator = draw(st.sampled_from([None, None, 0, 1]))
     runs_in = draw(st.sampled_from(["async", "thread"] if generator is not None else ["async", "thread", "process"]))
     return ColumnPlan(
         kind=kind,
@@ -186,6 +186,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """An error, or a timeout that leaves the thread behind."""
         running = list(self.world.attempts.values())
         self.world.finish(running[pick % len(running)], status, tokens=tokens, abandon=abandon)
+        self.decide(batch)
+
+    @precondition(lambda self: any(attempt.thread for attempt in self.world.attempts.values()))
+    @rule(pick=picks, batch=st.booleans())
+    def time_out(self, pick: int, batch: bool) -> None:
+        """A cell exceeds its timeout, and its thread is abandoned."""
+        threads = [attempt for attempt in self.world.attempts.values() if attempt.thread]
+        self.world.finish(threads[pick % len(threads)], Status.RETRYABLE, abandon=True)
         self.decide(batch)
 
     @precondition(lambda self: self.world.beside_others())

@@ -96,7 +96,7 @@ def test_a_directory_that_another_wrote_meanwhile(rows: int, tmp_path: Path) -> 
         manifest.write_bytes(encode(header) + encode(first))
     plan = plan_build(make_source(numbers), rows=rows, out=out, resume=True)
     sb.resume(out, numbers, rows=rows)
-    with pytest.raises(sb.OutputDirectoryError, match="while this build was getting ready: start it again"):
+    with pytest.raises(sb.OutputDirectoryError, match="while this build started: start it again"):
         open_store(plan, out)
     assert sb.Dataset.open(out).rows == rows
 

@@ -1,4 +1,4 @@
-"""The usage budget: tokens and cost, settled and in flight, and whether the next call could exceed a limit."""
+"""The usage budget: tokens and cost, settled and in flight, checked before each call."""
 
 from __future__ import annotations
 

@@ -53,7 +53,11 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
     services.groups[index] = group
     services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
     state.begin()
-    services.restored(index, restore_entries(state, group.rows, services.plan.steps, entries))
+    restored = restore_entries(state, group.rows, services.plan.steps, entries)
+    services.ledger.restored += restored.total()
+    services.ledger.durable += restored.total()
+    for column, cells in restored.items():
+        services.notify.emit(events.CellsRestored, row_group=index, column=column, cells=cells)
     for step, row, _ in list(state.calls):
         if step.instance is not None and id(step.instance) in history.replaying:
             await repeat_call(services, group, step, row)

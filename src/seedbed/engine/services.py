@@ -13,7 +13,7 @@ from ..observe import events
 from ..runtime.threads import Lease, Portal, current_portal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
@@ -93,14 +93,6 @@ class Services:
         if cells:
             self.ledger.durable += cells
             self.notify.emit(events.CellsCommitted, cells=cells, total=self.ledger.durable)
-
-    def restored(self, row_group: int, cells: Mapping[str, int]) -> None:
-        """Finished cells of earlier runs were restored, by column."""
-        count = sum(cells.values())
-        self.ledger.restored += count
-        self.ledger.durable += count
-        for column, restored in cells.items():
-            self.notify.emit(events.CellsRestored, row_group=row_group, column=column, cells=restored)
 
     async def store_thread(self, function: Callable[[], T]) -> T:
         """Run the store's own work in one of its threads."""

@@ -1,4 +1,4 @@
-"""The files of a run: the writer of its directory and the journal, opened together, with what earlier runs left."""
+"""The files of a run: the writer of its directory and the journal, opened together, with the state of earlier runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Store:
-    """The writer, the journal if there is one, and what earlier runs left, if this one resumes it.
+    """The writer, the journal if the run has one, and the manifest and entries of earlier runs if it resumes them.
 
-    `damage` is one sentence for each thing that was found damaged and will be generated again.
+    `damage` has one sentence for each damaged file or record, whose content is generated again.
     """
 
     writer: DatasetWriter
@@ -40,7 +40,7 @@ class Store:
     damage: tuple[str, ...] = ()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         try:
             if self.journal is not None:
                 # What is committed is on disk; that it could not be tidied up changes nothing.
@@ -108,12 +108,10 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
     try:
         assert plan.done is not None
         if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
-            raise OutputDirectoryError(
-                f"another process wrote {str(out)!r} while this build was getting ready: start it again"
-            )
+            raise OutputDirectoryError(f"another process wrote {str(out)!r} while this build started: start it again")
         if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
             store_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
-        # A journal that is there is read, whatever the options are now: its cells are paid for.
+        # An existing journal is read whatever the options are now: its cells are paid for.
         if plan.config.durability == "cell" or has_journal(out):
             store.journal, store.recovered = open_journal(manifest.commits)
             store.damage += store.recovered.damage

@@ -30,8 +30,8 @@ _NO_USAGE = Usage()
 class Stage(enum.Enum):
     """When a processor runs."""
 
-    PRE_BATCH = "pre_batch"  # once a row group's columns from scratch are there
-    POST_BATCH = "post_batch"  # once all its columns are there, before it is written
+    PRE_BATCH = "pre_batch"  # after the columns from scratch of a row group
+    POST_BATCH = "post_batch"  # after all columns of a row group, before it is written
     AFTER_GENERATION = "after_generation"  # once, over the whole dataset
 
 
@@ -52,8 +52,8 @@ def _apply(_: object, __: object, value: Any) -> None:
 class Processor:
     """A synchronous function from frame to frame, run off the loop.
 
-    Pre-batch: gets the columns made from scratch, may add, remove and change rows and must keep the columns; if it
-    raises, that row group is skipped. Post-batch: gets all columns and may change rows and columns; if it raises, the
+    Pre-batch: gets the columns from scratch, may add, remove and change rows and must return the same columns; if it
+    raises, its row group is skipped. Post-batch: gets all columns and may change rows and columns; if it raises, the
     run stops. After generation: gets a `polars.LazyFrame` of the whole dataset and returns a frame, lazy or not, which
     is the dataset; `Dataset.raw()` has the rows before.
     """
@@ -70,7 +70,7 @@ class Processor:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Step:
-    """A column or a processor, resolved: where it stands in the graph and in which lane its tasks queue."""
+    """A resolved column or processor: its place in the graph and the lane in which its tasks queue."""
 
     name: str
     kind: Kind | Stage

@@ -1,6 +1,6 @@
 """Model clients: OpenAI-compatible and Anthropic over HTTP, the local model and the scripted model.
 
-A client sends one call and never retries. Imports errors, graph and runtime.
+A client sends one call and never retries. Imports errors, checks, graph and runtime.
 """
 
 from .anthropic import Anthropic
@@ -8,7 +8,6 @@ from .base import (
     ChatAnswer,
     ChatRequest,
     Dedupe,
-    EmbeddingAnswer,
     Image,
     ImageAnswer,
     Message,
@@ -17,7 +16,7 @@ from .base import (
     Tokens,
     open_models,
 )
-from .http import HttpClient, HttpResponse, open_http
+from .http import open_http
 from .local import Local, fetch_weights
 from .openai import OpenAICompatible
 from .scripted import Scripted
@@ -31,9 +30,6 @@ __all__ = [
     "ChatAnswer",
     "ChatRequest",
     "Dedupe",
-    "EmbeddingAnswer",
-    "HttpClient",
-    "HttpResponse",
     "Image",
     "ImageAnswer",
     "Local",

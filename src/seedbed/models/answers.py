@@ -68,7 +68,7 @@ def fitting_json(schema: Mapping[str, Any], prompt: str) -> str:
 
 # Objects and arrays below this level are as small as the schema allows: a schema may contain itself.
 _DEEP = 4
-# A schema that contains itself may have no finite value: below this level, or after so many values, parts are null.
+# A schema that contains itself may have no finite value: beyond this level or number of values, parts are null.
 _MAX_DEPTH = 50
 _MAX_VALUES = 10_000
 

@@ -208,7 +208,7 @@ class Dedupe:
         self._in_flight: dict[bytes, trio.Event] = {}
 
     def knows(self, key: bytes) -> bool:
-        """Whether the answer for a key is cached or its call is in flight."""
+        """True if the answer for a key is cached or its call is in flight."""
         return key in self._answers or key in self._in_flight
 
     async def once(self, key: bytes, call: Callable[[], Awaitable[T]]) -> T:

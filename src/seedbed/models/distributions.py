@@ -39,7 +39,7 @@ def stable_seed(*parts: object) -> int:
 
 
 def is_distribution(value: object) -> bool:
-    """Whether a value is a distribution: a mapping whose only key is the name of one."""
+    """True if a value is a distribution: a mapping whose only key is the name of one."""
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in NAMES
 
 

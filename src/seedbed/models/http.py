@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client with only what a model call needs, because every call pays for it.
+"""A small HTTP/1.1 client with only the features of a model call, because every call pays for them.
 
 Connections are kept alive and pooled per origin; httptools parses. A cancelled call closes its connection.
 Failures are raised as `Retryable` (timeouts, lost connections, responses that are truncated or not HTTP), `RateLimited`
@@ -300,7 +300,7 @@ class _Connection:
         self._name = name
         self.idle_since: float | None = None  # when it was last put back; None for a new one
         self.taken_at = 0.0  # when it was last taken from the idle ones
-        self.heard = False  # whether any byte of the current response was received
+        self.has_received = False  # whether any byte of the current response was received
         self.can_be_reused = False
         self._head_bytes = 0  # received before the end of the headers, those of interim responses included
         self._parser = httptools.HttpResponseParser(self)
@@ -308,7 +308,7 @@ class _Connection:
 
     def begin(self) -> None:
         self._reset()
-        self.heard = False
+        self.has_received = False
         self._head_bytes = 0
 
     def _reset(self) -> None:
@@ -325,7 +325,7 @@ class _Connection:
         if not data:
             self._at_end()
             return
-        self.heard = True
+        self.has_received = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -342,7 +342,7 @@ class _Connection:
     def was_closed_idle(self) -> bool:
         """True if the server had closed the connection before it received the call, which can then be sent again."""
         reused = self.idle_since is not None
-        return reused and not self.heard and trio.current_time() - self.taken_at < _STALE_WITHIN
+        return reused and not self.has_received and trio.current_time() - self.taken_at < _STALE_WITHIN
 
     def _at_end(self) -> None:
         # A body without a length ends with the connection; any other response is truncated.
@@ -351,7 +351,7 @@ class _Connection:
         if self.status and "content-length" not in self.headers and not is_chunked:
             self.is_complete = True
             return
-        if self.heard:
+        if self.has_received:
             raise ConnectionAbortedError(
                 f"closed the connection in the middle of its answer ({len(self.body)} bytes of body came)"
             )
@@ -433,7 +433,7 @@ def _inflate(data: bytes, encoding: str, name: str) -> bytes:
 
 
 def _certificate_problem(name: str, error: ssl.SSLCertVerificationError) -> ModelMisconfigured:
-    """What is wrong with a certificate, and what to do about it."""
+    """The failure for a certificate that does not verify, with its fix."""
     found = f"the certificate of {name} does not verify: {error.verify_message or error}"
     if "mismatch" in found:
         fix = "correct the host of the URL"

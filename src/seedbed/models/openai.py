@@ -180,7 +180,7 @@ def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_strict(schema: object) -> bool:
-    """Whether every object of the schema is closed and requires all its properties, as OpenAI's strict mode expects."""
+    """True if every object of the schema is closed and requires all its properties, as OpenAI's strict mode expects."""
     if isinstance(schema, Mapping):
         properties = schema.get("properties")
         is_object = schema.get("type") == "object" or isinstance(properties, Mapping)

@@ -1,4 +1,4 @@
-"""What models behind HTTP share: the fields of their specs, sending calls, and reading responses.
+"""Shared by models behind HTTP: the fields of their specs, sending calls, and reading responses.
 
 A response becomes an answer or one of the engine's failure classes. Messages name the model and the status and show a
 short excerpt of the body; anything that looks like a key is removed.

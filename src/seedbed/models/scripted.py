@@ -365,7 +365,7 @@ def _fill(template: str, request: ChatRequest) -> str:
 
 
 def rate_limit_headers(outcome: SimulatedOutcome) -> dict[str, str]:
-    """The headers with which a server says how long to wait."""
+    """The headers that state how long to wait."""
     headers = {}
     if outcome.retry_after is not None:
         headers["retry-after"] = str(outcome.retry_after)

@@ -176,7 +176,7 @@ def proxy_for(url: Url) -> Proxy | None:
 
 
 def _is_in_network(host: str, proxies: dict[str, str]) -> bool:
-    """Whether NO_PROXY lists the address or a network such as 10.0.0.0/8 that contains it."""
+    """True if NO_PROXY lists the address or a network such as 10.0.0.0/8 that contains it."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

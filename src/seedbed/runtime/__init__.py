@@ -1,4 +1,4 @@
-"""What builds and plans need of trio: throttles, lanes, timers, threads and processes, asyncio.
+"""Utilities around trio for builds and plans: throttles, lanes, timers, threads and processes, asyncio.
 
-Knows no recipes, datasets or plans. Imports errors and observe; every package above may import it.
+Knows no recipes, datasets or plans. Imports errors and checks; every package above may import it.
 """

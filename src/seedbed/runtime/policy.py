@@ -23,7 +23,7 @@ HISTORY = 128
 """Sends that the evidence is taken from."""
 
 _START = 16
-_FULL_SHARE = 0.8  # what a server at capacity rate-limits above it
+_FULL_SHARE = 0.8  # of the requests above its capacity that a server rate-limits
 _EVIDENCE = 6.0  # logarithm of the likelihood ratio from which the server counts as at capacity
 _EVIDENCE_OF_CHANGE = 12.0  # the same, since the likeliest instant at which the server reached its capacity
 
@@ -66,10 +66,10 @@ class Sent:
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What to do about one rate-limited request."""
+    """The decision about one rate-limited request."""
 
     hold: float
-    """Seconds for which its permit stays taken; 0 releases it now."""
+    """Seconds for which its permit is held; 0 releases it now."""
     pause: bool
     """Nearly everything is rate-limited: the key as a whole should wait."""
     by_chance: int

@@ -141,7 +141,7 @@ def _lost(error: Exception) -> ConnectionResetError:
     return ConnectionResetError(f"the connection was lost ({error.__cause__ or error})")
 
 
-# Flags of an enumeration are slow to combine, and every call asks.
+# Flags of an enumeration are slow to combine, and every call checks.
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 

@@ -1,4 +1,4 @@
-"""Helpers around trio tasks: callbacks at an instant, a hidden nursery, and exception groups taken apart."""
+"""Helpers around trio tasks: callbacks at an instant, a hidden nursery, and unwrapping of exception groups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Threads and processes, and the way back from a thread into its run.
 
-A thread cannot be killed: when its task is cancelled or times out it is abandoned, and what it holds stays held until
-it ends. A virtual clock must not jump while a thread works, so everything here holds the clock meanwhile; there is no
+A thread cannot be killed: when its task is cancelled or times out it is abandoned, and its slot is held until it
+ends. A virtual clock must not jump while a thread works, so everything here holds the clock meanwhile; there is no
 other way to a thread.
 """
 
@@ -151,7 +151,7 @@ async def finish_in_thread(function: Callable[[], T]) -> T:
 
 
 class Portal:
-    """From one worker thread back into the run: what is awaited runs in `nursery`, under a scope that the row owns.
+    """Calls from one worker thread into its run: they run in `nursery`, each under a scope that the row owns.
 
     trio's own `from_thread.run` would run in a system task, which a row that is dropped cannot reach.
     """

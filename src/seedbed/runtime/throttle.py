@@ -160,7 +160,7 @@ class Throttle:
         return _add(self._listeners, listener)
 
     def try_acquire(self, tokens: int = 0) -> Permit | None:
-        """A permit for a call of about so many tokens, or None; the listeners are called when to try again."""
+        """A permit for a call of about `tokens` tokens, or None; the listeners are called when to try again."""
         if self._limiter.available_tokens <= 0:
             return None
         now = trio.current_time()

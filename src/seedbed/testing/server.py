@@ -128,7 +128,7 @@ class OpenAIServer:
         self.statistics = ServerStatistics(prompts=self._outcomes.seen)
 
     async def wait_until(self, *, requests: int = 0, disconnects: int = 0) -> None:
-        """Wait until at least so many calls have arrived and so many clients have disconnected."""
+        """Wait until at least these numbers of calls have arrived and of clients have disconnected."""
         while self.statistics.requests < requests or self.statistics.disconnects < disconnects:
             await self._changed.wait()
 

@@ -45,7 +45,7 @@ def virtual_time(*, threshold: float = 0.0) -> Iterator[VirtualTime]:
 
     In the block, `seedbed.build`, `preview` and `resume` run in virtual time, and so does what `VirtualTime.run` runs.
     The clock stands still while a worker thread runs. It does not see the network: with `threshold` it jumps only when
-    nothing has happened for so many real seconds, so that a server on loopback has time to answer.
+    nothing has happened for that many real seconds, so that a server on loopback has time to answer.
     """
     time = VirtualTime(threshold)
     with clocks_made_by(time.make_clock):

@@ -119,7 +119,7 @@ def test_an_error_of_the_build_is_raised_as_itself(host: Callable[..., object], 
     async def main() -> None:
         with pytest.raises(sb.OutputDirectoryError, match="not empty"):
             await sb.build_async(COLUMNS, rows=1, out=tmp_path)
-        with pytest.raises(sb.DatasetGenerationError, match="no columns"):
+        with pytest.raises(sb.DatasetGenerationError, match="at least one column"):
             async with sb.open_build([], rows=1):
                 raise AssertionError("it was entered")
         config = sb.RunConfig(shutdown_error_window=2, buffer_size=4)
@@ -164,7 +164,7 @@ def test_an_exit_inside_a_cell_interrupts_the_block(host: Callable[..., object])
         assert task.cancelling() == 0
         with pytest.raises(SystemExit, match="7"):
             async with sb.open_build([NUMBERS, sb.Column("x", leaves)], rows=1) as build:
-                await until(build._over.is_set)
+                await until(build._ended.is_set)
         await asyncio.sleep(0)
         assert task.cancelling() == 0
 

@@ -32,8 +32,8 @@ _ADAPTED = "_seedbed_adapted"  # marks the functions that `for_runtime` returned
 def anywhere(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Let an async function that is written for trio be awaited under asyncio as well.
 
-    Cancelling its caller cancels it and waits until it has unwound; what it raises is raised as itself. Under asyncio a
-    caller that is cancelled never gets a result, even if there is one: store elsewhere what must not be lost.
+    Cancelling its caller cancels it and waits until it has unwound; its exceptions are raised unchanged. Under asyncio
+    a caller that is cancelled never gets a result, even if one exists: store elsewhere results that must not be lost.
     """
 
     @functools.wraps(function)

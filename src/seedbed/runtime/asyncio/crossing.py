@@ -39,15 +39,15 @@ class Crossing:
         self._token = trio.lowlevel.current_trio_token()
         # Unfinished calls; each adds itself, and removes itself on asyncio's side.
         self.calls: set[Call[Any]] = set()
-        # What calls raise that the end of the run interrupts, if not a cancellation; set on trio's side.
+        # Raised by calls that the end of the run interrupts, if it was not a cancellation; set on trio's side.
         self.ended_by: BaseException | None = None
         self.one_thread = asyncio._get_running_loop() is loop  # noqa: SLF001  documented, and never raises
         self._holds_clock = holds_clock
         self._serving = 0  # calls that run on trio's side
 
-    def call(self, function: Callable[[], Awaitable[T]], on_over: Callable[[], None] | None = None) -> Call[T]:
+    def call(self, function: Callable[[], Awaitable[T]], on_finished: Callable[[], None] | None = None) -> Call[T]:
         """Start a function in the nursery, from asyncio's side; it has the caller's context variables."""
-        return Call(self, function, on_over)
+        return Call(self, function, on_finished)
 
     def into_trio(self, callback: Callable[[], object]) -> None:
         """Run a callback on trio's side, from asyncio's; it sees the caller's context variables."""
@@ -91,14 +91,14 @@ class Call(Generic[T]):
     """A function that runs on trio's side while its caller waits on asyncio's."""
 
     def __init__(
-        self, crossing: Crossing, function: Callable[[], Awaitable[T]], on_over: Callable[[], None] | None
+        self, crossing: Crossing, function: Callable[[], Awaitable[T]], on_finished: Callable[[], None] | None
     ) -> None:
         self._crossing = crossing
         self._function = function
-        self._on_over = on_over
+        self._on_finished = on_finished
         self._scope = trio.CancelScope()
-        self._over = asyncio.Event()
-        # How it ended, set on trio's side before `_over` is; None if it was cancelled.
+        self._finished = asyncio.Event()
+        # The result, set on trio's side before `_finished` is; None if it was cancelled.
         self.outcome: outcome.Outcome[T] | None = None
         crossing.calls.add(self)
         try:
@@ -138,9 +138,9 @@ class Call(Generic[T]):
 
     def _ended(self) -> None:
         self._crossing.calls.discard(self)
-        self._over.set()
-        if self._on_over is not None:
-            self._on_over()
+        self._finished.set()
+        if self._on_finished is not None:
+            self._on_finished()
 
     def cancel(self) -> None:
         """Cancel it, from asyncio's side; `wait` returns when it has ended."""
@@ -150,11 +150,11 @@ class Call(Generic[T]):
     async def wait(self) -> T:
         """Wait for the result, on asyncio's side. Cancelled, it cancels the function and waits until it has unwound."""
         try:
-            await self._over.wait()
+            await self._finished.wait()
         except asyncio.CancelledError:
             self.cancel()
             with suppress(asyncio.CancelledError):
-                await wait_shielded(self._over)
+                await wait_shielded(self._finished)
             if isinstance(self.outcome, outcome.Error):  # something went wrong beside the cancellation
                 self.outcome.unwrap()
             raise

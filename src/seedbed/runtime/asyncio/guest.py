@@ -46,7 +46,7 @@ _thread = _Thread()
 
 
 class Guest:
-    """One guest run: starting until it has a crossing, then running, then closing until `over` is set.
+    """One guest run: starting until it has a crossing, then running, then closing until `finished` is set.
 
     Everything here happens on the loop's thread except `_soon_threadsafe`, which trio's own thread calls.
     """
@@ -66,7 +66,7 @@ class Guest:
         self.loop = loop
         self.running = asyncio.Event()  # set when it can be used, and when it never will
         self._ended = asyncio.Event()
-        self.over = asyncio.Event()  # its owner has ended too, so nothing of it is left in the loop
+        self.finished = asyncio.Event()  # its owner has ended too, so nothing of it is left in the loop
         # Not in the context of the first caller.
         self._owner = loop.create_task(self._own(), name="seedbed-guest", context=contextvars.Context())
         self._owner.add_done_callback(self._disowned)
@@ -107,10 +107,10 @@ class Guest:
     def _disowned(self, _owner: asyncio.Task[None]) -> None:
         if not self._is_started:
             self._done(outcome.Value(None))
-        self.over.set()
+        self.finished.set()
 
     def close(self) -> None:
-        """Cancel all of it; `over` is set when it has ended."""
+        """Cancel all of it; `finished` is set when it has ended."""
         self.is_closing = True
         self._scope.cancel(reason="the guest run ends")
 
@@ -176,7 +176,7 @@ async def open_crossing() -> AsyncIterator[Crossing]:
         guest.users -= 1
         if not guest.users:
             guest.close()
-            await wait_shielded(guest.over)
+            await wait_shielded(guest.finished)
 
 
 async def _usable_guest(loop: asyncio.AbstractEventLoop) -> Guest:
@@ -189,7 +189,7 @@ async def _usable_guest(loop: asyncio.AbstractEventLoop) -> Guest:
                     "or await seedbed.runtime.asyncio.aclose() there"
                 )
             guest.rescue(loop)
-        await guest.over.wait()
+        await guest.finished.wait()
     if guest is None:
         if trio.lowlevel.in_trio_run():
             raise SeedbedError("trio already runs in this thread as a guest of other code: await it in a trio task")
@@ -216,7 +216,7 @@ async def close_guest() -> None:
         guest.rescue(loop)
     else:
         raise SeedbedError("the builds and engines of this thread belong to another asyncio loop: await aclose() there")
-    await wait_shielded(guest.over)
+    await wait_shielded(guest.finished)
 
 
 def host_loop() -> asyncio.AbstractEventLoop | None:
@@ -247,7 +247,7 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
         self._host = asyncio.current_task()
         async with AsyncExitStack() as stack:
             self._crossing = await stack.enter_async_context(open_crossing())
-            self._call = self._crossing.call(self._live, self._over)
+            self._call = self._crossing.call(self._live, self._finished)
             try:
                 await self._entered.wait()
             except asyncio.CancelledError:
@@ -268,7 +268,7 @@ class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
             if self._raised is not None:
                 raise self._raised
 
-    def _over(self) -> None:
+    def _finished(self) -> None:
         self._entered.set()
         if self._in_block and self._host is not None:
             self._interrupted = True
