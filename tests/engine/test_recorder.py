@@ -12,7 +12,7 @@ from seedbed import RunConfig
 from seedbed.engine.recorder import COMMIT_DEADLINE, Recorder
 from seedbed.errors import StoreError
 from seedbed.graph import GROUP
-from seedbed.store.entries import Failed, Finished, Key
+from seedbed.store.entries import Failed, Finished, Key, Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,28 @@ async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
     with pytest.raises(StoreError, match="could not be written within 60 s"):
         await scene.recorder.flush()
     assert trio.current_time() - start == pytest.approx(COMMIT_DEADLINE)
+
+
+async def test_entries_that_are_stored_are_never_durable_before_those_added_earlier() -> None:
+    """What outlives a checkpoint is committed together with what is pending, also that of other row groups."""
+    scene = Scene()
+    kept = Key(group=1, purpose=Purpose.KEPT)
+    scene.recorder.add(ONE, entry(1))
+    await scene.recorder.store(kept, [entry(2)])
+    assert [groups for _, groups in scene.journal.commits] == [{ONE: [entry(1)], kept: [entry(2)]}]
+
+
+async def test_nothing_is_stored_after_a_commit_that_failed() -> None:
+    """A row group whose entries cannot be stored is not checkpointed: `store` raises."""
+    scene = Scene()
+    scene.recorder.add(ONE, entry(1))
+    scene.journal.fail = True
+    with pytest.raises(StoreError, match="no space left"):
+        await scene.recorder.flush()
+    scene.journal.fail = False
+    with pytest.raises(StoreError, match="an earlier commit of it failed"):
+        await scene.recorder.store(Key(group=1, purpose=Purpose.KEPT), [entry(2)])
+    assert scene.journal.commits == []
 
 
 async def test_a_finished_group_is_not_committed_any_more() -> None:

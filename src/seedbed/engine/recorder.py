@@ -171,9 +171,12 @@ class Recorder:
         return self._journal.commits
 
     async def store(self, key: Key, entries: Sequence[Entry]) -> None:
-        """Store entries that outlive the next checkpoint."""
-        async with self._alone():
-            await self._in_thread(lambda: self._journal.commit({key: entries}))
+        """Make durable everything added so far and then these entries, which outlive the next checkpoint."""
+        for entry in entries:
+            self.add(key, entry)
+        await self.flush()
+        if self._broken:
+            raise StoreError("the journal could not be written: an earlier commit of it failed")
 
     async def free(self, key: Key) -> None:
         """Forget the entries of a key, committed or not: its row group is in the dataset."""
