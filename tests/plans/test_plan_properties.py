@@ -263,7 +263,6 @@ def faulty_plans(draw: st.DrawFn) -> Plan:
     return plan_of(*nodes, expressions={"null": {"op": "param_ref", "param_id": 1}})
 
 
-@settings(max_examples=150)
 @given(
     plan=faulty_plans(),
     deadline=st.none() | st.integers(-1, 60),
@@ -307,8 +306,8 @@ def test_every_request_ends_in_time_with_a_response_or_a_typed_error(
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(made=plans())
-@settings(max_examples=30)
 def test_explaining_names_every_node_once(made: tuple[Plan, Any]) -> None:
     """The segments of any plan hold each of its nodes exactly once, in an order in which they could run."""
     plan, _ = made
