@@ -175,6 +175,15 @@ async def test_entries_that_are_stored_are_never_durable_before_those_added_earl
     assert [groups for _, groups in scene.journal.commits] == [{ONE: [entry(1)], kept: [entry(2)]}]
 
 
+async def test_entries_that_are_stored_count_no_cell_a_second_time() -> None:
+    """Entries that outlive a checkpoint repeat cells whose own entries were counted when they became durable."""
+    scene = Scene()
+    scene.recorder.add(ONE, entry(1))
+    await scene.recorder.flush()
+    await scene.recorder.store(Key(group=0, purpose=Purpose.KEPT), [entry(1)])
+    assert scene.durable == 1
+
+
 async def test_nothing_is_stored_after_a_commit_that_failed() -> None:
     """A row group whose entries cannot be stored is not checkpointed: `store` raises."""
     scene = Scene()

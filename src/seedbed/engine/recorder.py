@@ -140,7 +140,9 @@ class Recorder:
             except Exception:
                 self._broken = True
                 raise
-            self._on_commit(sum(map(cells_in, groups.values())) - self._count_unpicklable())
+            # Long-lived entries repeat those of cells that were counted when they finished.
+            cells = sum(cells_in(entries) for key, entries in groups.items() if not key.is_long_lived)
+            self._on_commit(cells - self._count_unpicklable())
 
     def _count_unpicklable(self) -> int:
         """How many entries of the last commit could not be stored; each column is reported once."""
