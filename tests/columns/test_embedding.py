@@ -74,7 +74,8 @@ def test_embedding_column_has_key_requirement_and_type() -> None:
         pl.List(pl.Float32),
     )
     own = Embedding("vector", model="embedder", of="text", dtype=pl.Array(pl.Float64, 16))
-    assert make_column(own, Environment(models={"embedder": Scripted()})).dtype == pl.Array(pl.Float64, 16)
+    column = make_column(own, Environment(models={"embedder": Scripted()}))
+    assert column.dtypes() == {"vector": pl.Array(pl.Float64, 16)}
     with pytest.raises(ConfigError, match="column 'vector': model 'embedder' is not in models"):
         make_column(SPEC, Environment())
     assert json.dumps(column.outputs) == '["vector"]'

@@ -70,7 +70,7 @@ def test_templates_are_text_by_default() -> None:
     text, whole, free = made(
         Recipe(columns=[Expression("a", "{{ 1 }}"), Expression("b", "{{ 1 }}", dtype=int), Expression("c", "1")])
     )
-    assert (text.dtype, whole.dtype, free.dtype) == (str, int, None)
+    assert (text.dtypes(), whole.dtypes(), free.dtypes()) == ({"a": str}, {"b": int}, {})
 
 
 @pytest.mark.parametrize(

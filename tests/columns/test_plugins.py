@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import attrs
+import polars as pl
 import pytest
 
+from seedbed.columns.base import Column
 from seedbed.columns.expression import Expression
 from seedbed.columns.spec import (
     ColumnSpec,
@@ -139,6 +141,22 @@ def test_a_type_has_one_spec(installed: Path) -> None:
     install(installed, "thief_plugin", SAME.replace("NAME", "expression"))
     with pytest.raises(ConfigError, match=r"duplicate type 'expression': thief_plugin\.Same and .*\.Expression"):
         spec_types()
+
+
+def test_the_type_in_a_spec_takes_precedence() -> None:
+    """`dtype` of a spec overrides the type that its `to_column` declares; other outputs have the declared types."""
+
+    @attrs.frozen
+    class Pair(ColumnSpec):
+        type: ClassVar[str] = "pair"
+
+        def to_column(self, environment: Environment) -> Column:
+            types = {self.name: str, f"{self.name}_too": str}
+            return Column(self.name, dict, requires=(), side_effects=f"{self.name}_too", dtype=types)
+
+    assert make_column(Pair("a"), Environment()).dtypes() == {"a": str, "a_too": str}
+    assert make_column(Pair("a", dtype="Int32"), Environment()).dtypes() == {"a": pl.Int32, "a_too": str}
+    assert make_column(Pair("a", dtype={"a_too": int}), Environment()).dtypes() == {"a": str, "a_too": int}
 
 
 def test_a_spec_without_its_method(installed: Path) -> None:

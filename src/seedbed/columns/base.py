@@ -245,7 +245,7 @@ def bind_call(generator: object, kind: Kind, requires: Sequence[str] | None) -> 
         keywords=tuple(keywords),
         context_keyword=context_keyword,
     )
-    return call, tuple(requires)
+    return call, tuple(dict.fromkeys(requires))
 
 
 def read_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

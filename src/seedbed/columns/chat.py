@@ -26,7 +26,7 @@ from .spec import ColumnSpec, Environment
 from .templates import Template, compile_template
 
 if TYPE_CHECKING:
-    from .base import CellContext, Model
+    from .base import CellContext
 
 
 # Arguments of a call that are fields of the column.
@@ -36,14 +36,13 @@ _check_text = checks.expect("text", lambda value: isinstance(value, str) and boo
 
 @checks.field_check
 def check_prompt(spec: ModelColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Reject anything but a template."""
+    """A template."""
     _check_text(spec, attribute, value)
     spec.template(attribute.name)
 
 
 @checks.field_check
 def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Reject anything but a mapping of inference parameters that are not fields of the column."""
     check_parameters(spec, attribute, value)
     if reserved := [name for name in value if name in _RESERVED]:
         raise ConfigError(
@@ -74,16 +73,6 @@ class ModelColumnSpec(ColumnSpec):
         # The limit of the throttle is the largest of them.
         return {"key": key, "lane": f"{self.model} {domain}", "lane_limit": model.max_parallel_requests}
 
-    def bind(self, environment: Environment, context: CellContext, dedupe: Dedupe | None = None) -> Model:
-        """Its model, for one cell."""
-        return context.bind_model(
-            self.model,
-            environment.model(self.model),
-            environment.client(self.model),
-            seed=environment.seed,
-            dedupe=dedupe,
-        )
-
 
 @attrs.frozen(kw_only=True)
 class ChatSpec(ModelColumnSpec):
@@ -104,14 +93,6 @@ class ChatSpec(ModelColumnSpec):
     reasoning: bool = attrs.field(default=False, validator=checks.flag)
     dedupe: bool = attrs.field(default=False, validator=checks.flag)
 
-    @property
-    def trace_name(self) -> str:
-        return f"{self.name}__trace"
-
-    @property
-    def reasoning_name(self) -> str:
-        return f"{self.name}__reasoning_content"
-
 
 def as_text(value: Any) -> str:
     """A cell's value in a prompt."""
@@ -128,109 +109,94 @@ _LONG = 20_000
 _SHOWN = 1_000
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Conversation:
-    """How one column calls its model; it holds no state of a cell. `expected` describes an answer that fits."""
+def chat_column(
+    spec: ChatSpec,
+    environment: Environment,
+    *,
+    ask: Ask,
+    read: Read,
+    expected: str,
+    requires: tuple[str, ...],
+    dtype: pl.DataType | type[pl.DataType] | None,
+    schema: Mapping[str, Any] | None = None,
+) -> Column:
+    """A column whose cells are conversations, each until an answer fits.
 
-    spec: ChatSpec
-    environment: Environment
-    ask: Ask
-    read: Read
-    expected: str
-    schema: Mapping[str, Any] | None = None
-    system: Template | None = attrs.field(init=False)
-    # The inference parameters of the model and the column.
-    parameters: Mapping[str, Any] = attrs.field(init=False)
-    dedupe: Dedupe | None = attrs.field(init=False)
+    `requires` are the columns that `ask` reads, `expected` describes an answer that fits.
+    """
+    where = f"column {spec.name!r}"
+    system = None if spec.system is None else spec.template("system")
+    model_spec = environment.model(spec.model, spec.error_prefix)
+    parameters = {**model_spec.parameters, **spec.parameters}
+    # With a temperature that is random, or not 0, equal prompts should have different answers.
+    temperature = parameters.get("temperature")
+    dedupe = Dedupe() if spec.dedupe and not (is_distribution(temperature) or temperature) else None
+    if spec.images:
+        environment.path("", f"{where}, images")  # relative paths of pictures start there
+    trace_name, reasoning_name = f"{spec.name}__trace", f"{spec.name}__reasoning_content"
+    side_effects: dict[str, Any] = {trace_name: _TRACE} if spec.trace else {}
+    side_effects |= {reasoning_name: pl.String} if spec.reasoning else {}
 
-    @system.default
-    def _system(self) -> Template | None:
-        return None if self.spec.system is None else self.spec.template("system")
-
-    @parameters.default
-    def _parameters(self) -> Mapping[str, Any]:
-        spec = self.spec
-        return {**self.environment.model(spec.model, spec.error_prefix).parameters, **spec.parameters}
-
-    @dedupe.default
-    def _dedupe(self) -> Dedupe | None:
-        # With a temperature that is random, or not 0, equal prompts should have different answers.
-        temperature = self.parameters.get("temperature")
-        return Dedupe() if self.spec.dedupe and not (is_distribution(temperature) or temperature) else None
-
-    def column(self, *, requires: tuple[str, ...], dtype: Any) -> Column:
-        """A column whose cells are conversations; `requires` are the columns of their prompts."""
-        spec, system, model = self.spec, self.system, self.environment.model(self.spec.model)
-        limits = (self.parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        if spec.images:
-            self.environment.path("", f"column {spec.name!r}, images")  # relative paths of pictures start there
-        side_effects: dict[str, Any] = {spec.trace_name: _TRACE} if spec.trace else {}
-        side_effects |= {spec.reasoning_name: pl.String} if spec.reasoning else {}
-        # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
-        timeout = model.timeout if isinstance(model, HttpModel) and not spec.images and not spec.dedupe else None
-        return Column(
-            spec.name,
-            self.agenerate,
-            first_call_timeout=timeout,
-            requires=dict.fromkeys((*requires, *(system.requires if system else ()), *spec.images)),
-            tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
-            side_effects=tuple(side_effects),
-            dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
-            **spec.throttle_options(self.environment, "chat"),
-        )
-
-    async def agenerate(self, context_: CellContext, /, **values: Any) -> Any:
-        """Fill one cell."""
-        spec = self.spec
-        prompt = self.ask(values)
+    async def fill(context_: CellContext, /, **values: Any) -> Any:
+        prompt = ask(values)
         if prompt is None:
-            return {spec.name: None} if spec.trace or spec.reasoning else None
+            return {spec.name: None} if side_effects else None
         if not prompt.strip() and not spec.images:
-            raise Permanent(f"column {spec.name!r}: its prompt is empty")
+            raise Permanent(f"{where}: its prompt is empty")
+        messages = [] if system is None else [Message(role="system", text=system.render(values))]
         pictures: list[Image] = []
         for name in spec.images:
-            where = f"column {spec.name!r}, images: {name!r}"
-            pictures += await _load_pictures(values[name], self.environment, where)
-        messages = [Message(role="user", text=prompt, images=tuple(pictures))]
-        if self.system is not None:
-            messages.insert(0, Message(role="system", text=self.system.render(values)))
-        model = spec.bind(self.environment, context_, self.dedupe)
+            pictures += await _load_pictures(values[name], environment, f"{where}, images: {name!r}")
+        messages.append(Message(role="user", text=prompt, images=tuple(pictures)))
+        model = environment.bind(context_, spec.model, dedupe)
         for repairs in range(spec.max_repairs + 1):
-            answer = await model.complete(messages, schema=self.schema, **spec.parameters)
+            answer = await model.complete(messages, schema=schema, **spec.parameters)
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
-                raise Retryable(f"column {spec.name!r}: model {spec.model!r} returned an empty answer")
+                raise Retryable(f"{where}: model {spec.model!r} returned an empty answer")
             try:
-                value = self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
+                value = read(text) if len(text) <= _LONG else await finish_in_thread(partial(read, text))
                 break
             except BadOutput as misfit:
                 problem = str(misfit)
             if answer.finish_reason == "length":
                 problem = f"it was cut off at its token limit ({problem})"
             if repairs == spec.max_repairs:
-                raise BadOutput(self._failure(problem, text))
-            again = f"Answer again with {self.expected}, and with nothing else."
-            correction = Message(role="user", text=f"That answer cannot be used: {problem}\n{again}")
-            messages += (Message(role="assistant", text=text), correction)
+                after = f" after {repairs} repair{'' if repairs == 1 else 's'}" if repairs else ""
+                shown = text if len(text) <= 200 else f"{text[:200]}…"
+                raise BadOutput(f"{where}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}")
+            correction = f"{problem}\nAnswer again with {expected}, and with nothing else."
+            messages += (
+                Message(role="assistant", text=text),
+                Message(role="user", text=f"That answer cannot be used: {correction}"),
+            )
             # Only first requests are shared: a cell that waits for the repair of another would still hold its own
             # permit, and the other may wait for that permit.
-            if self.dedupe is not None and repairs == 0:
-                model = spec.bind(self.environment, context_)
-        if not (spec.trace or spec.reasoning):
+            if dedupe is not None and repairs == 0:
+                model = environment.bind(context_, spec.model)
+        if not side_effects:
             return value
         cell: dict[str, Any] = {spec.name: value}
         if spec.trace:
             turns = (*messages, Message(role="assistant", text=text))
-            cell[spec.trace_name] = [{"role": turn.role, "text": turn.text} for turn in turns]
+            cell[trace_name] = [{"role": turn.role, "text": turn.text} for turn in turns]
         if spec.reasoning:
-            cell[spec.reasoning_name] = answer.reasoning or thoughts
+            cell[reasoning_name] = answer.reasoning or thoughts
         return cell
 
-    def _failure(self, problem: str, text: str) -> str:
-        count = self.spec.max_repairs
-        after = f" after {count} repair{'' if count == 1 else 's'}" if count else ""
-        shown = text if len(text) <= 200 else f"{text[:200]}…"
-        return f"column {self.spec.name!r}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}"
+    limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
+    # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
+    timeout = model_spec.timeout if isinstance(model_spec, HttpModel) and not spec.images and not spec.dedupe else None
+    return Column(
+        spec.name,
+        fill,
+        first_call_timeout=timeout,
+        requires=(*requires, *(system.requires if system else ()), *spec.images),
+        tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
+        side_effects=tuple(side_effects),
+        dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
+        **spec.throttle_options(environment, "chat"),
+    )
 
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)

@@ -133,10 +133,11 @@ class ForProcess:
     def __reduce__(self) -> tuple[Any, ...]:
         with nullcontext() if self.folder is None else imports_from(self.folder):
             data = None if self.by_name else pickle.dumps(self.function)
-        return _receive, (self.folder, self.function.__module__, self.function.__qualname__, data)
+        return receive, (self.folder, self.function.__module__, self.function.__qualname__, data)
 
 
-def _receive(folder: Path | None, module: str, name: str, data: bytes | None) -> Any:
+def receive(folder: Path | None, module: str, name: str, data: bytes | None) -> Any:
+    """The object that a pickle names, or whose own pickle it holds in `data`."""
     with nullcontext() if folder is None else imports_from(folder):
         return find_name(importlib.import_module(module), name) if data is None else pickle.loads(data)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, SupportsIndex, TypeVar, overload
 
@@ -29,7 +28,7 @@ from .base import (
     has_type,
     read_parameters,
 )
-from .code import find_name, for_process, is_generator_object
+from .code import find_name, for_process, is_generator_object, receive
 from .spec import ColumnSpec, Environment
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Custom(ColumnSpec, Generic[P, R]):
         """
         module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
         if module != "__main__" and find_name(sys.modules.get(str(module)), name) is self:
-            return _import_column, (module, name)
+            return receive, (None, module, name, None)
         return super().__reduce_ex__(protocol)
 
     def aliases(self) -> tuple[str, ...]:
@@ -157,8 +156,6 @@ class Custom(ColumnSpec, Generic[P, R]):
             tokens=spec.tokens,
             outputs=spec.outputs,
             side_effects=spec.side_effects or (),
-            dtype=spec.dtype,
-            timeout=spec.timeout,
             # A generator object has its own `is_stateful`.
             is_stateful=spec.is_stateful or bool(getattr(spec.function, "is_stateful", False)),
             process=spec.process,
@@ -171,11 +168,6 @@ class Custom(ColumnSpec, Generic[P, R]):
 def _is_generator(value: Any) -> bool:
     """True for a function and for an object that generates; the engine creates no instance of a class."""
     return not isinstance(value, type) and (callable(value) or is_generator_object(value))
-
-
-def _import_column(module: str, name: str) -> Any:
-    """The column that `Custom.__reduce_ex__` refers to."""
-    return find_name(importlib.import_module(module), name)
 
 
 @overload
@@ -261,12 +253,10 @@ def _imported(spec: Custom[..., Any], environment: Environment) -> Custom[..., A
 
 def _exceptions(spec: Custom[..., Any], environment: Environment) -> tuple[ExceptionClass, ...]:
     where = f"column {spec.name!r}, retry_on"
-    found: list[Any] = []
-    for each in spec.retry_on:
-        found.append(environment.import_object(each, where) if isinstance(each, str) else each)
-        if not _is_exception(found[-1]):
-            raise ConfigError(f"{where}: {each!r} is not an exception class")
-    return tuple(found)
+    found = tuple(environment.import_object(each, where) if isinstance(each, str) else each for each in spec.retry_on)
+    if wrong := [given for given, each in zip(spec.retry_on, found, strict=True) if not _is_exception(each)]:
+        raise ConfigError(f"{where}: {wrong[0]!r} is not an exception class")
+    return found
 
 
 def _kind(function: Callable[..., Any]) -> tuple[Kind, str | None]:
@@ -295,12 +285,7 @@ def _with_models(
         raise ConfigError(f"column {spec.name!r} {error}") from None
 
     def bind(context: CellContext) -> dict[str, Any]:
-        bound: dict[str, Any] = {
-            parameter: context.bind_model(
-                alias, environment.model(alias), environment.client(alias), seed=environment.seed
-            )
-            for parameter, alias in spec.models.items()
-        }
+        bound: dict[str, Any] = {name: environment.bind(context, alias) for name, alias in spec.models.items()}
         return bound if context_name is None else {**bound, context_name: context}
 
     def fill_cell(context: CellContext, **values: Any) -> Any:

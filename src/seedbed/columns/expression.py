@@ -10,6 +10,7 @@ import polars as pl
 
 from .. import checks
 from ..errors import CellError, ConfigError, Permanent
+from ..graph import Kind
 from .base import Column
 from .dtypes import dtype_text
 from .spec import ColumnSpec, Environment
@@ -84,8 +85,8 @@ class Expression(ColumnSpec):
             # A frame without columns has no height: a constant is computed once and repeated.
             return compute(pl.DataFrame({"": [0]})) * len(context.rows)
 
-        dtype = str if isinstance(compiled, Template) and self.dtype is None else self.dtype
-        return Column(self.name, fill, kind="full_column", requires=requires, dtype=dtype)
+        dtype = str if isinstance(compiled, Template) else None
+        return Column(self.name, fill, kind=Kind.FULL_COLUMN, requires=requires, dtype=dtype)
 
     def _by_frame(self, expression: pl.Expr) -> Callable[[pl.DataFrame], list[Any]]:
         def compute(frame: pl.DataFrame) -> list[Any]:

@@ -14,7 +14,7 @@ from .. import checks
 from ..checks import is_number
 from ..errors import BadOutput, ConfigError
 from ..graph import nearest
-from .chat import ChatSpec, Conversation, as_text, check_prompt, extract_json
+from .chat import ChatSpec, as_text, chat_column, check_prompt, extract_json
 
 if TYPE_CHECKING:
     from .base import Column
@@ -187,7 +187,6 @@ class Judge(ChatSpec):
                 )
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of scores."""
         prompt = None if self.prompt is None else self.template("prompt")
         rubric = self._rubric()
 
@@ -198,16 +197,16 @@ class Judge(ChatSpec):
             shown += [f"<{name}>\n{as_text(values[name])}\n</{name}>" for name in self.of]
             return "\n\n".join([*shown, rubric])
 
-        chat = Conversation(
-            spec=self,
-            environment=environment,
+        return chat_column(
+            self,
+            environment,
             ask=ask,
             read=lambda text: self._read(extract_json(text)),
             expected=f"one JSON object that has {', '.join(self.scores)}",
+            requires=(*self.of, *(prompt.requires if prompt else ())),
+            dtype=self._struct(),
             schema=self._schema(),
         )
-        requires = (*self.of, *(prompt.requires if prompt else ()))
-        return chat.column(requires=requires, dtype=self._struct() if self.dtype is None else self.dtype)
 
     def _rubric(self) -> str:
         what = f" {' and '.join(self.of)}" if self.of else ""

@@ -27,10 +27,6 @@ Structure = Any  # templates in mappings and lists, at any depth
 Fill = Callable[[Mapping[str, Any]], Any]  # from a row to a structure with its templates rendered
 
 
-def _casts(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: read_dtype(dtype) for name, dtype in value.items()}
-
-
 @attrs.frozen(kw_only=True)
 class DropColumns(ProcessorSpec):
     """Drop columns from the dataset."""
@@ -109,7 +105,7 @@ class SchemaTransform(ProcessorSpec):
 
     type: ClassVar[str] = "schema_transform"
 
-    cast: Mapping[str, Any] = attrs.field(factory=dict, converter=_casts)
+    cast: Mapping[str, Any] = attrs.field(factory=dict, converter=read_dtype, validator=checks.mapping)
     rename: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
     template: Mapping[str, Structure] = attrs.field(factory=dict, converter=dict)
     keep_others: bool = True

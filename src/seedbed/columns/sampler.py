@@ -212,7 +212,6 @@ class Sampler(ColumnSpec):
         """The column that `sample` fills; rows where a reference is null are not sampled, and their values are null."""
         draw = functools.partial(Draw, name=self.name, stream=Stream(environment.seed, self.name))
         references = self.references()
-        dtype = dtype if self.dtype is None else self.dtype
         if not references:
 
             def from_scratch(rows: range) -> Any:
@@ -233,7 +232,7 @@ class Sampler(ColumnSpec):
                     values[index] = value
             return values
 
-        requires = tuple(dict.fromkeys(reference.root for reference in references.values()))
+        requires = [reference.root for reference in references.values()]
         return Column(self.name, transform, kind=Kind.FULL_COLUMN, requires=requires, dtype=dtype)
 
 

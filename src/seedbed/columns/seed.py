@@ -144,11 +144,9 @@ class Seed(ColumnSpec):
         return rest if protocol in ("file", "local") else None
 
     def paths(self) -> tuple[str, ...]:
-        """Its file, if that is local."""
         return (self.path,) if self.path is not None and self.local_path is not None else ()
 
     def urls(self) -> tuple[str, ...]:
-        """Its file, if that is remote."""
         return (self.path,) if self.path is not None and self.local_path is None else ()
 
     def select(self, count: int) -> range:
@@ -160,15 +158,10 @@ class Seed(ColumnSpec):
         return rows[len(rows) * part // parts : len(rows) * (part + 1) // parts]
 
     def to_column(self, environment: Environment) -> Column:
-        """The columns of a file or frame, all filled by one reader."""
         reader = SeedReader(self, environment)
-        declared = self.dtype
-        if declared is not None and not isinstance(declared, Mapping):
-            if len(reader.outputs) > 1:
-                raise ConfigError(f"{self.error_prefix}dtype must be a mapping from columns to types, not {declared!r}")
-            declared = {reader.outputs[0]: declared}
-        dtypes = {**reader.dtypes, **(declared or {})}
-        return Column(self.name, reader, kind=Kind.FROM_SCRATCH, outputs=reader.outputs, dtype=dtypes)
+        if len(reader.outputs) > 1 and not (self.dtype is None or isinstance(self.dtype, Mapping)):
+            raise ConfigError(f"{self.error_prefix}dtype must be a mapping from columns to types, not {self.dtype!r}")
+        return Column(self.name, reader, kind=Kind.FROM_SCRATCH, outputs=reader.outputs, dtype=reader.dtypes)
 
 
 # The most bytes of a file that are hashed; of a larger one only pieces, evenly spread, the first and last bytes too.

@@ -27,9 +27,9 @@ from .templates import SkipRule, compile_condition
 if TYPE_CHECKING:
     import os
 
-    from ..models.base import ModelClient, ModelSpec
+    from ..models.base import Dedupe, ModelClient, ModelSpec
     from ..models.http import HttpClient
-    from .base import Column
+    from .base import CellContext, Column, Model
 
 
 # The filesystems of fsspec that a recipe file may name: reviewed ones, which cannot open local files as `file`, `zip`
@@ -133,6 +133,10 @@ class Environment:
             raise ConfigError("connections are open only while a build runs")
         return self.connections[0]
 
+    def bind(self, context: CellContext, alias: str, dedupe: Dedupe | None = None) -> Model:
+        """The model of an alias, for one cell."""
+        return context.bind_model(alias, self.model(alias), self.client(alias), seed=self.seed, dedupe=dedupe)
+
     def path(self, given: str | os.PathLike[str], where: str) -> Path:
         """Resolve a path of the recipe. Raises `ConfigError` if the recipe may not read it."""
         path = self.base / Path(given).expanduser()
@@ -221,8 +225,6 @@ class ColumnSpec:
 
 # Names of stages in recipes, and those of the engine.
 STAGES = {"before_batch": "pre_batch", "after_batch": "post_batch", "after_generation": "after_generation"}
-
-
 check_stage = checks.one_of(*STAGES)
 
 
@@ -287,13 +289,17 @@ Processing = tuple[str, str, Callable[[Any], Any]]
 def make_column(spec: ColumnSpec, environment: Environment) -> Column:
     """The engine's column for a spec. Raises `ConfigError` (or `DatasetGenerationError`) for an invalid spec."""
     column = spec.to_column(environment)
-    # Options of all columns; `to_column` may have set a more precise type or timeout.
+    # Options of all columns: `dtype` overrides the types that `to_column` found.
+    dtype = column.dtype
+    if spec.dtype is not None:
+        declared = spec.dtype if isinstance(spec.dtype, Mapping) else {column.outputs[0]: spec.dtype}
+        dtype = {**column.dtypes(), **declared}
     return attrs.evolve(
         column,
         skip=spec.skip_rule(),
         skip_policy=spec.skip_policy,
         timeout=spec.timeout if column.timeout is None else column.timeout,
-        dtype=spec.dtype if column.dtype is None else column.dtype,
+        dtype=dtype,
     )
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from .. import checks
 from ..errors import BadOutput, ConfigError
-from .chat import ChatSpec, Conversation, check_prompt, extract_json
+from .chat import ChatSpec, chat_column, check_prompt, extract_json
 
 if TYPE_CHECKING:
     from .base import Column
@@ -64,15 +64,12 @@ class LLMStructured(ChatSpec):
     schema: Any = attrs.field(validator=_check_schema)
 
     def code(self) -> tuple[str, ...]:
-        """The name of the pydantic model, if it is one."""
         return (self.schema,) if isinstance(self.schema, str) and not _is_file(self.schema) else ()
 
     def paths(self) -> tuple[str, ...]:
-        """The schema file."""
         return (str(self.schema),) if _is_file(self.schema) else ()
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of values that fit a schema."""
         prompt = self.template("prompt")
         given = find_schema(self, environment)
         if is_model_class(given):
@@ -85,14 +82,16 @@ class LLMStructured(ChatSpec):
             dtype = schema_dtype(schema)
             fit = partial(fit_schema, schema_validator(schema, column=self.name))
 
-        def read(text: str) -> Any:
-            return shaped(fit(extract_json(text)), dtype)
-
-        expected = "one JSON value that fits the schema"
-        chat = Conversation(
-            spec=self, environment=environment, ask=prompt.render, read=read, expected=expected, schema=schema
+        return chat_column(
+            self,
+            environment,
+            ask=prompt.render,
+            read=lambda text: shaped(fit(extract_json(text)), dtype),
+            expected="one JSON value that fits the schema",
+            requires=prompt.requires,
+            dtype=dtype,
+            schema=schema,
         )
-        return chat.column(requires=prompt.requires, dtype=dtype if self.dtype is None else self.dtype)
 
 
 def find_schema(spec: LLMStructured, environment: Environment) -> Any:

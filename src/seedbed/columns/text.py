@@ -17,7 +17,7 @@ from ..errors import BadOutput, ConfigError
 from ..runtime.threads import finish_in_thread
 from ..store.files import PRIVATE, write_file
 from .base import CellContext, Column
-from .chat import ChatSpec, Conversation, ModelColumnSpec, as_text, check_prompt, extract_code
+from .chat import ChatSpec, ModelColumnSpec, as_text, chat_column, check_prompt, extract_code
 from .validation import python_problem
 
 if TYPE_CHECKING:
@@ -46,10 +46,16 @@ class LLMText(_TextSpec):
     type: ClassVar[str] = "llm-text"
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of texts."""
         prompt = self.template("prompt")
-        chat = Conversation(spec=self, environment=environment, ask=prompt.render, read=str.strip, expected="text")
-        return chat.column(requires=prompt.requires, dtype=pl.String)
+        return chat_column(
+            self,
+            environment,
+            ask=prompt.render,
+            read=str.strip,
+            expected="text",
+            requires=prompt.requires,
+            dtype=pl.String,
+        )
 
 
 _check_language = checks.expect(
@@ -71,7 +77,6 @@ class LLMCode(_TextSpec):
     check: bool = attrs.field(default=True, validator=checks.flag)
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of code."""
         prompt = self.template("prompt")
         expected = f"one fenced code block of {self.language}"
         problem_of = _CHECKERS.get(self.language.lower())
@@ -90,8 +95,15 @@ class LLMCode(_TextSpec):
                 raise BadOutput(f"its code is not valid {self.language}: {problem}")
             return code
 
-        chat = Conversation(spec=self, environment=environment, ask=ask, read=read, expected=expected)
-        return chat.column(requires=prompt.requires, dtype=pl.String)
+        return chat_column(
+            self,
+            environment,
+            ask=ask,
+            read=read,
+            expected=expected,
+            requires=prompt.requires,
+            dtype=pl.String,
+        )
 
 
 def _json_problem(code: str) -> str | None:
@@ -117,21 +129,18 @@ class Embedding(ModelColumnSpec):
     of: str = attrs.field(validator=checks.name)
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of vectors, one call per cell."""
-
         async def fill(context_: CellContext, /, **values: Any) -> list[float] | None:
             value = values[self.of]
             if value is None:
                 return None
-            (vector,) = await self.bind(environment, context_).embed([as_text(value)], **self.parameters)
+            (vector,) = await environment.bind(context_, self.model).embed([as_text(value)], **self.parameters)
             return vector
 
         return Column(
             self.name,
             fill,
             requires=self.of,
-            # Models compute in single precision.
-            dtype=pl.List(pl.Float32) if self.dtype is None else self.dtype,
+            dtype=pl.List(pl.Float32),  # models compute in single precision
             **self.throttle_options(environment, "embedding"),
         )
 
@@ -152,13 +161,12 @@ class Image(ModelColumnSpec):
     prompt: str = attrs.field(validator=check_prompt)
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of pictures: paths if the build has a directory, else bytes."""
         prompt, artifacts = self.template("prompt"), environment.artifacts
         # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
         folder = f"{PRIVATE}/images/{quote(self.name, safe='').replace('.', '%2E')}"
 
         async def fill(context_: CellContext, /, **values: Any) -> bytes | str:
-            picture = await self.bind(environment, context_).image(prompt.render(values), **self.parameters)
+            picture = await environment.bind(context_, self.model).image(prompt.render(values), **self.parameters)
             if artifacts is None:
                 return picture.data
             # The row and a hash: rows that a processor copied have one number, and may have different pictures.
@@ -167,11 +175,10 @@ class Image(ModelColumnSpec):
             await finish_in_thread(partial(write_file, artifacts, path, picture.data))
             return path
 
-        dtype = pl.Binary if artifacts is None else pl.String
         return Column(
             self.name,
             fill,
             requires=prompt.requires,
-            dtype=dtype if self.dtype is None else self.dtype,
+            dtype=pl.Binary if artifacts is None else pl.String,
             **self.throttle_options(environment, "image"),
         )
