@@ -15,8 +15,8 @@ from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import Embedding, Image, LLMCode, LLMText
 from seedbed.errors import ConfigError, DatasetGenerationError
 from seedbed.models import Scripted
-from seedbed.recipe.fingerprint import fingerprint, recipe_data, recipe_text
-from seedbed.recipe.recipe import Recipe
+from seedbed.recipe.file import recipe_data, recipe_text
+from seedbed.recipe.recipe import Recipe, fingerprint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from seedbed.columns.distributions import Bernoulli, Binomial, Gaussian, Poisson
 from seedbed.columns.person import Person
 from seedbed.columns.sampler import UUID, Category, Datetime, Reference, Sampler, Subcategory, Timedelta
 from seedbed.errors import ConfigError
-from seedbed.recipe.fingerprint import plain, recipe_data
-from seedbed.recipe.recipe import Recipe
+from seedbed.recipe.file import recipe_data
+from seedbed.recipe.recipe import Recipe, plain
 
 
 @pytest.mark.parametrize(

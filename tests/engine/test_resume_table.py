@@ -15,7 +15,7 @@ from seedbed.columns.spec import processor_types, spec_types
 from seedbed.engine.api import BuildOptions, PreviewOptions
 from seedbed.engine.fingerprint import columns_fingerprint
 from seedbed.models import MODEL_TYPES
-from seedbed.recipe.fingerprint import is_operational
+from seedbed.recipe.recipe import is_operational
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "resume.md").read_text(encoding="utf-8")
 

@@ -13,7 +13,7 @@ import pytest
 from harness import Made, open_trial
 from shapes import ColumnShape, Shape, make_recipe
 
-from seedbed.recipe.fingerprint import recipe_text
+from seedbed.recipe.file import recipe_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ from seedbed.columns.expression import Expression
 from seedbed.columns.processors import Filter, SchemaTransform
 from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError
-from seedbed.recipe.fingerprint import fingerprint, plain, recipe_data, recipe_text
-from seedbed.recipe.recipe import Recipe
+from seedbed.recipe.file import recipe_data, recipe_text
+from seedbed.recipe.recipe import Recipe, fingerprint, plain
 
 
 @column(timeout=3, dtype="list[int]")

@@ -18,7 +18,7 @@ from ..columns.code import describe_code, same_code
 from ..columns.custom import Custom
 from ..columns.structured import LLMStructured, find_schema, is_model_class
 from ..errors import ManifestError
-from ..recipe.fingerprint import code_fields, fingerprint
+from ..recipe.recipe import code_fields, fingerprint
 from ..store.schema import declared_type
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..checks import is_number, is_whole
 from ..columns.base import Column
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Graph, Kind, build_graph, check_columns, nearest
-from ..recipe.fingerprint import code_fields
+from ..recipe.recipe import code_fields
 from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.manifest import Manifest, is_dataset

@@ -11,7 +11,7 @@ import attrs
 import pyarrow as pa
 
 from ..errors import OutputDirectoryError, StoreError
-from ..recipe.fingerprint import recipe_text
+from ..recipe.file import recipe_text
 from ..store.entries import Purpose
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal

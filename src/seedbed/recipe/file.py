@@ -1,4 +1,7 @@
-"""Recipe files: YAML, TOML or JSON, read into a recipe with every problem at once, each with its line in the file."""
+"""Recipe files: YAML, TOML or JSON, read into a recipe with every problem at once, each with its line in the file.
+
+The file that is stored with a dataset is written here too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ..columns.spec import Access, Grants, processor_types, spec_types
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import nearest
 from ..models import MODEL_TYPES, Scripted
-from .recipe import Recipe
+from .recipe import Recipe, plain, recipe_fields
 
 if TYPE_CHECKING:
     import os
@@ -316,13 +319,13 @@ _SCALARS = (
 )
 
 
-def add_scalars(cls: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
+def _add_scalars(cls: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
     """Make a loader read, or a dumper quote, the scalars that are not text in YAML 1.2."""
     for tag, pattern, first in _SCALARS:
         cls.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})\Z"), first)
 
 
-add_scalars(_Loader)
+_add_scalars(_Loader)
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -412,3 +415,37 @@ def _without_dates(value: Any) -> Any:
 
 
 _READERS = {".yaml": _read_yaml, ".yml": _read_yaml, ".toml": _read_toml, ".json": _read_json}
+
+
+def recipe_data(recipe: Recipe) -> dict[str, Any]:
+    """The content of a recipe file that loads as this recipe; functions are named as `module:name`."""
+    data = recipe_fields(recipe, determining=False)
+    if recipe.run:
+        data["run"] = {name: plain(value) for name, value in recipe.run.items()}
+    if recipe.base != Path():
+        # Relative paths start at the same folder wherever the file is stored.
+        data["base"] = str(recipe.base.resolve())
+    return data
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as a YAML file."""
+    return yaml.dump(recipe_data(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, and never an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    # Invisible characters, such as the line ends that only YAML knows, are read back only if they are escaped.
+    is_visible = value.replace("\n", "").isprintable()
+    style = ("|" if "\n" in value else None) if is_visible else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+_add_scalars(_Dumper)
