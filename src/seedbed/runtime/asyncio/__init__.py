@@ -9,16 +9,16 @@ never need it, so `guest` and `crossing` are imported when they are first used.
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import trio
 
 from ...errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from types import TracebackType
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
 
     from .crossing import Crossing
 
@@ -61,31 +61,17 @@ def anywhere_context(
     """Let an async context manager that is written for trio be entered under asyncio as well."""
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
-        return _Anywhere(functools.partial(function, *args, **kwargs))
+    @asynccontextmanager
+    async def call(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        manager = function(*args, **kwargs)
+        if not trio.lowlevel.in_trio_task():
+            from .guest import host_block  # noqa: PLC0415  asyncio, see above
+
+            manager = host_block(manager)
+        async with manager as value:
+            yield value
 
     return call
-
-
-class _Anywhere(AbstractAsyncContextManager[T], Generic[T]):
-    """Decides between trio and asyncio when it is entered."""
-
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
-        self._make = make
-        self._entered: AbstractAsyncContextManager[T]
-
-    async def __aenter__(self) -> T:
-        self._entered = self._make()
-        if not trio.lowlevel.in_trio_task():
-            from .guest import HostedBlock  # noqa: PLC0415  asyncio, see above
-
-            self._entered = HostedBlock(self._entered)
-        return await self._entered.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._entered.__aexit__(kind, error, trace)
 
 
 async def aclose() -> None:

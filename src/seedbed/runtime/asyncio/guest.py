@@ -15,27 +15,28 @@ import contextvars
 import functools
 import threading
 from collections import deque
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import outcome
 import trio
 
 from ...errors import SeedbedError
 from ..tasks import open_hidden_nursery
-from ..threads import clock_held
 from .crossing import Crossing, current_crossing, wait_shielded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from types import TracebackType
+    from contextlib import AbstractAsyncContextManager
 
     from .crossing import Call
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_own_loop: trio.lowlevel.RunVar[_LoopThread | None] = trio.lowlevel.RunVar("seedbed.own_loop", default=None)
+_own_loop: trio.lowlevel.RunVar[asyncio.AbstractEventLoop | None] = trio.lowlevel.RunVar(
+    "seedbed.own_loop", default=None
+)
 
 
 class _Thread(threading.local):
@@ -219,100 +220,75 @@ async def close_guest() -> None:
     await wait_shielded(guest.finished)
 
 
-def host_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that the current trio run is a guest of; None if it is not a guest, or not ours."""
-    return None if _thread.guest is None else _thread.guest.loop
-
-
-class HostedBlock(AbstractAsyncContextManager[T], Generic[T]):
-    """One trio task enters the manager, keeps it open and exits it, on behalf of the block.
+@asynccontextmanager
+async def host_block(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Let one trio task enter the manager, keep it open and exit it, on behalf of a block of the current asyncio task.
 
     What the block raises is raised there, so that the manager sees it; a cancelled block cancels that task. If the
     manager cancels the task, because something that it runs has failed, the block is cancelled.
     """
+    host = asyncio.current_task()
+    assert host is not None
+    entered = asyncio.Event()  # also set if it failed to enter
+    left = trio.Event()
+    values: list[T] = []
+    error: BaseException | None = None
+    in_block = is_interrupted = False  # interrupted: the block was cancelled from here
 
-    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
-        self._manager = manager
-        self._stack = AsyncExitStack()
-        self._host: asyncio.Task[object] | None = None
-        self._call: Call[None]
-        self._entered = asyncio.Event()  # also set if it failed to enter
-        self._values: list[T] = []
-        self._left = trio.Event()
-        self._raised: Exception | None = None
-        self._in_block = False
-        self._interrupted = False  # the block was cancelled from here
+    async def live() -> None:
+        async with manager as value:
+            values.append(value)
+            crossing.into_asyncio(entered.set)
+            await left.wait()
+            if error is not None:
+                raise error
 
-    async def __aenter__(self) -> T:
-        self._host = asyncio.current_task()
-        async with AsyncExitStack() as stack:
-            self._crossing = await stack.enter_async_context(open_crossing())
-            self._call = self._crossing.call(self._live, self._finished)
-            try:
-                await self._entered.wait()
-            except asyncio.CancelledError:
-                self._call.cancel()
-                await self._call.wait()
-                raise
-            if not self._values:
-                await self._call.wait()
-            self._in_block = True
-            self._stack = stack.pop_all()
-        return self._values[0]
+    def finished() -> None:
+        nonlocal is_interrupted
+        entered.set()
+        if in_block:
+            is_interrupted = True
+            host.cancel()
 
-    async def _live(self) -> None:
-        async with self._manager as value:
-            self._values.append(value)
-            self._crossing.into_asyncio(self._entered.set)
-            await self._left.wait()
-            if self._raised is not None:
-                raise self._raised
-
-    def _finished(self) -> None:
-        self._entered.set()
-        if self._in_block and self._host is not None:
-            self._interrupted = True
-            self._host.cancel()
-
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> bool:
-        self._in_block = False
-        async with self._stack:
-            if self._interrupted:
-                await self._raise_failure(error)
-            elif error is None or isinstance(error, Exception):
-                return await self._leave(error)
-            else:  # a cancellation or an exit of the program: what is open is cancelled too
-                self._call.cancel()
-                with suppress(asyncio.CancelledError):
-                    await self._call.wait()
-            return False
-
-    async def _leave(self, error: Exception | None) -> bool:
-        trace = None if error is None else error.__traceback__
-        self._raised = error
-        self._crossing.into_trio(self._left.set)
+    async with open_crossing() as crossing:
+        call = crossing.call(live, finished)
         try:
-            await self._call.wait()
-        except Exception as found:
-            if found is not error:
-                raise
-            # It leaves the block with its original traceback.
-            error.__traceback__ = trace
-            return False
-        return error is not None  # the manager swallowed it
+            await entered.wait()
+        except asyncio.CancelledError:
+            call.cancel()
+            await call.wait()
+            raise
+        if not values:
+            await call.wait()
+        in_block = True
+        try:
+            yield values[0]
+        except BaseException as raised:  # noqa: BLE001  it is raised below, unless the manager swallows it
+            error = raised
+        in_block = False
+        if is_interrupted:
+            await _raise_failure(call, host, error)
+        elif error is None or isinstance(error, Exception):
+            crossing.into_trio(left.set)
+            await call.wait()
+            return
+        else:  # a cancellation or an exit of the program: what is open is cancelled too
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call.wait()
+        if error is not None:
+            raise error
 
-    async def _raise_failure(self, error: BaseException | None) -> None:
-        """The manager ended before the block, which was cancelled because of it."""
-        if not isinstance(self._call.outcome, outcome.Error):
-            return  # it ended with the whole run, which is being shut down
-        assert self._host is not None
-        if not isinstance(error, asyncio.CancelledError):
-            with suppress(asyncio.CancelledError):  # it has not been raised yet
-                await asyncio.sleep(0)
-        self._host.uncancel()
-        self._call.outcome.unwrap()
+
+async def _raise_failure(call: Call[None], host: asyncio.Task[Any], error: BaseException | None) -> None:
+    """The manager of a block ended before it, and the block was cancelled because of that: raise the failure."""
+    if not isinstance(call.outcome, outcome.Error):
+        return  # it ended with the whole run, which is being shut down
+    if not isinstance(error, asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):  # it has not been raised yet
+            await asyncio.sleep(0)
+    host.uncancel()
+    call.outcome.unwrap()
 
 
 def on_asyncio(
@@ -327,7 +303,7 @@ def on_asyncio(
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        loop = host_loop() or await _own_asyncio_loop()
+        loop = _own_asyncio_loop() if _thread.guest is None else _thread.guest.loop
         # Calls of tasks that outlive the function have no caller left.
         async with open_hidden_nursery("the function that made these calls has returned") as nursery:
             crossing = Crossing(nursery, loop, holds_clock=True)
@@ -340,44 +316,31 @@ def on_asyncio(
     return call
 
 
-class _LoopThread:
-    """An asyncio loop in its own thread. `run` is a system task: it ends with the trio run."""
-
-    def __init__(self) -> None:
-        self.started = trio.Event()
-        self.loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-
-    async def run(self) -> None:
-        token = trio.lowlevel.current_trio_token()
-
-        async def main() -> None:
-            self.loop = asyncio.get_running_loop()
-            self._stop = asyncio.Event()
-            token.run_sync_soon(self.started.set)
-            await self._stop.wait()
-
-        async def work() -> None:
-            # Shielded without a deadline: it ends when the tasks of the loop have been cancelled, as a nursery does.
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(asyncio.run, main(), limiter=trio.CapacityLimiter(1))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(work)
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self.started.wait()
-                self.loop.call_soon_threadsafe(self._stop.set)
+def _own_asyncio_loop() -> asyncio.AbstractEventLoop:
+    """The asyncio loop of this trio run, started when it is first needed."""
+    loop = _own_loop.get()
+    if loop is None:
+        loop = asyncio.new_event_loop()
+        _own_loop.set(loop)
+        trio.lowlevel.spawn_system_task(_run_in_thread, loop, name="seedbed-asyncio")
+    return loop
 
 
-async def _own_asyncio_loop() -> asyncio.AbstractEventLoop:
-    own = _own_loop.get()
-    if own is None:
-        own = _LoopThread()
-        _own_loop.set(own)
-        trio.lowlevel.spawn_system_task(own.run, name="seedbed-asyncio")
-    with clock_held():
-        await own.started.wait()
-    return own.loop
+async def _run_in_thread(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an asyncio loop in its own thread until the trio run ends."""
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:  # it cancels the tasks that are left
+            runner.get_loop().run_forever()
+
+    async def work() -> None:
+        # Shielded without a deadline: it ends when the tasks of the loop have been cancelled, as a nursery does.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(run, limiter=trio.CapacityLimiter(1))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        try:
+            await trio.sleep_forever()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
