@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from seedbed.runtime.backoff import backoff_base, backoff_delay
+from seedbed.runtime.policy import backoff_base, backoff_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable

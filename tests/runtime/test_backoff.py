@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seedbed.runtime.backoff import backoff_base, backoff_delay, parse_retry_after
+from seedbed.runtime.policy import backoff_base, backoff_delay, parse_retry_after
 
 NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 

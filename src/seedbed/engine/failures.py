@@ -19,7 +19,7 @@ from ..errors import (
     ThreadsStuck,
 )
 from ..runtime.asyncio import looks_like_asyncio
-from ..runtime.backoff import backoff_base, backoff_delay, parse_retry_after
+from ..runtime.policy import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.tasks import leaves
 from .tasks import Status
 

@@ -24,7 +24,7 @@ import attrs
 
 from .. import checks
 from ..errors import CellError, ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
-from ..runtime.backoff import parse_retry_after
+from ..runtime.policy import parse_retry_after
 from ..runtime.throttle import KeyLimits
 from .base import NOT_IN_FINGERPRINT
 from .distributions import check_parameters

@@ -1,13 +1,14 @@
 """Bytes to and from a peer, in the clear or over TLS, for the HTTP client and the test server.
 
-A plain socket is used directly, without `trio.SocketStream`: one task writes and then reads, so nothing needs
-a lock, and a call costs one trip through the scheduler in place of three.
+A wire is one connection, used by one task at a time; a lost peer is an `OSError`, also with TLS. A plain socket is used
+directly, without `trio.SocketStream`: one task writes and then reads, so nothing needs a lock, and a call costs one
+trip through the scheduler in place of three.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
@@ -15,28 +16,6 @@ if TYPE_CHECKING:
     import ssl
 
 CHUNK = 65_536
-
-
-class Wire(Protocol):
-    """One connection, used by one task at a time. A lost peer is an `OSError`, also with TLS.
-
-    `close` never waits and may be called twice.
-    """
-
-    async def send(self, data: bytes) -> None: ...
-    async def receive(self) -> bytes:
-        """Received bytes; empty at the end of the stream."""
-        ...
-
-    async def wait_readable(self) -> None:
-        """Wait until bytes or the end of the stream can be received."""
-        ...
-
-    def is_quiet(self) -> bool:
-        """True if the peer neither sent anything nor closed, as required of an idle connection."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class SocketWire:
@@ -71,6 +50,7 @@ class SocketWire:
         await trio.lowlevel.wait_writable(self._socket)
 
     async def receive(self) -> bytes:
+        """Received bytes; empty at the end of the stream."""
         while True:
             # The peer hardly ever answers within the same step, so trying first costs more than it saves.
             await trio.lowlevel.wait_readable(self._socket)
@@ -80,12 +60,15 @@ class SocketWire:
                 continue
 
     async def wait_readable(self) -> None:
+        """Wait until bytes or the end of the stream can be received."""
         await trio.lowlevel.wait_readable(self._socket)
 
     def is_quiet(self) -> bool:
+        """True if the peer neither sent anything nor closed, as required of an idle connection."""
         return not self._closed and _is_quiet(self._socket)
 
     def close(self) -> None:
+        """Close without waiting; it may be called twice."""
         if not self._closed:
             self._closed = True
             trio.lowlevel.notify_closing(self._socket)
@@ -100,11 +83,11 @@ class SocketWire:
 class TlsWire:
     """A connection over TLS."""
 
-    __slots__ = ("_lower", "_stream")
+    __slots__ = ("_socket", "_stream")
 
-    def __init__(self, stream: trio.SSLStream[trio.SocketStream], lower: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
-        self._lower = lower
+        self._socket = stream.transport_stream.socket
 
     async def send(self, data: bytes) -> None:
         try:
@@ -119,11 +102,11 @@ class TlsWire:
             raise _lost(error) from error
 
     async def wait_readable(self) -> None:
-        await trio.lowlevel.wait_readable(self._lower.socket)
+        await trio.lowlevel.wait_readable(self._socket)
 
     def is_quiet(self) -> bool:
         # -1 stands for a closed descriptor.
-        number = self._lower.socket.fileno()
+        number = self._socket.fileno()
         if number < 0:
             return False
         borrowed = socket.socket(fileno=number)
@@ -134,7 +117,10 @@ class TlsWire:
 
     def close(self) -> None:
         # Without close_notify: that would wait for the network, and a whole message does not need it.
-        self._lower.socket.close()
+        self._socket.close()
+
+
+Wire: TypeAlias = SocketWire | TlsWire
 
 
 def _lost(error: Exception) -> ConnectionResetError:
@@ -174,4 +160,4 @@ async def open_wire(
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         raise ConnectionResetError("the connection was lost in the TLS handshake") from error
-    return TlsWire(tls, stream)
+    return TlsWire(tls)

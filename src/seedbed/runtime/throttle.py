@@ -15,8 +15,7 @@ import trio
 from .. import checks
 from ..errors import QuotaExhausted
 from .asyncio import anywhere_context
-from .backoff import backoff_base, backoff_delay, parse_retry_after
-from .policy import RateBudget, ThrottlePolicy
+from .policy import RateBudget, ThrottlePolicy, backoff_base, backoff_delay, parse_retry_after
 from .tasks import Timers, open_hidden_nursery
 
 if TYPE_CHECKING:

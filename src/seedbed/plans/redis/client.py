@@ -17,7 +17,7 @@ import hiredis
 import trio
 
 from ...errors import EndpointUnavailable, NodeFailed
-from ...runtime.backoff import backoff_delay
+from ...runtime.policy import backoff_delay
 from ...runtime.sockets import SocketWire
 from .pipeline import Call, Pipeline, Reply
 from .reads import EndpointStatistics, RedisEndpoint
