@@ -242,14 +242,17 @@ async def test_a_key_that_accepts_nothing_is_paused(autojump_clock: MockClock) -
     """While everything is rate-limited, single probes are sent at growing intervals."""
     async with open_throttles(rng=random.Random(3)) as throttles, trio.open_nursery() as nursery:
         throttle = throttles.get(KEY)
+        limits: list[int] = []
+        throttles.watch(lambda _key, limit: limits.append(limit))
         for _ in range(200):
             nursery.start_soon(call_until_taken, throttle, lambda: False)
         await trio.sleep(60)
+        limits.clear()
         early = throttle.statistics()
         await trio.sleep(60)
         late = throttle.statistics()
         assert early.limit == late.limit == 1
-        assert any(limit == 0 for _, limit in late.history)
+        assert 0 in limits
         assert early.sent < 120
         assert late.sent - early.sent <= 20
         nursery.cancel_scope.cancel()
@@ -411,24 +414,8 @@ async def test_statistics_are_a_snapshot(autojump_clock: MockClock) -> None:
             "tokens": 110,
             "paused_until": None,
             "mean_latency": pytest.approx(0.25),
-            "history": ((statistics.history[0][0], 8),),
         }
         assert throttle.mean_latency == pytest.approx(0.25)
-
-
-async def test_history_is_thinned(autojump_clock: MockClock) -> None:
-    """The history has its first and last points and a bounded number of points between."""
-    async with open_throttles({KEY: KeyLimits(max_parallel_requests=4)}) as throttles:
-        throttle = throttles.get(KEY)
-        start = trio.current_time()
-        for _ in range(3_000):
-            (await acquire(throttle)).rate_limited(RateLimited(reset=1), 1)
-            (await acquire(throttle)).accepted()
-        history = throttle.statistics().history
-        assert 400 < len(history) <= 1_000
-        assert history[0] == (start, 4)
-        assert history[-1][0] == pytest.approx(start + 3_000)
-        assert list(history) == sorted(history)
 
 
 async def test_the_manager_makes_throttles_on_first_use(autojump_clock: MockClock) -> None:

@@ -45,7 +45,6 @@ _make_clock: contextvars.ContextVar[Callable[[], Clock] | None] = contextvars.Co
 # Set in the worker thread of a cell, so that what the cell calls finds the run that it belongs to.
 current_portal: contextvars.ContextVar[Portal | None] = contextvars.ContextVar("seedbed_portal", default=None)
 
-
 # Seconds until a signal is handled that the system gave to another thread than the main one.
 _SIGNAL_INTERVAL = 0.1
 
@@ -205,13 +204,14 @@ class Portal:
 
 def run_sync(function: Callable[..., Awaitable[T]], *args: object) -> T:
     """Await `function(*args)` from synchronous code: in a worker thread, a script or a running event loop."""
+
+    async def call() -> T:
+        return await function(*args)
+
+    if in_event_loop():  # it cannot run another one: a thread of its own can
+        return run_in_thread(partial(contextvars.copy_context().run, trio.run, call))
     portal = current_portal.get()
-    if portal is not None and not in_event_loop():
-        return portal.run(function, *args)
-    if not in_event_loop():
-        return trio.run(_call, function, args)
-    # A loop runs in this thread and cannot run another one: a thread of its own can.
-    return run_in_thread(partial(contextvars.copy_context().run, trio.run, _call, function, args))
+    return trio.run(call) if portal is None else portal.run(call)
 
 
 def run_in_thread(function: Callable[[], T]) -> T:
@@ -223,10 +223,6 @@ def run_in_thread(function: Callable[[], T]) -> T:
     while thread.is_alive():
         thread.join(_SIGNAL_INTERVAL)
     return results[0].unwrap()
-
-
-async def _call(function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
-    return await function(*args)
 
 
 def in_event_loop() -> bool:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MAX_HISTORY = 1_000
-
 _rate = checks.optional(checks.above(0, "None for no limit, or a number"))
 
 
@@ -62,8 +60,6 @@ class ThrottleStatistics:
     """Tokens that calls reported to have used."""
     paused_until: float | None
     mean_latency: float | None
-    history: tuple[tuple[float, int], ...]
-    """(instant, limit) at each change, 0 during a pause; thinned when there are many."""
 
 
 class Permit:
@@ -111,7 +107,6 @@ class Throttle:
         now = trio.current_time()
         self._policy = ThrottlePolicy(limits.max_parallel_requests, latency_congestion=limits.latency_congestion)
         self._limiter = trio.CapacityLimiter(self._policy.limit)
-        self._history = [(now, self._policy.limit)]
         self._tick_pending = False
 
         self._rates: RateBudget | None = None
@@ -166,7 +161,7 @@ class Throttle:
         if self._rates is not None:
             ready = self._rates.ready_at(now, tokens)
             if ready > now:
-                self._wake_listeners_at(ready)
+                self._wake_at_latest(ready)
                 return None
         idle_since = self._next_due + self._manager.patience / 2
         if self._limited_since is not None and not self._policy.in_flight and now > idle_since:
@@ -227,8 +222,7 @@ class Throttle:
         self._next_due = max(self._next_due, now + delay, self._paused_until or now)
         if verdict.hold and left:
             settings.timers.call_at(now + min(verdict.hold, left), partial(self._release, permit))
-            self._set_limit()
-            self._notify()
+            self._update()
         else:
             self._release(permit)
         # The clock adds a rounding error to `left`.
@@ -251,7 +245,6 @@ class Throttle:
             tokens=self._used_tokens,
             paused_until=self._paused_until,
             mean_latency=self.mean_latency,
-            history=tuple(self._history),
         )
 
     def _plan_tick(self) -> None:
@@ -262,8 +255,7 @@ class Throttle:
     def _tick(self) -> None:
         self._tick_pending = False
         self._policy.tick(trio.current_time())
-        self._set_limit()
-        self._notify()
+        self._update()
         self._plan_tick()
 
     def _settle(self, permit: Permit, tokens: int | None) -> Sent:
@@ -279,45 +271,35 @@ class Throttle:
 
     def _release(self, permit: Permit) -> None:
         self._limiter.release_on_behalf_of(permit)
-        self._set_limit()
-        self._notify()
+        self._update()
 
     def _pause(self, now: float, seconds: float) -> None:
         until = now + seconds
-        if seconds <= 0 or (self._paused_until is not None and until <= self._paused_until):
-            return
-        self._paused_until = until
-        self._manager.timers.call_at(until, self._end_pause)
+        if seconds > 0 and (self._paused_until is None or until > self._paused_until):
+            self._paused_until = until
+            self._manager.timers.call_at(until, self._wake)
 
-    def _end_pause(self) -> None:
-        # A pause that was extended has a later call of this.
-        if self._paused_until is not None and trio.current_time() >= self._paused_until:
-            self._paused_until = None
-            self._set_limit()
-            self._notify()
-
-    def _set_limit(self) -> None:
-        limit = 0 if self._paused_until is not None else self._policy.limit
-        if limit == self._limiter.total_tokens:
-            return
-        self._limiter.total_tokens = limit
-        self._history.append((trio.current_time(), limit))
-        if len(self._history) > _MAX_HISTORY:
-            del self._history[1:-1:2]
-        self._manager.limit_changed(self.key, limit)
-
-    def _wake_listeners_at(self, when: float) -> None:
-        # Only the earliest wake-up counts; the callback of one that it replaced does nothing.
+    def _wake_at_latest(self, when: float) -> None:
         if when < self._wake_at:
             self._wake_at = when
-            self._manager.timers.call_at(when, self._wake_listeners)
+            self._manager.timers.call_at(when, self._wake)
 
-    def _wake_listeners(self) -> None:
-        if trio.current_time() >= self._wake_at:
+    def _wake(self) -> None:
+        """End a pause or a wait for the rates, unless another instant has replaced this one."""
+        now = trio.current_time()
+        if self._paused_until is not None and now >= self._paused_until:
+            self._paused_until = None
+        if now >= self._wake_at:
             self._wake_at = math.inf
-            self._notify()
+        self._update()
 
-    def _notify(self) -> None:
+    def _update(self) -> None:
+        """Apply the limit of the policy, and call the listeners if another call may be sent."""
+        limit = 0 if self._paused_until is not None else self._policy.limit
+        if limit != self._limiter.total_tokens:
+            self._limiter.total_tokens = limit
+            for watcher in tuple(self._manager.watchers):
+                watcher(self.key, limit)
         if self._limiter.available_tokens > 0:
             for listener in tuple(self._listeners):
                 listener()
@@ -336,7 +318,7 @@ class ThrottleManager:
     rng: random.Random
     wall_clock: Callable[[], float] = time.time
     _throttles: dict[str, Throttle] = attrs.field(factory=dict, init=False)
-    _watchers: list[Callable[[str, int], None]] = attrs.field(factory=list, init=False)
+    watchers: list[Callable[[str, int], None]] = attrs.field(factory=list, init=False)  # changed by `watch` only
 
     def get(self, key: str) -> Throttle:
         throttle = self._throttles.get(key)
@@ -353,11 +335,7 @@ class ThrottleManager:
 
     def watch(self, watcher: Callable[[str, int], None]) -> Callable[[], None]:
         """Call `watcher` with key and limit whenever a limit changes (0 during a pause); returns what undoes it."""
-        return _add(self._watchers, watcher)
-
-    def limit_changed(self, key: str, limit: int) -> None:
-        for watcher in tuple(self._watchers):
-            watcher(key, limit)
+        return _add(self.watchers, watcher)
 
 
 @anywhere_context
