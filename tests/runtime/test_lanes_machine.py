@@ -75,7 +75,7 @@ class LanesMachine(RuleBasedStateMachine):
     def pop_and_block(self) -> None:
         lane = self.model[self.first]
         entry = lane.next
-        assert self.lanes.pop_and_block() == entry[1]
+        assert self.lanes.block().pop() == entry[1]
         lane.items.remove(entry)
         lane.blocked = True
         self.settle(lane)

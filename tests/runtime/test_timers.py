@@ -17,11 +17,9 @@ async def test_callbacks_run_at_their_instants_in_order(autojump_clock: MockCloc
     start = trio.current_time()
     for name, when in (("late", 3.0), ("early", 1.0), ("first", 2.0), ("second", 2.0)):
         timers.call_at(start + when, lambda name=name: ran.append((name, trio.current_time() - start)))
-    assert len(timers) == 4
     nursery.start_soon(timers.run)
     await trio.sleep(10)
     assert ran == [("early", 1.0), ("first", 2.0), ("second", 2.0), ("late", 3.0)]
-    assert len(timers) == 0
 
 
 async def test_an_earlier_callback_shortens_the_sleep(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
@@ -73,7 +71,6 @@ async def test_an_exception_leaves_the_task(autojump_clock: MockClock) -> None:
     timers.call_at(trio.current_time() + 1, fail)
     with pytest.raises(ValueError, match="in a callback"):
         await timers.run()
-    assert len(timers) == 1
 
 
 async def test_callbacks_wait_until_run_is_started(autojump_clock: MockClock, nursery: trio.Nursery) -> None:

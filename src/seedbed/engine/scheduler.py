@@ -465,7 +465,7 @@ class Scheduler:
             key = task.step.key
             if key is not None and not self._sequential and self._throttle(key).full:
                 # The next task of the lane has the same key and would find no permit.
-                lanes.pop_and_block()
+                lanes.block().pop()
                 self._blocked[lane.key] = Blocked.PERMIT
             else:
                 lanes.pop()

@@ -172,7 +172,7 @@ class _Pool:
         _Pool._opening += 1
         try:
             with trio.fail_after(self._connect_timeout):
-                wire = await connect(self._host, self._port, self._context, self._proxy)
+                wire = await self._connect()
         except trio.TooSlowError as error:
             raise Retryable(f"no connection to {self.name} within {self._connect_timeout:g} s") from error
         except ssl.SSLCertVerificationError as error:
@@ -191,6 +191,18 @@ class _Pool:
             _Pool._opening -= 1
         self._opened += 1
         return _Connection(wire, self.name)
+
+    async def _connect(self) -> Wire:
+        """Raises `OSError` (`ssl.SSLError` is one), and `Permanent` or `Retryable` if the proxy rejects it."""
+        proxy = self._proxy
+        stream = await trio.open_tcp_stream(*((self._host, self._port) if proxy is None else (proxy.host, proxy.port)))
+        try:
+            if proxy is not None and self._context is not None:
+                await proxy.open_tunnel(stream, self._host, self._port)
+            return await open_wire(stream, self._context, server_hostname=self._host)
+        except BaseException:
+            stream.socket.close()
+            raise
 
     def _too_many_files(self) -> RateLimited:
         """Flow control: nothing was sent, and the call can be sent when another has ended."""
@@ -277,21 +289,6 @@ class Endpoint:
         return Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
 
 
-async def connect(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | None = None) -> Wire:
-    """Open a connection, with TLS if a context is given, directly or through a proxy.
-
-    Raises `OSError` (`ssl.SSLError` is one), and `Permanent` or `Retryable` if the proxy rejects it.
-    """
-    stream = await trio.open_tcp_stream(*((host, port) if proxy is None else (proxy.host, proxy.port)))
-    try:
-        if proxy is not None and context is not None:
-            await proxy.open_tunnel(stream, host, port)
-        return await open_wire(stream, context, server_hostname=host)
-    except BaseException:
-        stream.socket.close()
-        raise
-
-
 class _Connection:
     """A wire and the parser's callbacks. Used by one call at a time."""
 
@@ -300,16 +297,15 @@ class _Connection:
         self._name = name
         self.idle_since: float | None = None  # when it was last put back; None for a new one
         self.taken_at = 0.0  # when it was last taken from the idle ones
-        self.has_received = False  # whether any byte of the current response was received
         self.can_be_reused = False
-        self._head_bytes = 0  # received before the end of the headers, those of interim responses included
         self._parser = httptools.HttpResponseParser(self)
-        self._reset()
+        self.begin()
 
     def begin(self) -> None:
+        """Expect the response to another call."""
+        self.has_received = False  # whether any byte of it was received
+        self._head_bytes = 0  # received before the end of the headers, those of interim responses included
         self._reset()
-        self.has_received = False
-        self._head_bytes = 0
 
     def _reset(self) -> None:
         self.headers: dict[str, str] = {}

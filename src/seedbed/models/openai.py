@@ -62,7 +62,10 @@ class OpenAIClient(HttpModelClient[OpenAICompatible]):
         body: dict[str, Any] = {"model": self.model, **request.parameters}
         if request.schema is not None:
             if self.spec.structured_output == "json_schema":
-                body["response_format"] = _response_format(request.schema)
+                wanted: dict[str, Any] = {"name": "answer", "schema": request.schema}
+                if _is_strict(request.schema):
+                    wanted["strict"] = True
+                body["response_format"] = {"type": "json_schema", "json_schema": wanted}
             else:
                 messages = with_instruction(messages, request.schema)
                 if self.spec.structured_output == "json_object":
@@ -81,7 +84,7 @@ class OpenAIClient(HttpModelClient[OpenAICompatible]):
             raise self.unexpected("a message", response)
         finish_reason = choice.get("finish_reason")
         if message.get("refusal"):
-            raise Permanent(f"model {self.model!r} refused: {self.excerpt(message['refusal'])}")
+            raise Permanent(f"model {self.model!r} refused: {self.excerpt(str(message['refusal']).encode())}")
         if finish_reason == "content_filter":
             raise Permanent(f"model {self.model!r} stopped at its provider's content filter")
         content = message.get("content")
@@ -170,13 +173,6 @@ def _message(message: Message) -> dict[str, Any]:
         url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return {"role": message.role, "content": parts}
-
-
-def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"name": "answer", "schema": schema}
-    if _is_strict(schema):
-        wanted["strict"] = True
-    return {"type": "json_schema", "json_schema": wanted}
 
 
 def _is_strict(schema: object) -> bool:

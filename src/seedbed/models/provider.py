@@ -7,6 +7,7 @@ short excerpt of the body; anything that looks like a key is removed.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import math
@@ -196,7 +197,12 @@ class HttpModel(Limits):
         async with open_http(
             timeout=self.timeout, connect_timeout=self.connect_timeout, ssl_context=self.ssl_context()
         ) as http:
-            yield client(self, http, secrets, lambda path: http.endpoint("POST", base_url + path + mark + query, sent))
+
+            @functools.cache
+            def endpoint(path: str) -> Endpoint:
+                return http.endpoint("POST", base_url + path + mark + query, sent)
+
+            yield client(self, http, secrets, endpoint)
 
 
 class _Secrets(list[str]):
@@ -209,27 +215,18 @@ class _Secrets(list[str]):
 class HttpModelClient(Generic[S]):
     """A client for one model behind HTTP; its failures name the model and show none of the secrets."""
 
-    def __init__(self, spec: S, http: HttpClient, secrets: _Secrets, endpoint_at: Callable[[str], Endpoint]) -> None:
+    def __init__(self, spec: S, http: HttpClient, secrets: _Secrets, endpoint: Callable[[str], Endpoint]) -> None:
         self.spec = spec
         self.model = spec.model
         self.http = http
         self._secrets = secrets
-        self._endpoint_at = endpoint_at
-        # By path, added at the first call of each; shared by the models of a provider.
-        self._endpoints: dict[str, Endpoint] = {}
+        self.endpoint = endpoint  # that of a path; shared by the models of a provider
 
     def for_model(self, model: str) -> Self:
         """Return a client for another model of the provider that shares the connections."""
         other = copy.copy(self)
         other.model = model
         return other
-
-    def endpoint(self, path: str) -> Endpoint:
-        """Return the endpoint at a path of the provider."""
-        endpoint = self._endpoints.get(path)
-        if endpoint is None:
-            endpoint = self._endpoints[path] = self._endpoint_at(path)
-        return endpoint
 
     async def send(self, endpoint: Endpoint, body: bytes = b"", scope: trio.CancelScope | None = None) -> HttpResponse:
         """Send one call; `scope` is as in `Endpoint.send`. Failures of the connection name the model."""
@@ -245,21 +242,20 @@ class HttpModelClient(Generic[S]):
             return ModelMisconfigured(cause, fix=failure.fix)
         return type(failure)(f"model {self.model!r}: {redact(str(failure), self._secrets)}")
 
-    def excerpt(self, text: object) -> str:
-        """The beginning of a text of the provider, without secrets."""
-        return excerpt(str(text).encode(), self._secrets)
+    def excerpt(self, body: bytes) -> str:
+        """What a body says, without secrets."""
+        return excerpt(body, self._secrets)
 
     def parse_object(self, response: HttpResponse) -> dict[str, Any]:
         """Return the JSON object of a response. Raises the failure that the response means."""
-        if not 200 <= response.status < 300:
-            failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
-            assert failure is not None
+        failure = failure_of(self.model, response, self._secrets, key_env=self.spec.api_key_env)
+        if failure is not None:
             raise failure
         answered = f"model {self.model!r} answered {response.status}"
         try:
             found = json.loads(response.body)
         except (ValueError, RecursionError) as error:
-            shown = excerpt(response.body, self._secrets)
+            shown = self.excerpt(response.body)
             if response.body.lstrip()[:1] == b"<":  # the beginning of an answer cut short is still JSON
                 raise ModelMisconfigured(
                     f"{answered} with a page in place of JSON",
@@ -270,7 +266,7 @@ class HttpModelClient(Generic[S]):
         if not isinstance(found, dict):
             raise Retryable(f"{answered} with JSON that is not an object")
         if found.get("error"):  # some gateways report errors with status 200
-            shown, codes = excerpt(response.body, self._secrets), _codes_of(found["error"])
+            shown, codes = self.excerpt(response.body), _codes_of(found["error"])
             if codes & _QUOTA_CODES:
                 raise _quota_used_up(answered, shown)
             kind = RateLimited if codes & {"429", "rate_limit_exceeded"} else Retryable
@@ -279,7 +275,7 @@ class HttpModelClient(Generic[S]):
 
     def unexpected(self, missing: str, response: HttpResponse) -> Retryable:
         """The failure for a response without a required part."""
-        shown = excerpt(response.body, self._secrets)
+        shown = self.excerpt(response.body)
         return Retryable(f"model {self.model!r} answered without {missing}: {shown!r}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import heapq
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,46 +20,32 @@ class Lane(Generic[T]):
         self.key = key
         self.blocked = False  # changed by Lanes only
         self._sort_key = sort_key
-        self._queues: dict[int, deque[T]] = {}
-        self._order: list[int] = []  # a heap of the row groups in `_queues`
-        self.size = 0  # changed by this lane only
+        # A heap of (row group, sort key, order, item); no two orders are equal, so items are not compared.
+        self._heap: list[tuple[int, tuple[int, int] | None, int, T]] = []
+        self._order = itertools.count(1)
+
+    @property
+    def size(self) -> int:
+        return len(self._heap)
 
     def push(self, row_group: int, item: T, *, first: bool = False) -> None:
         """Queue an item; without a sort key, `first=True` puts it in front of its row group's others."""
-        queue = self._queues.get(row_group)
-        if queue is None:
-            queue = self._queues[row_group] = deque()
-            heapq.heappush(self._order, row_group)
-        if self._sort_key is not None:
-            queue.insert(bisect.bisect(queue, self._sort_key(item), key=self._sort_key), item)
-        elif first:
-            queue.appendleft(item)
-        else:
-            queue.append(item)
-        self.size += 1
+        order = next(self._order)
+        rank = None if self._sort_key is None else self._sort_key(item)
+        heapq.heappush(self._heap, (row_group, rank, -order if first else order, item))
 
     def pop(self) -> T:
         """Take the next item; the lane must not be empty."""
-        row_group = self._order[0]
-        queue = self._queues[row_group]
-        item = queue.popleft()
-        if not queue:
-            heapq.heappop(self._order)
-            del self._queues[row_group]
-        self.size -= 1
-        return item
+        return heapq.heappop(self._heap)[3]
 
     def peek(self) -> T:
         """The next item; the lane must not be empty."""
-        return self._queues[self._order[0]][0]
+        return self._heap[0][3]
 
     def discard(self, row_group: int) -> None:
         """Remove the items of a row group."""
-        queue = self._queues.pop(row_group, None)
-        if queue is not None:
-            self._order.remove(row_group)
-            heapq.heapify(self._order)
-            self.size -= len(queue)
+        self._heap = [entry for entry in self._heap if entry[0] != row_group]
+        heapq.heapify(self._heap)
 
 
 class Lanes(Generic[T]):
@@ -95,10 +81,6 @@ class Lanes(Generic[T]):
         elif len(turn) > 1:
             turn.rotate(-1)
         return item
-
-    def pop_and_block(self) -> T:
-        """Take an item from the lane in turn, which is blocked until `unblock`."""
-        return self.block().pop()
 
     def skip(self) -> None:
         """Remove the next item of the lane in turn, which stays in turn."""
@@ -144,18 +126,13 @@ class Turnstile:
     """
 
     def __init__(self) -> None:
-        self._up = 0
+        self.up = 0  # the place whose turn it is
         self._left: set[int] = set()  # places that left before their turn
         self._waiting: dict[int, Callable[[], None]] = {}
 
-    @property
-    def up(self) -> int:
-        """The place whose turn it is."""
-        return self._up
-
     def enter(self, place: int, callback: Callable[[], None]) -> None:
         """Call `callback` when it is this place's turn: now, if it is."""
-        if place == self._up:
+        if place == self.up:
             callback()
         else:
             self._waiting[place] = callback
@@ -163,13 +140,13 @@ class Turnstile:
     def leave(self, place: int) -> None:
         """This place is done with its turn, or will never take it. Leaving twice does nothing."""
         self._waiting.pop(place, None)
-        if place < self._up:
+        if place < self.up:
             return
         self._left.add(place)
-        while self._up in self._left:
-            self._left.remove(self._up)
-            self._up += 1
-            callback = self._waiting.pop(self._up, None)
+        while self.up in self._left:
+            self._left.remove(self.up)
+            self.up += 1
+            callback = self._waiting.pop(self.up, None)
             if callback is not None:
                 # The callback may remove the lane at once; the loop continues at the position after that.
                 callback()

@@ -27,9 +27,6 @@ class Timers:
         # The scope that the running task sleeps in; its deadline is the first callback's instant.
         self._sleep: trio.CancelScope | None = None
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Run `callback` at instant `when` of trio's clock (as soon as possible if that is past)."""
         heapq.heappush(self._heap, (when, next(self._order), callback))

@@ -175,8 +175,8 @@ class Portal:
 
         try:
             self._token.run_sync_soon(start)
-        except trio.RunFinishedError as over:
-            raise Permanent("the run that this thread belongs to has ended") from over
+        except trio.RunFinishedError as error:
+            raise Permanent("the run that this thread belongs to has ended") from error
         return answers.get().unwrap()
 
     async def _serve(

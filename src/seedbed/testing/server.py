@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +121,7 @@ class OpenAIServer:
     # Prompts of calls that hang, each with the scope that it waits in.
     _hanging: list[tuple[str, trio.CancelScope]] = attrs.field(init=False, factory=list)
     _token: trio.lowlevel.TrioToken = attrs.field(init=False, factory=trio.lowlevel.current_trio_token)
-    # Pulsed at each change that a test may wait for.
-    _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)  # in `wait_until`
 
     def __attrs_post_init__(self) -> None:
         self.statistics = ServerStatistics(prompts=self._outcomes.seen)
@@ -130,7 +129,7 @@ class OpenAIServer:
     async def wait_until(self, *, requests: int = 0, disconnects: int = 0) -> None:
         """Wait until at least these numbers of calls have arrived and of clients have disconnected."""
         while self.statistics.requests < requests or self.statistics.disconnects < disconnects:
-            await self._changed.wait()
+            await self._waiting.park()
 
     def release(self, wanted: Callable[[str], bool] = lambda _prompt: True) -> None:
         """Answer the calls that hang now, or those whose prompt is `wanted`; may be called from any thread."""
@@ -140,11 +139,6 @@ class OpenAIServer:
         for prompt, scope in self._hanging:
             if wanted(prompt):
                 scope.cancel()
-
-    def _pulse(self) -> None:
-        if self._changed.statistics().tasks_waiting:
-            self._changed.set()
-            self._changed = trio.Event()
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection until either side closes it."""
@@ -206,7 +200,7 @@ class OpenAIServer:
         statistics.in_flight += is_work
         if statistics.in_flight > statistics.max_in_flight:
             statistics.max_in_flight = statistics.in_flight
-        self._pulse()
+        self._waiting.unpark_all()
         try:
             if outcome.outcome == "hang":
                 is_connected = await self._hang(connection, request.prompt)
@@ -216,7 +210,7 @@ class OpenAIServer:
             statistics.in_flight -= is_work
         if not is_connected:
             statistics.disconnects += 1
-            self._pulse()
+            self._waiting.unpark_all()
             return False
         if outcome.outcome == "reset":
             statistics.statuses[0] += 1
@@ -307,9 +301,9 @@ class _Connection:
             return True
         if seconds <= _SHORT:
             # Half the cost of a scope with a deadline; a disconnect is noticed after the wait.
-            over = trio.Event()
-            self._timers.call_at(trio.current_time() + seconds, over.set)
-            await over.wait()
+            elapsed = trio.Event()
+            self._timers.call_at(trio.current_time() + seconds, elapsed.set)
+            await elapsed.wait()
             return self.wire.is_quiet()
         with trio.move_on_after(seconds):
             # A client sends nothing while it waits for an answer: readable means disconnected.
@@ -384,17 +378,12 @@ def serve_openai_sync(**options: Any) -> Iterator[OpenAIServer]:
                 started.set_result((server, trio.lowlevel.current_trio_token(), scope))
                 await trio.sleep_forever()
 
-    def work() -> None:
-        try:
-            trio.run(main)
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
     with ThreadPoolExecutor(1, "seedbed-test-server") as pool:
-        ended = pool.submit(work)
-        server, token, scope = started.result(_START_TIMEOUT)
+        ended = pool.submit(trio.run, main)
+        wait([started, ended], _START_TIMEOUT, FIRST_COMPLETED)
+        if not started.done():
+            ended.result(0)  # raises the error
+        server, token, scope = started.result(0)
         try:
             yield server
         finally:

@@ -84,7 +84,7 @@ class Crossing:
         A cancellation cancels that task and waits until it has ended.
         """
         with clock_held() if self._holds_clock else nullcontext():
-            return await _AsyncioCall(self, function).run()
+            return await _run_on_asyncio(self, function)
 
 
 class Call(Generic[T]):
@@ -170,71 +170,66 @@ def _without_cancellation(error: BaseException) -> BaseException | None:
     return None if isinstance(error, trio.Cancelled) else error
 
 
-class _AsyncioCall(Generic[T]):
-    """A function that runs on asyncio's side while its caller waits on trio's."""
+async def _run_on_asyncio(crossing: Crossing, function: Callable[[], Awaitable[T]]) -> T:
+    """Run a function on asyncio's side while its caller, this task, waits on trio's."""
+    waiting = trio.lowlevel.current_task()
+    context = contextvars.copy_context()
+    context.run(current_crossing.set, crossing)
+    # The caller runs under trio, the function does not.
+    context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    # These two are changed on asyncio's side only.
+    task: asyncio.Task[outcome.Outcome[T]] | None = None
+    is_cancelled = False
+    # How trio wants the caller's cancellation raised, once there is one; changed on trio's side only.
+    raise_cancel: Callable[[], Any] | None = None
 
-    def __init__(self, crossing: Crossing, function: Callable[[], Awaitable[T]]) -> None:
-        self._crossing = crossing
-        self._function = function
-        self._waiting = trio.lowlevel.current_task()
-        self._context = contextvars.copy_context()
-        self._context.run(current_crossing.set, crossing)
-        # The caller runs under trio, the function does not.
-        self._context.run(sniffio.current_async_library_cvar.set, "asyncio")
-        # These two are changed on asyncio's side only.
-        self._task: asyncio.Task[outcome.Outcome[T]] | None = None
-        self._cancelled = False
-        # How trio wants the caller's cancellation raised, once there is one; changed on trio's side only.
-        self._raise_cancel: Callable[[], Any] | None = None
-
-    async def run(self) -> T:
-        # Not at once, even in one thread: a loop with eager tasks would run the function inside of trio's.
-        loop = self._crossing.loop
-        soon = loop.call_soon if self._crossing.one_thread else loop.call_soon_threadsafe
-        soon(self._start)
-        result: outcome.Outcome[T] | None = await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if result is None:
-            if self._raise_cancel is not None:
-                self._raise_cancel()
-            # Not cancelled from here. A loop that cancels all its tasks has cancelled this run too by now.
-            await trio.lowlevel.checkpoint()
-            raise Retryable("its asyncio task was cancelled, and not by seedbed")
-        return result.unwrap()
-
-    def _start(self) -> None:
-        if self._cancelled:
-            self._resume_caller(None)
+    def start() -> None:
+        nonlocal task
+        if is_cancelled:
+            resume_caller(None)
             return
-        self._task = self._crossing.loop.create_task(self._guarded(), context=self._context)
-        self._task.add_done_callback(self._done)
+        task = crossing.loop.create_task(_capture(function), context=context)
+        task.add_done_callback(lambda done: resume_caller(None if done.cancelled() else done.result()))
 
-    async def _guarded(self) -> outcome.Outcome[T]:
-        """Everything the function raises goes to its caller: a `SystemExit` that leaves a task would end the loop."""
-        try:
-            return outcome.Value(await self._function())
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001
-            return outcome.Error(error)
-
-    def _done(self, task: asyncio.Task[outcome.Outcome[T]]) -> None:
-        self._resume_caller(None if task.cancelled() else task.result())
-
-    def _resume_caller(self, result: outcome.Outcome[T] | None) -> None:
+    def resume_caller(result: outcome.Outcome[T] | None) -> None:
         with suppress(trio.RunFinishedError):
-            self._crossing.into_trio(partial(trio.lowlevel.reschedule, self._waiting, outcome.Value(result)))
+            crossing.into_trio(partial(trio.lowlevel.reschedule, waiting, outcome.Value(result)))
 
-    def _abort(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
-        if self._crossing.loop.is_closed():  # its task will never end
+    def abort(raise_it: Callable[[], Any]) -> trio.lowlevel.Abort:
+        nonlocal raise_cancel
+        if crossing.loop.is_closed():  # its task will never end
             return trio.lowlevel.Abort.SUCCEEDED
-        self._raise_cancel = raise_cancel
-        self._crossing.into_asyncio(self._cancel)
+        raise_cancel = raise_it
+        crossing.into_asyncio(cancel)
         return trio.lowlevel.Abort.FAILED
 
-    def _cancel(self) -> None:
-        self._cancelled = True
-        if self._task is not None:
-            self._task.cancel()
+    def cancel() -> None:
+        nonlocal is_cancelled
+        is_cancelled = True
+        if task is not None:
+            task.cancel()
+
+    # Not at once, even in one thread: a loop with eager tasks would run the function inside of trio's.
+    soon = crossing.loop.call_soon if crossing.one_thread else crossing.loop.call_soon_threadsafe
+    soon(start)
+    result: outcome.Outcome[T] | None = await trio.lowlevel.wait_task_rescheduled(abort)
+    if result is None:
+        if raise_cancel is not None:
+            raise_cancel()
+        # Not cancelled from here. A loop that cancels all its tasks has cancelled this run too by now.
+        await trio.lowlevel.checkpoint()
+        raise Retryable("its asyncio task was cancelled, and not by seedbed")
+    return result.unwrap()
+
+
+async def _capture(function: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
+    """Everything the function raises goes to its caller: a `SystemExit` that leaves a task would end the loop."""
+    try:
+        return outcome.Value(await function())
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001
+        return outcome.Error(error)
 
 
 async def wait_shielded(event: asyncio.Event) -> None:
