@@ -763,10 +763,8 @@ class World:
 
     def heads(self) -> Sequence[Task]:
         """The next task of each lane."""
-        queues = [
-            [lane._queues[group] for group in sorted(lane._queues)] for lane in self.scheduler._lanes._lanes.values()
-        ]
-        in_lanes = [[task for queue in lane for task in queue if task.state is State.QUEUED] for lane in queues]
+        lanes = self.scheduler._lanes._lanes.values()
+        in_lanes = [[task for *_, task in sorted(lane._heap) if task.state is State.QUEUED] for lane in lanes]
         return [tasks[0] for tasks in in_lanes if tasks]
 
     def _could_start(self, task: Task) -> bool:

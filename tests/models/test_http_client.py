@@ -287,7 +287,7 @@ async def test_a_connection_that_takes_too_long_is_retryable(
     async def never(*_: object) -> Any:
         await trio.sleep_forever()
 
-    monkeypatch.setattr(http_module, "connect", never)
+    monkeypatch.setattr(trio, "open_tcp_stream", never)
     async with open_http(connect_timeout=3) as client:
         with pytest.raises(Retryable, match=r"no connection to example\.org:443 within 3 s"):
             await client.endpoint("POST", "https://example.org/", {}).send()
