@@ -380,7 +380,8 @@ def serve_openai_sync(**options: Any) -> Iterator[OpenAIServer]:
 
     with ThreadPoolExecutor(1, "seedbed-test-server") as pool:
         ended = pool.submit(trio.run, main)
-        wait([started, ended], _START_TIMEOUT, FIRST_COMPLETED)
+        either: list[Future[Any]] = [started, ended]
+        wait(either, _START_TIMEOUT, FIRST_COMPLETED)
         if not started.done():
             ended.result(0)  # raises the error
         server, token, scope = started.result(0)
