@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
-from command import TEXT, recipe, seedbed
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from command import TEXT, recipe, seedbed, started
 
 
 def test_it_prints_duration_usage_and_bottleneck(tmp_path: Path) -> None:
@@ -73,6 +73,29 @@ def test_a_run_that_would_end_early(tmp_path: Path) -> None:
     ended = seedbed("simulate", recipe(tmp_path, TEXT), "-n", "50", "--max-tokens", "500", "--tokens", "writer=10/90")
     assert ended.code == 0
     assert "the run would end early: the next call of column 'review' could exceed max_tokens=500" in ended.out
+
+
+def _children(parent: int) -> list[Path]:
+    """The directories in /proc of the processes that a process started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if f"\nPPid:\t{parent}\n" in (process / "status").read_text():
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_its_processes(tmp_path: Path, number: int) -> None:
+    """The command ends as a run does, and none of the processes that simulate its seeds is left."""
+    with started("simulate", recipe(tmp_path, TEXT), "-n", "10m", "--seeds", "2") as process:
+        while len(children := _children(process.pid)) < 2 and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "seedbed: interrupted\n")
+    assert len(children) == 2
+    assert not any(child.exists() for child in children)
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,12 @@ def distribution_text(value: Any) -> str:
     return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
 
 
-def check_latency(name: str, value: object) -> None:
-    """Raise `ConfigError` unless the value is a number of seconds, 0 or more, or a distribution."""
+def check_amount(name: str, value: object, noun: str = "a number") -> None:
+    """Raise `ConfigError` unless the value is a number, 0 or more, or a distribution; `noun` names its unit."""
+    amounts: Sequence[object] = [value]
     if is_distribution(value):
+        assert isinstance(value, Mapping)
         check_distribution(name, value)
-    elif not is_number(value) or value < 0:
-        raise ConfigError(f"{name} must be seconds, 0 or more, or a distribution ({', '.join(NAMES)}), not {value!r}")
+        amounts = value.get("choice", ())
+    if not all(is_number(each) and each >= 0 for each in amounts):
+        raise ConfigError(f"{name} must be {noun}, 0 or more, or a distribution ({', '.join(NAMES)}), not {value!r}")

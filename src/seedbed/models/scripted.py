@@ -26,7 +26,7 @@ from .. import checks
 from ..errors import ConfigError, Permanent, Retryable
 from .answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
 from .base import NOT_IN_FINGERPRINT, ChatAnswer, ChatRequest, EmbeddingAnswer, Image, ImageAnswer, Tokens
-from .distributions import check_latency, draw, is_distribution, stable_seed
+from .distributions import check_amount, draw, is_distribution, stable_seed
 from .http import HttpResponse
 from .provider import Limits, failure_of
 
@@ -42,7 +42,7 @@ _MARKER = re.compile(rf"\[\[({_WORD}(?: {_WORD})*)\]\]")
 
 
 def _seconds(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_latency(attribute.name, value)
+    check_amount(attribute.name, value, "seconds")
 
 
 def _tuple(value: object) -> object:

@@ -33,11 +33,12 @@ from ..models.scripted import Behaviour
 from ..store.schema import declared_type
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     import polars as pl
 
     from ..columns.base import CellContext
+    from ..engine.tasks import Step
     from ..models.base import ChatRequest, ModelSpec
     from .profiles import CallProfile
 
@@ -74,27 +75,26 @@ class Caller:
 
     def __init__(
         self,
-        column: str,
-        model: SimulatedModel | str,
+        alias: str,
+        spec: ModelSpec | None,
         profile: CallProfile,
         network: Network,
         *,
         key: str,
-        seed: int,
-        uses_engine: bool = True,
-        max_tokens: int | None = None,
+        rng: random.Random,
+        uses_engine: bool,
+        max_tokens: int | None,
     ) -> None:
-        """A model that the recipe does not describe is named by its throttle key, has no price and no timeout."""
-        spec = model if isinstance(model, SimulatedModel) else None
-        self.alias = model.alias if isinstance(model, SimulatedModel) else model
+        """A model that the recipe does not describe (`spec` is None) has no price and no timeout."""
+        self.alias = alias
         self.profile = profile
         self._key = key
         self._network = network
         self._uses_engine = uses_engine
-        self._timeout = math.inf if spec is None else spec.call_timeout
+        # The timeout of a scripted model is for calls that hang, which have no latency.
+        self._timeout: float = math.inf if isinstance(spec, Behaviour) else getattr(spec, "timeout", math.inf)
         # The price of one token of the prompt and of the answer.
         self._prices = (0.0, 0.0) if spec is None else (spec.input_price / 1e6, spec.output_price / 1e6)
-        rng = random.Random(stable_seed(seed, column, self.alias))
         self.chance = rng.random
         self._latency = drawer(profile.latency, rng)
         self._error_latency = drawer(profile.error_latency, rng)
@@ -121,11 +121,11 @@ class Caller:
         """Take as long as a call; raises the error of one that gets no answer."""
         network, capacity = self._network, self.profile.capacity
         chance = self.chance() if self._no_answer else 1.0
-        if chance < self._rate_limited or (capacity is not None and network.in_flight[self._key] >= capacity):
+        is_full = capacity is not None and network.in_flight[self._key] >= capacity
+        if is_full or chance < self._no_answer:
             await network.sleep(max(0.0, self._error_latency()))
-            raise RateLimited(f"model {self.alias!r}: status 429 (simulated)", retry_after=self.profile.retry_after)
-        if chance < self._no_answer:
-            await network.sleep(max(0.0, self._error_latency()))
+            if is_full or chance < self._rate_limited:
+                raise RateLimited(f"model {self.alias!r}: status 429 (simulated)", retry_after=self.profile.retry_after)
             raise Retryable(f"model {self.alias!r}: status 503 (simulated)")
         seconds = max(0.0, self._latency())
         network.in_flight[self._key] += 1
@@ -175,11 +175,6 @@ class SimulatedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.spec, name)
-
-    @property
-    def call_timeout(self) -> float:
-        """The timeout of a call in seconds; that of a scripted model is for calls that hang, which have no latency."""
-        return math.inf if isinstance(self.spec, Behaviour) else float(getattr(self.spec, "timeout", math.inf))
 
     def problems(self) -> list[str]:
         return []
@@ -277,11 +272,8 @@ def with_callers(function: Callable[..., Any], callers: Mapping[str, Caller]) ->
 
     @functools.wraps(function)
     async def run(*args: Any, **keywords: Any) -> Any:
-        token = current_callers.set(callers)
-        try:
-            return await function(*args, **keywords)
-        finally:
-            current_callers.reset(token)
+        current_callers.set(callers)  # for this task only, which is a single attempt of the column
+        return await function(*args, **keywords)
 
     return run
 
@@ -325,20 +317,8 @@ def model_filler(
     return fill
 
 
-def code_filler(
-    kind: Kind, outputs: Sequence[str], value: Any, own: Caller, callers: Sequence[tuple[Caller, str | None]]
-) -> Callable[..., Any]:
-    """A column of a user's function, which is not run: it takes its time, makes its calls, returns a placeholder.
-
-    Callers have their throttle keys, None for that of the column; without any caller the function takes as long as a
-    call of `own`.
-    """
-
-    async def work(context: CellContext) -> None:
-        if not callers:
-            await own.call()
-        for caller, key in callers:
-            await caller.make_calls(context, key=key)
+def code_filler(step: Step, value: Any, work: Callable[[CellContext], Awaitable[None]]) -> Callable[..., Any]:
+    """A column of a user's function, which is not run: `work` takes its time and makes its calls."""
 
     async def fill(context_: CellContext, /, **_values: Any) -> Any:
         await work(context_)
@@ -346,12 +326,12 @@ def code_filler(
 
     async def fill_group(given: Any, context: CellContext) -> Any:
         await work(context)
-        count = len(given) if kind is Kind.FROM_SCRATCH else len(context.rows)
-        if len(outputs) == 1:
+        count = len(given) if step.kind is Kind.FROM_SCRATCH else len(context.rows)
+        if len(step.outputs) == 1:
             return [value] * count
-        return {name: [value[name]] * count for name in outputs}
+        return {name: [value[name]] * count for name in step.outputs}
 
-    return fill if kind is Kind.CELL else fill_group
+    return fill if step.kind is Kind.CELL else fill_group
 
 
 def guarded(column: str, function: Callable[..., Any], notes: Notes) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import yaml
 from .. import checks
 from ..errors import ConfigError
 from ..graph import nearest
-from ..models.distributions import check_latency, is_distribution, parse_distribution
+from ..models.distributions import check_amount, parse_distribution
 from ..models.scripted import Behaviour
 from ..observe.report import Usage
 from ..store.dataset import load_traces
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 def _read(value: Any) -> Any:
     """Parse the text of a number or a distribution; anything else is returned for the validator."""
-    if isinstance(value, str):
-        return parse_distribution(value)
-    return dict(value) if isinstance(value, Mapping) else value
+    return parse_distribution(value) if isinstance(value, str) else value
 
 
-def _check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if isinstance(value, Mapping) and not is_distribution(value):
-        raise ConfigError(f"{attribute.name}: {value!r} is not a distribution")
-    if value is not None:
-        check_latency(attribute.name, value)
+def _field(validator: checks.Validator) -> Any:
+    return attrs.field(default=None, converter=_read, validator=checks.optional(validator))
+
+
+def _amount(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    check_amount(attribute.name, value)
 
 
 @attrs.frozen(kw_only=True)
@@ -47,22 +46,22 @@ class CallProfile:
     """
 
     # Seconds for an answer. Of a column without a model: seconds that its function takes.
-    latency: Any = attrs.field(default=None, converter=_read, validator=_check)
+    latency: Any = _field(_amount)
     # Tokens of one call; if None, those of the prompt are counted in rendered prompts.
-    input_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
-    output_tokens: Any = attrs.field(default=None, converter=_read, validator=_check)
+    input_tokens: Any = _field(_amount)
+    output_tokens: Any = _field(_amount)
     # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
-    calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
+    calls: float | None = _field(checks.at_least(1))
     # The share of calls that are rate-limited (429), and that fail with a retryable error (5xx).
-    rate_limited: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
-    failed: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
+    rate_limited: float | None = _field(checks.share)
+    failed: float | None = _field(checks.share)
     # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
-    error_latency: Any = attrs.field(default=None, converter=_read, validator=_check)
-    retry_after: float | None = None
+    error_latency: Any = _field(_amount)
+    retry_after: float | None = _field(checks.at_least(0))
     # Calls that the server processes concurrently; further ones are rate-limited.
-    capacity: int | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.whole(0)))
+    capacity: int | None = _field(checks.whole(0))
     # Of a column: the share of its cells that skip_when skips.
-    skipped: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
+    skipped: float | None = _field(checks.share)
 
     def __attrs_post_init__(self) -> None:
         """Check that the shares of calls add up to at most 1."""

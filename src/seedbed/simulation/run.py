@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,7 @@ import attrs
 import trio
 
 from .. import checks
-from ..engine.api import preview
+from ..engine.api import Interrupts, preview
 from ..engine.config import RunConfig
 from ..engine.run import run_build
 from ..errors import BuildError, ConfigError, SeedbedError
@@ -153,24 +152,18 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _run(function: Callable[[], Awaitable[T]], clock: Clock | None = None) -> T:
-    """`trio.run`, also inside a running event loop; there an interrupt of the caller cancels it."""
-    scope, tokens = trio.CancelScope(), list[trio.lowlevel.TrioToken]()
+    """`trio.run`, also inside a running event loop; Ctrl-C and SIGTERM cancel it."""
+    interrupts = Interrupts()
 
     async def main() -> T:
-        tokens.append(trio.lowlevel.current_trio_token())
-        with scope:
+        with trio.CancelScope() as scope:
+            interrupts.watch(partial(scope.cancel, "interrupted"))
             return await function()
         raise KeyboardInterrupt
 
     run = partial(trio.run, main, clock=clock)
-    if not in_event_loop():
-        return run()
-    try:
-        return run_in_thread(run)
-    except KeyboardInterrupt:
-        with suppress(trio.RunFinishedError, IndexError):  # it has ended, or not begun
-            tokens[0].run_sync_soon(scope.cancel)
-        raise
+    with interrupts.handled():
+        return run_in_thread(run) if in_event_loop() else run()
 
 
 def simulate_once(setting: Setting, seed: int) -> Outcome:

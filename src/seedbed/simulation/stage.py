@@ -23,7 +23,7 @@ from ..engine.plan import BuildPlan, plan_build
 from ..engine.source import DOMAINS, make_source
 from ..engine.tasks import Stage
 from ..errors import ConfigError
-from ..graph import Kind, nearest
+from ..graph import nearest
 from ..models.distributions import mean, stable_seed
 from ..recipe.recipe import Recipe
 from .calls import (
@@ -43,7 +43,7 @@ from .profiles import CallProfile, Measured, check_names, resolve_profile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ..columns.base import Column
+    from ..columns.base import CellContext, Column
     from ..columns.spec import ColumnSpec
     from ..engine.config import RunConfig
     from ..engine.source import Source
@@ -92,12 +92,14 @@ class Staged:
         self._network = Network(overhead=setting.overhead, chance=random.Random(stable_seed(seed, "network")).random)
         self.source = self._make_source()
         plan = plan_build(self.source, rows=setting.rows)
-        self._network.rounding = self._rounding(plan)
-        real: set[str] = set()  # columns with the values of a real run
+        self._real: set[str] = set()  # columns with the values of a real run
         steps = list(plan.steps)
         for node in plan.graph.order:
-            steps[node] = self._fill_step(plan, steps[node], setting.specs[node], real)
+            steps[node] = self._fill_step(plan, steps[node], setting.specs[node])
         self.plan = attrs.evolve(plan, steps=tuple(steps))
+        latencies = [mean(profile.latency) for profile, _ in self.profiles.values()]
+        if plan.rows * len(latencies) >= _MANY:
+            self._network.rounding = _ROUNDING * min((each for each in latencies if each > 0), default=0.0)
 
     def aliases(self, key: str) -> tuple[str, ...]:
         """The aliases of the models that share a throttle key."""
@@ -132,35 +134,24 @@ class Staged:
                 self.notes.setdefault(f"processor {processor.label!r} is user-defined and not run; it removes no rows")
         return tuple(chosen)
 
-    def _rounding(self, plan: BuildPlan) -> float:
-        latencies = [
-            mean(self._resolve(step.name, alias, domain)[0].latency)
-            for step, spec in zip(plan.steps, self._setting.specs, strict=True)
-            if step.key is not None
-            for alias, domain, _ in self._called_by(step, spec)
-        ]
-        if plan.rows * len(latencies) < _MANY:
-            return 0.0
-        return _ROUNDING * min((each for each in latencies if each > 0), default=0.0)
-
     def _called_by(self, step: Step, spec: ColumnSpec | None) -> list[tuple[str, str, str]]:
         """The models that a column calls: alias, domain and throttle key."""
-        assert step.key is not None
+        if step.key is None:
+            return []
         if isinstance(spec, Validation):
             return [(step.key, "validation", step.key)]
-        chat = "function" if spec is None or isinstance(spec, Custom) or not _is_built_in(type(spec)) else "chat"
-        found = [
+        own = spec.aliases() if spec is not None else ()
+        chat = "function" if _is_user_code(spec) else "chat"
+        if isinstance(spec, Custom) and own:
+            # A function calls each of its models; those that share its key use the permit of its task.
+            return [(alias, chat, self._models[alias].key("chat")) for alias in dict.fromkeys(own)]
+        found = (
             (alias, chat if domain == "chat" else domain, step.key)
-            for alias in (spec.aliases() if spec is not None else ())
+            for alias in (*own, *self._models)
             for domain in DOMAINS
             if self._models[alias].key(domain) == step.key
-        ][:1]
-        if isinstance(spec, Custom):
-            # A function with several models calls each of them.
-            others = [alias for alias in spec.aliases() if not found or alias != found[0][0]]
-            found += [(alias, chat, self._models[alias].key("chat")) for alias in dict.fromkeys(others)]
-        named = [alias for alias, model in self._models.items() if model.key("chat") == step.key]
-        return found or [(named[0] if named else step.key, chat, step.key)]
+        )
+        return [next(found, (step.key, chat, step.key))]
 
     def _resolve(self, column: str, alias: str | None, domain: str) -> tuple[CallProfile, dict[str, str]]:
         given, measured = self._setting.given, self._setting.measured
@@ -171,12 +162,12 @@ class Staged:
         if (column, alias) not in self._callers:
             self.profiles[column, alias] = profile, _ = self._resolve(column, alias, domain)
             self._callers[column, alias] = Caller(
-                column,
-                self._models.get(alias, alias),
+                alias,
+                self._models[alias].spec if alias in self._models else None,
                 profile,
                 self._network,
                 key=key,
-                seed=self._seed,
+                rng=random.Random(stable_seed(self._seed, column, alias)),
                 uses_engine=domain != "code",  # a user's function without a model takes no time of the engine
                 max_tokens=max_tokens,
             )
@@ -185,24 +176,22 @@ class Staged:
     def _of_alias(self, alias: str, domain: str) -> Caller:
         return self._caller("", alias, domain, self._models[alias].key(domain))
 
-    def _fill_step(self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str]) -> Step:
+    def _fill_step(self, plan: BuildPlan, step: Step, spec: ColumnSpec | None) -> Step:
         """The step with its generator for the simulation; its lane, limits and slots are those of the build."""
         column = step.column
         assert column is not None  # not a processor
-        rule = column.skip
-        is_real = real.issuperset(step.inputs) and (rule is None or real.issuperset(rule.requires))
-        fill = self._filler(plan, step, spec, real, is_real=is_real)
-        if rule is not None:
-            rule = self._skip_rule(step.name, rule, is_real=real.issuperset(rule.requires))
+        rule = None if column.skip is None else self._skip_rule(step.name, column.skip)
+        is_real = self._real.issuperset((*step.inputs, *(rule.requires if rule is not None else ())))
+        fill = self._filler(plan, step, spec, is_real=is_real)
         if fill is None and rule is None:
             return step
-        generator = column.generator if fill is None else fill
-        runtime = column.runtime if fill is None else None
+        generator, runtime = (column.generator, column.runtime) if fill is None else (fill, None)
         column = attrs.evolve(column, generator=generator, runtime=runtime, requires=column.inputs, skip=rule)
         return attrs.evolve(step, column=column)
 
-    def _skip_rule(self, name: str, rule: SkipRule, *, is_real: bool) -> SkipRule:
+    def _skip_rule(self, name: str, rule: SkipRule) -> SkipRule:
         """The rule itself over real values; over placeholders, or if the user gave it, the share that it skips."""
+        is_real = self._real.issuperset(rule.requires)
         profile, origins = self._resolve(name, None, "code")
         share = None if is_real and origins.get("skipped") != "given" else profile.skipped
         if share is None and not is_real:
@@ -221,21 +210,21 @@ class Staged:
         return SkipRule(requires=rule.requires, decide=decide)
 
     def _filler(
-        self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, real: set[str], *, is_real: bool
+        self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, *, is_real: bool
     ) -> Callable[..., Any] | None:
-        """The function that fills the column; None for its own generator. Adds its outputs to `real` if they are."""
+        """The function that fills the column; None for its own generator. Notes which outputs are real."""
         own = step.call.function
         written = getattr(spec, "function", None)  # what the engine calls may be a wrapper without annotations
         fallback = of_outputs(step.outputs, plan.declared, written if callable(written) else own)
         if isinstance(spec, Expression):
-            real.update(step.outputs if is_real else ())
+            self._real.update(step.outputs if is_real else ())
             return guarded(step.name, own, self.notes)
         if isinstance(spec, Validation) and spec.kind not in ("remote", "callable"):
             return sampled_checks(own, fallback)
-        if spec is None or not _is_built_in(type(spec)) or isinstance(spec, Custom | Validation):
-            return self._code(step, spec, fallback, real if is_real else set())
+        if _is_user_code(spec) or isinstance(spec, Validation):
+            return self._code(step, spec, fallback, is_real=is_real)
         if step.key is None:
-            real.update(step.outputs)
+            self._real.update(step.outputs)
             return None
         dedupe = bool(getattr(spec, "dedupe", False))
         if dedupe and not is_real:
@@ -244,22 +233,33 @@ class Staged:
         caller = self._caller(step.name, alias, domain, key, step.tokens)
         return model_filler(step.name, own, caller, fallback, self.notes, always=dedupe and is_real, never_more=dedupe)
 
-    def _code(self, step: Step, spec: ColumnSpec | None, fallback: Any, real: set[str]) -> Callable[..., Any] | None:
+    def _code(
+        self, step: Step, spec: ColumnSpec | None, fallback: Any, *, is_real: bool
+    ) -> Callable[..., Any] | None:
         name = step.name
-        called = self._called_by(step, spec) if step.key is not None else []
-        # Calls under the key of the column use the permit that the task was started with.
-        callers = [(self._caller(name, *each), None if each[2] == step.key else each[2]) for each in called]
+        callers = [(self._caller(name, alias, domain, key), key) for alias, domain, key in self._called_by(step, spec)]
         if name in self._setting.run_code:
-            real.update(step.outputs)
+            self._real.update(step.outputs if is_real else ())
             if not step.call.is_async:
                 return None
             return with_callers(step.call.function, {caller.alias: caller for caller, _ in callers})
-        own = callers[0][0] if callers else self._caller(name, name, "code", name)
+        own = None if callers else self._caller(name, name, "code", name)
         if not (isinstance(spec, Validation) and spec.kind == "remote"):
-            takes = "" if callers or own.profile.latency else ", takes no time"
+            takes = ", takes no time" if own is not None and not own.profile.latency else ""
             self.notes.setdefault(f"column {name!r} is user-defined: it is not run{takes} and returns {fallback!r}")
-        assert isinstance(step.kind, Kind)
-        return code_filler(step.kind, step.outputs, fallback, own, callers)
+
+        async def work(context: CellContext) -> None:
+            if own is not None:
+                await own.call()
+            for caller, key in callers:
+                # Calls under the key of the column use the permit that the task was started with.
+                await caller.make_calls(context, key=None if key == step.key else key)
+
+        return code_filler(step, fallback, work)
+
+
+def _is_user_code(spec: ColumnSpec | None) -> bool:
+    return spec is None or isinstance(spec, Custom) or not _is_built_in(type(spec))
 
 
 def _is_built_in(kind: type) -> bool:
