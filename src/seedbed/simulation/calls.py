@@ -28,7 +28,7 @@ from ..errors import CellError, RateLimited, Retryable
 from ..graph import Kind
 from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
 from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
-from ..models.distributions import drawer, stable_seed
+from ..models.distributions import drawer
 from ..models.scripted import Behaviour
 from ..store.schema import declared_type
 

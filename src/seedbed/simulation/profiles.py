@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -29,12 +31,9 @@ def _read(value: Any) -> Any:
     return parse_distribution(value) if isinstance(value, str) else value
 
 
-def _field(validator: checks.Validator) -> Any:
-    return attrs.field(default=None, converter=_read, validator=checks.optional(validator))
-
-
 def _amount(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    check_amount(attribute.name, value)
+    if value is not None:
+        check_amount(attribute.name, value)
 
 
 @attrs.frozen(kw_only=True)
@@ -46,22 +45,24 @@ class CallProfile:
     """
 
     # Seconds for an answer. Of a column without a model: seconds that its function takes.
-    latency: Any = _field(_amount)
+    latency: Any = attrs.field(default=None, converter=_read, validator=_amount)
     # Tokens of one call; if None, those of the prompt are counted in rendered prompts.
-    input_tokens: Any = _field(_amount)
-    output_tokens: Any = _field(_amount)
+    input_tokens: Any = attrs.field(default=None, converter=_read, validator=_amount)
+    output_tokens: Any = attrs.field(default=None, converter=_read, validator=_amount)
     # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
-    calls: float | None = _field(checks.at_least(1))
+    calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
     # The share of calls that are rate-limited (429), and that fail with a retryable error (5xx).
-    rate_limited: float | None = _field(checks.share)
-    failed: float | None = _field(checks.share)
+    rate_limited: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
+    failed: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
     # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
-    error_latency: Any = _field(_amount)
-    retry_after: float | None = _field(checks.at_least(0))
+    error_latency: Any = attrs.field(default=None, converter=_read, validator=_amount)
+    retry_after: float | None = attrs.field(
+        default=None, converter=_read, validator=checks.optional(checks.at_least(0))
+    )
     # Calls that the server processes concurrently; further ones are rate-limited.
-    capacity: int | None = _field(checks.whole(0))
+    capacity: int | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.whole(0)))
     # Of a column: the share of its cells that skip_when skips.
-    skipped: float | None = _field(checks.share)
+    skipped: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
 
     def __attrs_post_init__(self) -> None:
         """Check that the shares of calls add up to at most 1."""
@@ -97,7 +98,7 @@ _DEFAULTS = CallProfile(output_tokens=0, calls=1.0, rate_limited=0.0, failed=0.0
 class Measured:
     """The calls of a real run, by column; `models` has the aliases that each column called, where known."""
 
-    profiles: Mapping[str, CallProfile] = attrs.field(factory=dict)
+    profiles: Mapping[str, CallProfile]
     models: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
 
     def of(self, column: str, alias: str | None) -> CallProfile | None:
@@ -108,11 +109,6 @@ class Measured:
         others = (name for name, aliases in self.models.items() if alias in aliases)
         return next((self.profiles[name] for name in others if name in self.profiles), None)
 
-    def over(self, other: Measured) -> Measured:
-        """This, with the fields that only `other` measured."""
-        own = {name: each.over(other.profiles.get(name, CallProfile())) for name, each in self.profiles.items()}
-        return Measured(profiles={**other.profiles, **own}, models={**other.models, **self.models})
-
 
 def resolve_profile(
     column: str,
@@ -120,17 +116,17 @@ def resolve_profile(
     domain: str,
     *,
     given: Mapping[str, CallProfile],
-    measured: Measured,
+    measured: Iterable[Measured],
     spec: object = None,
 ) -> tuple[CallProfile, dict[str, str]]:
     """The profile of a column's calls to the model `spec`, and the origin of each of its fields.
 
-    A profile of the column precedes one of its model, a given one precedes a measured one.
+    A profile of the column precedes one of its model, a given one precedes those that were measured, in their order.
     """
     layers = [
         ("given", given.get(f"columns.{column}") or given.get(column)),
         ("given", given.get(alias) if alias is not None and alias != column else None),
-        ("measured", measured.of(column, alias)),
+        *(("measured", each.of(column, alias)) for each in measured),
         ("recipe", _of_behaviour(spec) if isinstance(spec, Behaviour) else None),
         ("assumed", ASSUMED[domain]),
         ("", _DEFAULTS),
@@ -210,7 +206,10 @@ def measure_path(path: Path) -> Measured:
     if path.is_dir():
         if not is_dataset(path):
             raise ConfigError(f"{str(path)!r} is not a dataset whose run could be measured")
-        usage, models = _stored_usage(path)
+        usage, models = defaultdict[str, Usage](Usage), dict[str, tuple[str, ...]]()
+        for column, model, calls, prompt, answer, cost in read_manifest(path).usage:
+            usage[column] += Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
+            models[column] = (*models.get(column, ()), model)
         return Measured(profiles=measure(load_traces(path), usage), models=models)
     try:
         frame = _chrome_frame(json.loads(path.read_text(encoding="utf-8")))
@@ -219,17 +218,6 @@ def measure_path(path: Path) -> Measured:
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{str(path)!r} is neither a dataset nor a timeline that --trace wrote") from None
     return Measured(profiles=measure(frame, {}))
-
-
-def _stored_usage(path: Path) -> tuple[dict[str, Usage], dict[str, tuple[str, ...]]]:
-    """The usage of each column, and its models."""
-    usage: dict[str, Usage] = {}
-    models: dict[str, tuple[str, ...]] = {}
-    for column, model, calls, prompt, answer, cost in read_manifest(path).usage:
-        usage.setdefault(column, Usage())
-        usage[column] += Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
-        models[column] = (*models.get(column, ()), model)
-    return usage, models
 
 
 def _chrome_frame(document: Any) -> pl.DataFrame:
@@ -252,10 +240,11 @@ def measure(frame: pl.DataFrame | None, usage: Mapping[str, Usage]) -> dict[str,
         rows = frame.filter(pl.col("row").is_not_null()).select("row_group", "row").n_unique()
         for (column,), tasks in frame.group_by("column", maintain_order=True):
             found[str(column)] = _of_tasks(tasks, usage.get(str(column), Usage()).calls, rows)
-    for column, spent in usage.items():
-        if spent.calls:
-            means = (spent.input_tokens / spent.calls, spent.output_tokens / spent.calls)
-            tokens = CallProfile(input_tokens=means[0], output_tokens=means[1])
+    for column, used in usage.items():
+        if used.calls:
+            tokens = CallProfile(
+                input_tokens=used.input_tokens / used.calls, output_tokens=used.output_tokens / used.calls
+            )
             found[column] = tokens.over(found.get(column, CallProfile()))
     return found
 

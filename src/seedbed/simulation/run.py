@@ -9,7 +9,7 @@ import random
 import sys
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -65,22 +65,24 @@ class Sample:
 class Sampler:
     """Samples the limits of a run at a random instant of each interval; constant latencies would bias fixed ones."""
 
-    def __init__(self, seed: int) -> None:
-        self.run: Run | None = None  # set when it starts
+    def __init__(self, run: Run, seed: int) -> None:
+        self.run = run
         self._chance = random.Random(seed).random
         self._samples: list[Sample] = []
 
     async def sample(self) -> None:
-        """Sample until cancelled."""
-        interval, begins = _FIRST_INTERVAL, trio.current_time()
-        while True:
-            await trio.sleep_until(begins + interval * self._chance())
-            if self.run is not None:
+        """Sample until cancelled, at least once."""
+        interval, begins = _FIRST_INTERVAL, self.run.started
+        try:
+            while True:
+                await trio.sleep_until(begins + interval * self._chance())
                 self._samples.append(_sample(self.run))
-            begins += interval
-            if len(self._samples) >= _SAMPLES:
-                del self._samples[::2]
-                interval *= 2
+                begins += interval
+                if len(self._samples) >= _SAMPLES:
+                    del self._samples[::2]
+                    interval *= 2
+        finally:
+            self._samples = self._samples or [_sample(self.run)]
 
     def _of_key(self, key: str, ceiling: int) -> list[tuple[int, int, int]]:
         """The samples of a key; before its first call it is not known to the run, and nothing waits for it."""
@@ -96,22 +98,22 @@ class Sampler:
             models=models,
             ceiling=ceiling,
             # The median: a mean moves with each probe above what the server takes.
-            limit=float(median([limit for _, limit, _ in samples] or [ceiling])),
-            busy=_mean([used for used, _, _ in samples]) / ceiling,
-            at_limit=_mean(full),
-            held_up=_mean([a and b for a, b in zip(full, waits, strict=True)]),
-            paced=_mean([a and b and not c for a, b, c in zip(free, waits, full, strict=True)]),
+            limit=float(median(limit for _, limit, _ in samples)),
+            busy=fmean(used for used, _, _ in samples) / ceiling,
+            at_limit=fmean(full),
+            held_up=fmean(a and b for a, b in zip(full, waits, strict=True)),
+            paced=fmean(a and b and not c for a, b, c in zip(free, waits, full, strict=True)),
             rate_limited=rate_limited,
         )
 
-    def limit_loads(self, run: Run) -> tuple[LimitLoad, ...]:
+    def limit_loads(self) -> tuple[LimitLoad, ...]:
         return tuple(
             LimitLoad(
                 name=name,
                 option=option,
-                allowed=getattr(run.plan.config, option),
-                used=_mean([sample.limits[at][0] for sample in self._samples]),
-                held_up=_mean([sample.limits[at][1] for sample in self._samples]),
+                allowed=getattr(self.run.plan.config, option),
+                used=fmean(sample.limits[at][0] for sample in self._samples),
+                held_up=fmean(sample.limits[at][1] for sample in self._samples),
             )
             for at, (name, option) in enumerate(_RUN_LIMITS)
         )
@@ -122,8 +124,8 @@ class Sampler:
             parts[min(BUCKETS - 1, int(sample.time / seconds * BUCKETS)) if seconds else 0].append(values)
         in_flight, limits = [0.0], [float(ceiling)]
         for part in parts:  # one without a sample is like the one before it
-            in_flight.append(_mean([used for used, _, _ in part]) if part else in_flight[-1])
-            limits.append(_mean([limit for _, limit, _ in part]) if part else limits[-1])
+            in_flight.append(fmean(used for used, _, _ in part) if part else in_flight[-1])
+            limits.append(fmean(limit for _, limit, _ in part) if part else limits[-1])
         return Track(key=key, ceiling=ceiling, in_flight=tuple(in_flight[1:]), limit=tuple(limits[1:]))
 
 
@@ -145,10 +147,6 @@ def _sample(run: Run) -> Sample:
         (len(groups), waits_for_group and len(groups) >= config.max_concurrent_row_groups),
     )
     return Sample(time=trio.current_time() - run.started, keys=keys, can_start=has_slot and has_budget, limits=limits)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _run(function: Callable[[], Awaitable[T]], clock: Clock | None = None) -> T:
@@ -175,24 +173,23 @@ def simulate_once(setting: Setting, seed: int) -> Outcome:
 
 
 async def _simulate(staged: Staged, seed: int) -> Outcome:
-    sampler, stopped = Sampler(seed), None
+    samplers: list[Sampler] = []
+    stopped = None
+
+    def watch(run: Run) -> None:
+        samplers.append(Sampler(run, seed))
+        nursery.start_soon(samplers[0].sample)
+
     async with staged.source.resources(), trio.open_nursery() as nursery:
-        nursery.start_soon(sampler.sample)
         try:
-            report = await run_build(
-                staged.plan,
-                store=None,
-                emitter=Events(),
-                deliver=lambda _: None,
-                on_start=partial(setattr, sampler, "run"),
-            )
+            report = await run_build(staged.plan, store=None, emitter=Events(), deliver=lambda _: None, on_start=watch)
         except BuildError as error:
             if error.report is None:
                 raise
             report, stopped = error.report, str(error)
         nursery.cancel_scope.cancel(reason="the simulated run is finished")
+    (sampler,) = samplers
     run = sampler.run
-    assert run is not None
     keys = {key: run.throttles.get(key).limits.max_parallel_requests for key in report.throttles}
     return Outcome(
         seconds=report.seconds,
@@ -203,7 +200,7 @@ async def _simulate(staged: Staged, seed: int) -> Outcome:
             sampler.key_load(key, ceiling, staged.aliases(key), report.throttles[key].rate_limited)
             for key, ceiling in keys.items()
         ),
-        limits=sampler.limit_loads(run),
+        limits=sampler.limit_loads(),
         tracks=tuple(sampler.track(key, ceiling, report.seconds) for key, ceiling in keys.items()),
         stopped=stopped,
         notes=tuple(staged.notes),
@@ -318,7 +315,7 @@ def simulate(
         limits=dict(limits or {}),
         processors=tuple(processors),
         given={name: as_profile(name, value) for name, value in (calls or {}).items()},
-        measured=Measured() if measured_from is None else measure_path(Path(measured_from)),
+        measured=() if measured_from is None else (measure_path(Path(measured_from)),),
         run_code=frozenset(run_code),
         overhead=overhead,
     )
@@ -328,9 +325,8 @@ def simulate(
         Staged(each, 0)
     probed: Probed | None = None
     if probe:
-        found, probed = _probe(setting, probe)
-        measured = found.over(setting.measured)
-        settings = [(changes, attrs.evolve(each, measured=measured)) for changes, each in settings]
+        measured, probed = _probe(setting, probe)
+        settings = [(changes, attrs.evolve(each, measured=(measured, *each.measured))) for changes, each in settings]
     count = seeds or (3 if rows * len(setting.specs) <= _LARGE else 2)
     outcomes = simulate_all([(each, seed) for _, each in settings for seed in range(count)], processes=processes)
     base, *others = [make_estimate(rows, outcomes[at * count : (at + 1) * count]) for at in range(len(settings))]
@@ -353,7 +349,7 @@ def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
         limits=setting.limits,
         processors=setting.processors,
     ).report
-    spent = sum(report.usage.values(), Usage())
-    probed = Probed(rows=report.rows, calls=spent.calls, tokens=spent.tokens, cost=spent.cost, seconds=report.seconds)
+    used = sum(report.usage.values(), Usage())
+    probed = Probed(rows=report.rows, calls=used.calls, tokens=used.tokens, cost=used.cost, seconds=report.seconds)
     models = {spec.name: spec.aliases() for spec in setting.specs if spec is not None and spec.aliases()}
     return Measured(profiles=measure(traces_frame(report.traces), report.usage), models=models), probed

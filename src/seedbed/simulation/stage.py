@@ -66,7 +66,7 @@ class Setting:
     limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
     processors: tuple[Processor, ...] = ()
     given: Mapping[str, CallProfile] = attrs.field(factory=dict)
-    measured: Measured = attrs.field(factory=Measured)
+    measured: tuple[Measured, ...] = ()  # the first precedes
     run_code: frozenset[str] = frozenset()  # columns whose code is run
     overhead: float = 0.0
 
@@ -233,9 +233,7 @@ class Staged:
         caller = self._caller(step.name, alias, domain, key, step.tokens)
         return model_filler(step.name, own, caller, fallback, self.notes, always=dedupe and is_real, never_more=dedupe)
 
-    def _code(
-        self, step: Step, spec: ColumnSpec | None, fallback: Any, *, is_real: bool
-    ) -> Callable[..., Any] | None:
+    def _code(self, step: Step, spec: ColumnSpec | None, fallback: Any, *, is_real: bool) -> Callable[..., Any] | None:
         name = step.name
         callers = [(self._caller(name, alias, domain, key), key) for alias, domain, key in self._called_by(step, spec)]
         if name in self._setting.run_code:
