@@ -9,8 +9,8 @@ import pytest
 from hostile import ABORT, LINKS, MANIFESTS, ODD, PANIC, RECIPE, Hostile, change_header, replace_part, sound
 
 import seedbed as sb
+from seedbed.cli import main
 from seedbed.cli.exit_codes import ExitCode
-from seedbed.cli.main import main
 from seedbed.store.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:

@@ -158,7 +158,7 @@ def test_inspect_shows_the_contents(tmp_path: Path) -> None:
     found = seedbed("inspect", out, "--json", "--verify").json
     assert (found["rows"], found["complete"], found["dropped"], len(found["sample"])) == (10, True, 0, 3)
     assert found["schema"]["stars"] == "Int64"
-    assert found["spending"][0]["calls"] == 10
+    assert found["usage"][0]["calls"] == 10
     assert found["cost"] > 0
     part = next(out.glob("*.parquet"))
     part.write_bytes(part.read_bytes()[:-1] + b"x")

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import shapes
 
 import seedbed as sb
+from seedbed.cli import main
 from seedbed.cli.exit_codes import exit_code
-from seedbed.cli.main import main
 from seedbed.engine import api
 from seedbed.engine.source import make_source
 from seedbed.observe.events import Events

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..store.manifest import Manifest
 
 
-_SPENDING = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
+_USAGE = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
 
 
 def inspect(
@@ -75,20 +75,20 @@ def inspect(
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from ..store.journal import inspect_journal
 
-    header = manifest.header
+    assert manifest.header is not None  # a manifest without one cannot be read
     journal = inspect_journal(dataset.path, commits=manifest.commits)
     # The usage since the last checkpoint is in the journal only.
-    spent = {entry[:2]: entry for entry in manifest.usage}
+    used = {entry[:2]: entry for entry in manifest.usage}
     for entry in journal.usage if journal else ():
-        spent[entry[:2]] = max(entry, spent.get(entry[:2], entry), key=lambda each: each[2])
-    entries = [dict(zip(_SPENDING, entry, strict=True)) for entry in spent.values()]
+        used[entry[:2]] = max(entry, used.get(entry[:2], entry), key=lambda each: each[2])
+    usage = [dict(zip(_USAGE, entry, strict=True)) for entry in used.values()]
     return {
         "path": str(dataset.path),
         "complete": dataset.complete,
         "rows": dataset.rows,
-        "rows_wanted": header.rows if header else None,
+        "rows_requested": manifest.header.rows,
         "row_groups": len(manifest.groups),
-        "row_groups_wanted": manifest.expected_groups,
+        "row_groups_requested": manifest.expected_groups,
         "bytes": sum(part.size for part in dataset.parts),
         "journal_entries": sum(journal.groups.values()) if journal else 0,
         "dropped": len(dataset.drops),
@@ -96,8 +96,8 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "removed": sum(group.removed for group in manifest.groups.values()),
         "added": sum(group.added for group in manifest.groups.values()),
         "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},
-        "spending": entries,
-        "cost": sum(entry["cost"] for entry in entries),
+        "usage": usage,
+        "cost": sum(entry["cost"] for entry in usage),
         "schema": {name: str(dtype) for name, dtype in dataset.schema.items()},
         "conflicts": [str(conflict) for conflict in dataset.conflicts],
         "damaged_manifest_bytes": list(map(list, dataset.damaged_ranges)),
@@ -105,14 +105,16 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
 
 
 def _print_facts(found: dict[str, Any]) -> None:
+    from rich.filesize import decimal
+
     from . import output
     from .run import resume_command
 
     print = output.console().print  # noqa: A001
     state = "complete" if found["complete"] else "not complete"
     print(f"{found['path']}: {state}", markup=False, style="bold")
-    print(f"{found['rows']:,} of {found['rows_wanted']:,} rows, {_size(found['bytes'])} of parquet")
-    print(f"{found['row_groups']:,} of {found['row_groups_wanted']:,} row groups")
+    print(f"{found['rows']:,} of {found['rows_requested']:,} rows, {decimal(found['bytes'])} of parquet")
+    print(f"{found['row_groups']:,} of {found['row_groups_requested']:,} row groups")
     if found["journal_entries"]:
         print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
     if found["running"]:
@@ -135,14 +137,10 @@ def _print_facts(found: dict[str, Any]) -> None:
         print(f"conflict: {conflict}", markup=False, style="yellow")
     if found["damaged_manifest_bytes"] and "damage" not in found:
         print(f"damaged bytes of the manifest: {found['damaged_manifest_bytes']}", style="red")
-    if found["spending"]:
-        rows = [list(entry.values()) for entry in found["spending"]]
-        output.print_table([head.replace("_", " ") for head in _SPENDING], rows, title="usage")
+    if found["usage"]:
+        rows = [list(entry.values()) for entry in found["usage"]]
+        output.print_table([head.replace("_", " ") for head in _USAGE], rows, title="usage")
     output.print_table(("column", "type"), found["schema"].items(), title="schema")
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
 _PARTS = ("queue", "slot", "permit", "call", "parse")

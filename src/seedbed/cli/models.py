@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 models = App(name="models", help="Check the models of a recipe, or fetch the local one.")
 
-_DOMAINS = ("chat", "embedding", "image")
-
 
 @models.command(name="check")
 def check_models(
@@ -31,6 +29,7 @@ def check_models(
     """Make one cheap call to each model of a recipe and report whether it answers, and how fast."""
     import trio
 
+    from ..engine.source import DOMAINS
     from ..errors import ConfigError, DatasetGenerationError
     from . import output
     from .recipes import announce_contacts, read_recipe
@@ -48,7 +47,7 @@ def check_models(
     async def call_all() -> None:
         async with trio.open_nursery() as nursery:
             for alias, spec in specs.items():
-                for domain in [each for each in _DOMAINS if spec.key(each) in keys] or ["chat"]:
+                for domain in [each for each in DOMAINS if spec.key(each) in keys] or ["chat"]:
                     results.append({"alias": alias, "model": spec.model, "domain": domain})
                     nursery.start_soon(_call, spec, timeout, results[-1])
 
