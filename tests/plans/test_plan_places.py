@@ -3,16 +3,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from simulated_loop import Costs, SimulatedLoop, Stream, Tally
+from simulated_loop import TURNS, Costs, SimulatedLoop, Stream, Tally
 
 from seedbed.errors import Overloaded
 from seedbed.plans.admission import Admission, Claim, Forecast, LoopMeter, ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 USUAL = Costs()
 STALLING = Costs(stall=0.01)
@@ -112,24 +115,59 @@ def test_a_server_that_hangs_on_an_idle_loop_leads_to_no_rejection(since: float,
     assert sum(tally.late for tally in afterwards) <= 2  # those that had started
 
 
+OTHERS = {
+    "idle": lambda: [usual(0.1)],
+    "overloaded": lambda: [usual(2)],
+    "several, with hiccups": lambda: [
+        Stream(costs=STALLING, rate=2 * peak(STALLING), deadline=2 * STALLING.alone),
+        usual(0.3, cold=0.05),
+        usual(0.3, down=(0.2, 0.4)),
+    ],
+}
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("load", [0.1, 2.0])
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize(
     "trouble",
-    [{"down": (0.0, 0.1)}, {"cold": 0.1}, {"cold": 0.02}],
-    ids=["server down", "cold start", "short cold start"],
+    [{"down": (0.0, 0.1)}, {"down": (0.5, 1.0)}, {"cold": 0.1}, {"cold": 0.02}],
+    ids=["server down", "server down later", "cold start", "short cold start"],
 )
-def test_a_plan_whose_first_requests_were_slow_recovers_within_a_second(
-    trouble: dict[str, Any], load: float, seed: int
+def test_a_plan_recovers_within_a_second_of_its_server(
+    trouble: dict[str, Any], others: Callable[[], list[Stream]], seed: int
 ) -> None:
-    """A second later it is answered like a plan without such a start, beside an idle or an overloaded plan."""
+    """A second later it is answered like a plan without such a time, whatever the other plans do."""
+    _, up = trouble.get("down", (0.0, 0.1))
     found = []
     for options in ({}, trouble):
-        other, stream = usual(load), Stream(costs=SLEEPY, rate=50, deadline=2 * SLEEPY.alone, **options)
+        streams = [*others(), Stream(costs=SLEEPY, rate=50, deadline=2 * SLEEPY.alone, **options)]
         loop = SimulatedLoop(seed=seed)
-        loop.run(other, stream, seconds=1.1)
-        found.append(loop.run(other, stream, seconds=2)[1])
+        loop.run(*streams, seconds=up + 1)
+        found.append(loop.run(*streams, seconds=2)[-1])
     assert found[1].answered >= 0.95 * found[0].answered >= 90
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_overloaded_plan_recovers_within_a_second_of_its_server(seed: int) -> None:
+    """The plan that is at twice its capacity is itself the one whose server was down, or hung, beside another."""
+    for down in ((0.0, 0.1), (0.5, 1.0)):
+        other, stream = usual(0.1), usual(2, down=down)
+        loop = SimulatedLoop(seed=seed)
+        loop.run(other, stream, seconds=down[1] + 1)
+        found = loop.run(other, stream, seconds=2)
+        assert sum(tally.rate for tally in found) >= 0.74 * peak(USUAL)
+        assert found[1].late < 0.2 * found[1].answered
+
+
+@pytest.mark.parametrize("wait", [0.8, 2.0], ids=["in time", "too late"])
+def test_a_slow_server_on_an_idle_loop_leads_to_no_rejection(wait: float) -> None:
+    """However long the server takes, for as long as there are slots: its requests are answered or late."""
+    deadline = 0.02
+    slow = Costs(wait=wait * deadline / (TURNS - 1))
+    stream = Stream(costs=slow, rate=100, deadline=deadline)
+    other, found = SimulatedLoop().run(usual(0.1), stream, seconds=3)
+    assert other.rejected == found.rejected == 0
+    assert found.answered + found.late >= 290
 
 
 @pytest.mark.parametrize("seed", range(3))
