@@ -174,6 +174,12 @@ class PlanError(SeedbedError):
         self.node = node
 
 
+def problem_listing(subject: str, problems: Sequence[tuple[str, str, str]]) -> str:
+    """All problems of a document, each with its code, JSON path and message, as the lines of one message."""
+    lines = "\n".join(f"  - {path}: {message} [{code}]" for code, path, message in problems)
+    return f"{subject} invalid, {len(problems)} problem{'s' if len(problems) != 1 else ''}:\n{lines}"
+
+
 class InvalidPlan(PlanError):
     """The plan does not validate; `problems` holds (code, JSON path, message) of each problem."""
 
@@ -181,9 +187,7 @@ class InvalidPlan(PlanError):
 
     def __init__(self, problems: Iterable[tuple[str, str, str]]) -> None:
         self.problems: tuple[tuple[str, str, str], ...] = tuple(problems)
-        lines = "\n".join(f"  - {path}: {message} [{code}]" for code, path, message in self.problems)
-        count = len(self.problems)
-        super().__init__(f"the plan is invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}")
+        super().__init__(problem_listing("the plan is", self.problems))
 
 
 class InvalidRequest(PlanError):

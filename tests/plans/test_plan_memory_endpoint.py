@@ -13,7 +13,8 @@ from redis_servers import BINARIES, command, real_server, redis_at, registries
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from seedbed.errors import ConfigError, EndpointUnavailable, NodeFailed, PlanError
-from seedbed.plans.redis import RedisEndpoint, open_endpoints, read_seed
+from seedbed.plans.redis import RedisEndpoint, open_endpoints
+from seedbed.plans.redis.memory import read_seed
 from seedbed.plans.registries import EndpointPolicy
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ async def test_a_seed_in_a_file(autojump_clock: MockClock, tmp_path: Path) -> No
     as_toml.write_text(
         '"follow:1" = [2, "3", 0.5]\n"none" = []\n["user:1"]\ncountry = "NØ"\nage = 3\n', encoding="utf-8"
     )
-    assert read_seed(as_json) == read_seed(as_toml)
+    assert read_seed(as_json, "the seed") == read_seed(as_toml, "the seed")
     async with open_endpoints(registries(attrs.evolve(MEMORY, seed_file=str(as_toml)))) as endpoints:
         redis = endpoints.get("ep_0001")
         await redis.ping()
@@ -126,14 +127,14 @@ async def test_a_seed_in_a_file(autojump_clock: MockClock, tmp_path: Path) -> No
     ("name", "text", "said"),
     [
         ("a.json", None, "a.json' cannot be read"),
-        ("a.json", "{", "a.json' cannot be read"),
-        ("a.toml", "{", "a.toml' cannot be read"),
-        ("a.json", "[" * 100_000, "a.json' cannot be read"),
-        ("a.json", "[1]", "must map keys to hashes, lists and strings, and is of type list"),
-        ("a.json", '{"k": null}', "key 'k': expected a string or a number, found None"),
-        ("a.json", '{"k": [true]}', "key 'k': expected a string or a number, found True"),
-        ("a.json", '{"k": {"a": [1]}}', "key 'k': expected a string or a number"),
-        ("a.json", '{"k": ["\\ud800"]}', "key 'k': .*surrogates not allowed"),
+        ("a.json", "{", r"a.json' is invalid, 1 problem:\n  - \$: expected JSON"),
+        ("a.toml", "{", r"a.toml' is invalid, 1 problem:\n  - \$: expected TOML"),
+        ("a.json", "[" * 100_000, "expected a document that is not nested"),
+        ("a.json", "[1]", r"\$: expected an object, found an array"),
+        ("a.json", '{"k": null}', r"\$.k: expected a string or a number, found null"),
+        ("a.json", '{"k": [true]}', r"\$.k\[0\]: expected a string or a number, found true"),
+        ("a.json", '{"k": {"a": [1]}, "l": {"b": {}}}', r"2 problems:\n  - \$.k.a: expected a string or a number"),
+        ("a.json", '{"k": ["\\ud800"]}', r"\$.k\[0\]: .*half of a surrogate pair"),
     ],
 )
 def test_invalid_seed_files_are_named(tmp_path: Path, name: str, text: str | None, said: str) -> None:
@@ -141,7 +142,7 @@ def test_invalid_seed_files_are_named(tmp_path: Path, name: str, text: str | Non
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=said):
-        read_seed(tmp_path / name)
+        read_seed(tmp_path / name, f"the seed file {name!r}")
 
 
 async def test_answers_are_copies(autojump_clock: MockClock) -> None:

@@ -32,18 +32,10 @@ class Cost:
     fixed: float
     per_row: float
 
-    def times(self, factor: float) -> Cost:
-        """The cost of `factor` times the work."""
-        return Cost(self.fixed * factor, self.per_row * factor)
-
-    def plus(self, other: Cost) -> Cost:
-        return Cost(self.fixed + other.fixed, self.per_row + other.per_row)
-
     def of(self, rows: int) -> float:
         return self.fixed + self.per_row * rows
 
 
-_FREE: Final = Cost(0.0, 0.0)
 # Ops in the trees that were measured; the cost of others is in proportion to their size.
 _MEASURED_SIZES: Final[Mapping[str, int]] = {"core::vm": 5, "core::filter": 3}
 
@@ -61,14 +53,13 @@ class Costs:
 
     def cost(self, op: OpSpec, *, size: int = 0, patterns: int = 0) -> Cost:
         """The cost of a node whose tree has `size` ops; that of a user-defined op is unknown, so infinite."""
-        if op.run_inline:
-            return _FREE
-        measured = self.ops.get(op.name)
-        if measured is None:
-            return Cost(math.inf, 0.0)
-        if op.name in _MEASURED_SIZES:
-            measured = measured.times(max(1.0, size / _MEASURED_SIZES[op.name]))
-        return measured.plus(self.ops[REGEX].times(patterns)) if patterns else measured
+        op_cost, pattern = self.ops.get(op.name), self.ops[REGEX]
+        if op.run_inline or op_cost is None:
+            return Cost(0.0 if op.run_inline else math.inf, 0.0)
+        factor = max(1.0, size / _MEASURED_SIZES.get(op.name, math.inf))
+        return Cost(
+            op_cost.fixed * factor + pattern.fixed * patterns, op_cost.per_row * factor + pattern.per_row * patterns
+        )
 
 
 DEFAULT_COSTS: Final = Costs(

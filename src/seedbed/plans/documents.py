@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import attrs
 
 from ..checks import is_whole, parse_toml
-from ..errors import InvalidPlan
+from ..errors import InvalidPlan, problem_listing
 from ..graph import nearest
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ class Problems:
 
     def listing(self, subject: str) -> str:
         """All problems as the lines of one message."""
-        count = len(self.found)
-        lines = "\n".join(f"  - {path}: {message} [{code}]" for code, path, message in self.found)
-        return f"{subject} invalid, {count} problem{'s' if count != 1 else ''}:\n{lines}"
+        return problem_listing(subject, self.found)
 
 
 @attrs.define(eq=False)
@@ -169,10 +167,6 @@ class Value:
         if isinstance(field, str) and _PLAIN_FIELD.fullmatch(field):
             return f"{self.path}.{field}"
         return f"{self.path}[{json.dumps(shortened(field) if isinstance(field, str) else shown(field))}]"
-
-    def field(self, name: str) -> Value:
-        """A field of an object, without a check of the others."""
-        return Value(self._value.get(name, _ABSENT), f"{self.path}.{name}", self.problems)  # type: ignore[attr-defined]
 
     def fields(self, *required: str, optional: Sequence[str] = ()) -> Fields:
         """The known fields of an object; unknown, missing and duplicate ones are problems."""
@@ -231,14 +225,13 @@ class Value:
             allowed = "an integer of 64 bits" if low == INT64_MIN else f"an integer of at least {low}"
         return self.problem(Code.INVALID_VALUE, f"expected {allowed}, found {shown(value)}")
 
-    def number(self, low: float | None = None, high: float | None = None) -> int | float | None:
+    def number(self, what: str = "a number", *, low: float = -math.inf, high: float = math.inf) -> int | float | None:
         """A finite number within bounds; an integer stays one if it fits into 64 bits."""
         value = self._value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return self.expected("a number")
-        number: int | float
+            return self.expected(what)
         if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
-            number = int(value)
+            number: int | float = int(value)
         else:
             try:
                 number = float(value)
@@ -246,11 +239,10 @@ class Value:
                 number = math.inf
             if not math.isfinite(number):
                 return self.problem(Code.NOT_FINITE, f"expected a finite number, found {shown(value)}")
-        if low is not None and number < low:
-            return self.problem(Code.INVALID_VALUE, f"expected a number of at least {low}, found {shown(value)}")
-        if high is not None and number > high:
-            return self.problem(Code.INVALID_VALUE, f"expected a number of at most {high}, found {shown(value)}")
-        return number
+        if low <= number <= high:
+            return number
+        bound = f"at least {low}" if number < low else f"at most {high}"
+        return self.problem(Code.INVALID_VALUE, f"expected a number of {bound}, found {shown(value)}")
 
     def boolean(self) -> bool | None:
         return self._value if isinstance(self._value, bool) else self.expected("true or false")

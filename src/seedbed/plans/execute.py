@@ -354,9 +354,9 @@ def fallback_rows(
             return step.op.fallback(inputs, step.params, ctx)
         rows = inputs[0] if inputs and not new else NO_ROWS
         if step.policy == "empty":
-            rows = rows.none()
+            rows = rows.head(0)
         if step.op.gives is Rows.APPENDED:
-            rows = concat([rows, *(one.none() for one in (*inputs[1:], *ctx.refs.values()))], ctx.keys)
+            rows = concat([rows, *(one.head(0) for one in (*inputs[1:], *ctx.refs.values()))], ctx.keys)
         for key_id in sorted((step.writes - {ID}) & ctx.keys.keys()):
             rows = rows.with_column(key_id, unwritten_column(ctx.keys[key_id], len(rows)))
     except Exception as error:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..checks import MAX_DEPTH
 from ..errors import NodeFailed
-from .documents import INT64_MAX, INT64_MIN, Code, shortened, shown
+from .documents import INT64_MAX, INT64_MIN, Code, Value, shortened, shown
 from .registries import KeyType
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .documents import Fields, Value
+    from .documents import Fields
     from .registries import Key, Param, ParamValue, Registries
     from .rowset import Read, RowSet
 
@@ -131,7 +131,7 @@ class TreeReader:
         elif "op" not in value.raw:
             value.problem(Code.MISSING_FIELD, f"the field 'op' is required: {what}", field="op")
         else:
-            op = value.field("op").text()
+            op = Value(value.raw["op"], f"{value.path}.op", value.problems).text()
             if op in known:
                 return op
             if op is not None:

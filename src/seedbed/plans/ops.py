@@ -89,37 +89,25 @@ async def _listed(name: str, inputs: Inputs, params: Params, ctx: OpContext) -> 
     return pieces
 
 
-def _users_op(name: str) -> OpSpec:
-    """An op that reads a list of users for each input row, and then their countries."""
-    params = {"endpoint": _REDIS, "fanout": integer(1, 10_000_000)}
+def _list_op(name: str, *, largest: int, of_users: bool) -> OpSpec:
+    """An op that reads a list of ids for each input row and, of users, their countries."""
+    params = {"endpoint": _REDIS, "fanout": integer(1, largest)}
+    writes = _USERS if of_users else frozenset({ID})
 
-    @op(f"core::{name}", aliases=(name,), params=params, gives=Rows.NEW, writes=_USERS)
-    async def users(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
+    @op(f"core::{name}", aliases=(name,), params=params, gives=Rows.NEW, writes=writes)
+    async def listed(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
         reads = ctx.endpoint(params["endpoint"])
         pieces: list[RowSet] = []
-        for ids in await _listed(name, inputs, params, ctx):
+        for ids in await _listed(name, inputs, params, ctx) or [[]]:
             if pieces:
                 await trio.lowlevel.checkpoint()
-            pieces.append(_users(ids, await reads.hgetall_many([f"user:{user_id}" for user_id in ids]), ctx))
-        return concat(pieces, ctx.keys) if pieces else _users([], [], ctx)
+            if of_users and ids:
+                pieces.append(_users(ids, await reads.hgetall_many([f"user:{user_id}" for user_id in ids]), ctx))
+            else:
+                pieces.append(_users([], [], ctx) if of_users else new_rows(ids))
+        return concat(pieces, ctx.keys)
 
-    return users
-
-
-@op(
-    "core::media",
-    aliases=("media",),
-    params={"endpoint": _REDIS, "fanout": integer(1, 10_000)},
-    gives=Rows.NEW,
-    writes=frozenset({ID}),
-)
-async def _media(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
-    pieces: list[RowSet] = []
-    for ids in await _listed("media", inputs, params, ctx):
-        if pieces:
-            await trio.lowlevel.checkpoint()
-        pieces.append(new_rows(ids))
-    return concat(pieces, ctx.keys) if pieces else NO_ROWS
+    return listed
 
 
 def _check_vm(value: Value, params: Params, scope: Scope) -> None:
@@ -224,7 +212,10 @@ async def _fixed_source(_inputs: Inputs, params: Params, _ctx: OpContext) -> Row
 
 
 CORE_OPS: Final = (
-    *(_viewer, _users_op("follow"), _users_op("recommendation"), _media),
+    _viewer,
+    _list_op("follow", largest=10_000_000, of_users=True),
+    _list_op("recommendation", largest=10_000_000, of_users=True),
+    _list_op("media", largest=10_000, of_users=False),
     *(_vm, _filter, _sort, _take, _concat, _sleep, _busy_cpu, _fixed_source),
 )
 
@@ -233,8 +224,7 @@ class OpRegistry:
     """Ops by name and alias."""
 
     def __init__(self, *ops: OpSpec) -> None:
-        self._ops: dict[str, OpSpec] = {}
-        self.names: dict[str, str] = {}  # the full name of each op, by name and alias
+        self.names: dict[str, OpSpec] = {}  # by name and alias
         for each in ops:
             self.add(each)
 
@@ -242,15 +232,14 @@ class OpRegistry:
         """Register an op; a name or alias that is taken is an error."""
         for name in (op.name, *op.aliases):
             if name in self.names:
-                raise ConfigError(f"op {op.name!r}: the name {name!r} is taken by op {self.names[name]!r}")
-        self._ops[op.name] = op
-        self.names.update(dict.fromkeys((op.name, *op.aliases), op.name))
+                raise ConfigError(f"op {op.name!r}: the name {name!r} is taken by op {self.names[name].name!r}")
+        self.names.update(dict.fromkeys((op.name, *op.aliases), op))
 
     def get(self, name: str) -> OpSpec | None:
-        return self._ops.get(self.names.get(name, name))
+        return self.names.get(name)
 
     def __iter__(self) -> Iterator[OpSpec]:
-        return iter(self._ops.values())
+        return (op for name, op in self.names.items() if name == op.name)
 
     def copy(self) -> OpRegistry:
         """Another registry with the same ops, to add to."""

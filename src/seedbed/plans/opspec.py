@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import inspect
-from typing import TYPE_CHECKING, Any, Final, Literal
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
 import attrs
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     SyncRun = Callable[[tuple[RowSet, ...], Mapping[str, Any], "OpContext"], RowSet]
     # The function of an op that waits: called on the loop, and cancelled at its timeout.
     AsyncRun = Callable[[tuple[RowSet, ...], Mapping[str, Any], "OpContext"], Awaitable[RowSet]]
+    Check = Callable[[Value, Mapping[str, Any], "Scope"], None]
 
 REQUIRED: Final = object()
 
@@ -70,14 +72,15 @@ def string(default: Any = REQUIRED, *, nullable: bool = False) -> ParamSpec:
 def integer(minimum: int | None = None, maximum: int | None = None, default: Any = REQUIRED) -> ParamSpec:
     """An integer within inclusive bounds; a boolean is not one."""
     low, high = INT64_MIN if minimum is None else minimum, INT64_MAX if maximum is None else maximum
-    description = f"integer{_bounds(minimum, maximum)}"
-    return ParamSpec(description, lambda value, _scope: value.integer(low, high), default=default)
+    read = lambda value, _scope: value.integer(low, high)  # noqa: E731
+    return ParamSpec(f"integer{_bounds(minimum, maximum)}", read, default=default)
 
 
 def number(minimum: float | None = None, maximum: float | None = None, default: Any = REQUIRED) -> ParamSpec:
     """A finite number within inclusive bounds."""
-    description = f"number{_bounds(minimum, maximum)}"
-    return ParamSpec(description, lambda value, _scope: value.number(minimum, maximum), default=default)
+    low, high = -math.inf if minimum is None else minimum, math.inf if maximum is None else maximum
+    read = lambda value, _scope: value.number(low=low, high=high)  # noqa: E731
+    return ParamSpec(f"number{_bounds(minimum, maximum)}", read, default=default)
 
 
 def _bounds(minimum: float | None, maximum: float | None) -> str:
@@ -187,7 +190,7 @@ class OpSpec:
     # The rows of an op with contract NEW that failed and whose policy is "default"; without it there are none.
     fallback: SyncRun | None = None
     # A check of the params together, after each was checked; problems are added to the value of all params.
-    check: Callable[[Value, Mapping[str, Any], Scope], None] | None = None
+    check: Check | None = None
     aliases: tuple[str, ...] = ()  # short names that plans may use too
     # The loop that `run_async` is written for: `trio` (the default) or `asyncio`.
     runtime: str | None = None
@@ -229,37 +232,26 @@ class OpSpec:
         return checked
 
 
-def op(
-    name: str,
-    *,
-    gives: Rows,
-    params: Mapping[str, ParamSpec] | None = None,
-    inputs: tuple[int, int] = (1, 1),
-    writes: frozenset[int] = frozenset(),
-    run_inline: bool = False,
-    fallback: SyncRun | None = None,
-    check: Callable[[Value, Mapping[str, Any], Scope], None] | None = None,
-    aliases: tuple[str, ...] = (),
-    runtime: Literal["asyncio", "trio"] | None = None,
-) -> Callable[[SyncRun | AsyncRun], OpSpec]:
+class OpOptions(TypedDict, total=False):
+    """The optional fields of an `OpSpec`, for `op`."""
+
+    params: Mapping[str, ParamSpec]
+    inputs: tuple[int, int]
+    writes: frozenset[int]
+    run_inline: bool
+    fallback: SyncRun | None
+    check: Check | None
+    aliases: tuple[str, ...]
+    runtime: Literal["asyncio", "trio"] | None
+
+
+def op(name: str, *, gives: Rows, **options: Unpack[OpOptions]) -> Callable[[SyncRun | AsyncRun], OpSpec]:
     """Turn a function into an op; an async one runs on the loop (of `runtime`). It is not registered."""
 
     def declare(function: Any) -> OpSpec:
-        is_async = inspect.iscoroutinefunction(function)
-        return OpSpec(
-            name=name,
-            params=params or {},
-            inputs=inputs,
-            gives=gives,
-            writes=writes,
-            run=None if is_async else function,
-            run_async=function if is_async else None,
-            run_inline=run_inline,
-            fallback=fallback,
-            check=check,
-            aliases=aliases,
-            runtime=runtime,
-        )
+        if inspect.iscoroutinefunction(function):
+            return OpSpec(name=name, gives=gives, run_async=function, **options)
+        return OpSpec(name=name, gives=gives, run=function, **options)
 
     return declare
 

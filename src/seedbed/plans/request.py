@@ -145,7 +145,7 @@ async def build_candidates(
             await trio.lowlevel.checkpoint()
             if not may_continue():
                 return None
-        candidates += _candidates(rows.between(start, start + SLICE_ROWS), keys)
+        candidates += _candidates(rows[start : start + SLICE_ROWS], keys)
     return candidates if may_continue() else None
 
 

@@ -124,18 +124,11 @@ class RowSet:
         return RowSet(self.columns, positions if self.index is None else self.index[positions])
 
     def head(self, count: int) -> RowSet:
-        if count >= self._length:
-            return self
-        return RowSet(self.columns, np.arange(count) if self.index is None else self.index[:count])
+        return self if count >= self._length else self[:count]
 
-    def between(self, start: int, stop: int) -> RowSet:
-        """The rows from position `start` to before `stop`."""
-        stop = min(stop, self._length)
-        return RowSet(self.columns, np.arange(start, stop) if self.index is None else self.index[start:stop])
-
-    def none(self) -> RowSet:
-        """No row, of the same columns."""
-        return RowSet(self.columns, np.empty(0, np.intp))
+    def __getitem__(self, part: slice) -> RowSet:
+        """The rows of a slice."""
+        return RowSet(self.columns, np.arange(*part.indices(self._length)) if self.index is None else self.index[part])
 
     def with_column(self, key_id: int, column: Column) -> RowSet:
         """The same rows with one more column, or another in its place; its values are for these rows in their order."""

@@ -5,20 +5,19 @@ It waits on trio's clock only, so plans run against it in virtual time.
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
 from ...errors import ConfigError, EndpointUnavailable, NodeFailed
+from ..documents import Problems, read_document
 from .reads import EndpointStatistics, RedisEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..documents import Source, Value
     from ..registries import Endpoint
 
 Stored: TypeAlias = dict[str, str] | list[str] | str
@@ -27,49 +26,39 @@ _LONGEST_INT = 1 << 63
 _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
-def read_seed(path: str | Path) -> dict[str, Stored]:
-    """Read the contents of an in-memory endpoint from a JSON or, if its name ends so, TOML file.
+def read_seed(source: Source, where: str) -> dict[str, Stored]:
+    """Read what a server would hold from a mapping, or from a JSON or TOML file.
 
-    The file maps keys to hashes (objects), lists (arrays) or strings, of strings or numbers:
-    `{"user:1": {"country": "NO"}, "follow:1": [2, 3]}`. Raises ConfigError if it does not.
+    It maps keys to hashes (objects), lists (arrays) or strings, of strings or numbers:
+    `{"user:1": {"country": "NO"}, "follow:1": [2, 3]}`. Raises one ConfigError with everything that is wrong.
     """
-    path = Path(path)
+    problems = Problems()
     try:
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the seed file {str(path)!r} cannot be read: {error}") from error
-    return check_seed(data, f"the seed file {str(path)!r}")
-
-
-def check_seed(data: object, where: str) -> dict[str, Stored]:
-    """The data as a server would hold it; raises ConfigError for what no server could hold."""
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} must map keys to hashes, lists and strings, and is of type {type(data).__name__}")
+        document = read_document(source, problems)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from error
     stored: dict[str, Stored] = {}
-    for key, value in data.items():
-        place = f"{where}, key {key!r}"
-        if isinstance(value, Mapping):
-            found: Stored = {_text(field, place): _text(each, place) for field, each in value.items()}
-        elif isinstance(value, list | tuple):
-            found = [_text(each, place) for each in value]
+    for key, value in document.entries().items():
+        found: Stored
+        if isinstance(value.raw, Mapping):
+            found = {field: _text(each) for field, each in value.entries().items()}
+        elif isinstance(value.raw, list | tuple):
+            found = [_text(each) for each in value.items() or ()]
         else:
-            found = _text(value, place)
+            found = _text(value)
         # As in Redis, a key with an empty hash or list does not exist.
         if found or isinstance(found, str):
-            stored[_text(key, where)] = found
+            stored[key] = found
+    if problems.found:
+        raise ConfigError(problems.listing(f"{where} is"))
     return stored
 
 
-def _text(value: object, place: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{place}: expected a string or a number, found {value!r:.80}")
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{place}: {error}") from None
-    return text
+def _text(value: Value) -> str:
+    if isinstance(value.raw, str):
+        return value.text() or ""
+    number = value.number("a string or a number")
+    return str(value.raw if isinstance(value.raw, int) and number is not None else number)  # all digits of an integer
 
 
 class MemoryEndpoint(RedisEndpoint):
@@ -152,10 +141,9 @@ class MemoryEndpoint(RedisEndpoint):
                 await self._slots.acquire()
             finally:
                 self._waiting -= 1
-            together = 1
-            while together < commands and self._slots.value:
+            together = min(commands, 1 + self._slots.value)
+            for _ in range(together - 1):
                 self._slots.acquire_nowait()
-                together += 1
             commands -= together
             try:
                 await self._wait(together)
