@@ -51,7 +51,6 @@ class LoadedPlan:
         return parse_request(sys.stdin.read() if text.strip() == "-" else text, self.plan.registries)
 
     def engine(self, limits: RequestLimits, *, at_once: int = 1, max_queue: int = 0) -> PlanEngine:
-        """An engine for this plan."""
         return PlanEngine(
             registries=self.plan.registries,
             ops=self.ops,
@@ -380,29 +379,21 @@ def _key_names(registries: Registries, keys: Iterable[int]) -> list[str]:
 
 def registries_data(registries: Registries) -> dict[str, list[dict[str, Any]]]:
     """The registries as JSON values."""
-    groups: dict[str, Mapping[Any, Any]] = {
-        "keys": registries.keys,
-        "params": registries.params,
-        "endpoints": registries.endpoints,
-    }
+    groups: dict[str, Mapping[Any, Any]]
+    groups = {"keys": registries.keys, "params": registries.params, "endpoints": registries.endpoints}
     return {name: [attrs.asdict(each) for each in group.values()] for name, group in groups.items()}
 
 
 def show_listing(found: dict[str, Any]) -> None:
     """Print the result of `plan list`."""
     if found["plans"]:
-        rows = [
-            (each["plan"], each["name"] or "–", each["nodes"], ", ".join(each["outputs"]), _state(each["problems"]))
-            for each in found["plans"]
-        ]
-        output.print_table(("plan", "name", "nodes", "outputs", ""), rows, title="plans")
+        plans = [{**each, "state": _state(each["problems"])} for each in found["plans"]]
+        _print_fields(plans, ("plan", "name", "nodes", "outputs", "state"), "plans")
     else:
         print_line("no plans here", error=True)
-    ops = [{**each, "op": each["name"], "rows": each["gives"]} for each in found["ops"]]
-    _print_fields(ops, ("op", "inputs", "params", "rows", "writes", "runs"), "ops")
+    _print_fields(found["ops"], ("name", "inputs", "params", "gives", "writes", "runs"), "ops")
     registries = found["registries"]
-    keys = [{**each, "default": "–" if each["default"] is None else each["default"]} for each in registries["keys"]]
-    _print_fields(keys, ("id", "name", "type", "nullable", "default", "writable"), "keys")
+    _print_fields(registries["keys"], ("id", "name", "type", "nullable", "default", "writable"), "keys")
     _print_fields(registries["params"], ("id", "name", "type", "nullable"), "params")
     endpoints = [{**each, **each["policy"]} for each in registries["endpoints"]]
     policy = ("max_inflight", "connect_timeout_ms", "request_timeout_ms")
@@ -424,10 +415,10 @@ def _print_fields(values: list[dict[str, Any]], fields: tuple[str, ...], title: 
 
 def _text(field: str, value: Any) -> Any:
     """A JSON value as a table shows it; ids, ports and defaults without thousands separators."""
-    if field in ("id", "port", "default"):
+    if field in ("id", "port", "default") and value is not None:
         return str(value)
     if isinstance(value, list):
         return ", ".join(value)
     if isinstance(value, dict):
         return "; ".join(f"{name}: {each}" for name, each in value.items())
-    return {None: "", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else value
+    return ("yes" if value else "no") if isinstance(value, bool) else value

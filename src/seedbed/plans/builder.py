@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeV
 
 import attrs
 
-from ..checks import MAX_DEPTH
-from ..errors import InvalidPlan
 from ..graph import nearest
 from .documents import Code, Problems, Value
-from .expressions import MAX_SIZE, TreeReader
+from .expressions import TreeReader
 from .format import CAPABILITIES, ON_ERROR, SCHEMA_VERSION, parse_plan, plan_text, read_node, read_policy
 from .ops import default_ops
 from .opspec import Scope
@@ -43,21 +41,14 @@ OnError: TypeAlias = Literal["fail", "empty", "default"]
 
 
 class _Tree:
-    """A tree of the JSON format in which keys and params are `Named`; `size` counts a branch used twice as two."""
+    """A tree of the JSON format in which keys and params are `Named`."""
 
     def __init__(self, op: str, **fields: Any) -> None:
-        branches = [field for field in fields.values() if isinstance(field, _Tree)]
-        self.depth: int = 1 + max((branch.depth for branch in branches), default=0)
-        self.size: int = 1 + sum(branch.size for branch in branches)
-        if self.depth > MAX_DEPTH:
-            raise InvalidPlan([(Code.TOO_DEEP, "$", f"expected a tree of at most {MAX_DEPTH} levels")])
-        if self.size > MAX_SIZE:
-            raise InvalidPlan([(Code.TOO_LARGE, "$", f"expected a tree of at most {MAX_SIZE} ops")])
         plain = {name: field.tree if isinstance(field, _Tree) else field for name, field in fields.items()}
         self.tree: dict[str, Any] = {"op": op, **plain}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.tree['op']} of {self.size} op{'' if self.size == 1 else 's'}>"
+        return f"<{type(self).__name__} {self.tree['op']}>"
 
     def __bool__(self) -> bool:
         raise TypeError(

@@ -168,8 +168,8 @@ class Value:
             return f"{self.path}.{field}"
         return f"{self.path}[{json.dumps(shortened(field) if isinstance(field, str) else shown(field))}]"
 
-    def fields(self, *required: str, optional: Sequence[str] = ()) -> Fields:
-        """The known fields of an object; unknown, missing and duplicate ones are problems."""
+    def fields(self, *required: str, optional: Sequence[str] = ()) -> dict[str, Value]:
+        """The known fields of an object, absent ones too; unknown, missing and duplicate ones are problems."""
         given = self.entries()
         known = (*required, *optional)
         for name in given:
@@ -180,7 +180,7 @@ class Value:
             for name in required:
                 if name not in given:
                     self.problem(Code.MISSING_FIELD, f"the field {name!r} is required", field=name)
-        return Fields({name: given[name] for name in known if name in given}, self)
+        return {name: given.get(name) or Value(_ABSENT, self._under(name), self.problems) for name in known}
 
     def entries(self) -> dict[str, Value]:
         """All entries of an object whose field names are the user's; empty if there is a problem."""
@@ -262,17 +262,6 @@ class Value:
         if name is None or name in known:
             return name
         return self.problem(code, f"{complaint} {shown(name)}{self.problems.hint(name, known)}")
-
-
-class Fields(dict[str, Value]):
-    """The fields of an object; one that was not given is an absent value."""
-
-    def __init__(self, given: Mapping[str, Value], of: Value) -> None:
-        super().__init__(given)
-        self._of = of
-
-    def __missing__(self, name: str) -> Value:
-        return Value(_ABSENT, f"{self._of.path}.{name}", self._of.problems)
 
 
 class _Object(dict[str, Any]):

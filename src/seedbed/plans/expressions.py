@@ -18,7 +18,7 @@ import numpy as np
 
 from ..checks import MAX_DEPTH
 from ..errors import NodeFailed
-from .documents import INT64_MAX, INT64_MIN, Code, Value, shortened, shown
+from .documents import Code, Value, shortened, shown
 from .registries import KeyType
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .documents import Fields
     from .registries import Key, Param, ParamValue, Registries
     from .rowset import Read, RowSet
 
@@ -175,7 +174,7 @@ class TreeReader:
                 fields[name].problem(Code.TYPE_MISMATCH, f"expected a number for {op}, found a string")
         return _computed(op, numbers, value) if len(numbers) == len(names) else None
 
-    def _expressions(self, fields: Fields, names: Sequence[str], depth: int) -> list[Expression]:
+    def _expressions(self, fields: Mapping[str, Value], names: Sequence[str], depth: int) -> list[Expression]:
         """The valid ones of these operands of a tree."""
         found = [self._expression(fields[name], depth + 1) for name in names]
         return [each for each in found if each is not None]
@@ -236,7 +235,7 @@ class TreeReader:
         if key is not None and key.type is not KeyType.STRING:
             message = f"expected a string key, found {key.name!r}, which is {key.type.value}"
             key = fields["key_id"].problem(Code.WRONG_KEY_TYPE, message)
-        flags = fields["flags"].choice(("", "i")) if "flags" in fields else ""
+        flags = fields["flags"].choice(("", "i")) if fields["flags"] else ""
         pattern = self._pattern(fields["pattern"])
         return None if key is None or flags is None or pattern is None else _matching(key, pattern, flags)
 
@@ -250,7 +249,7 @@ class TreeReader:
             return param
         fields = value.fields("kind", "value")
         kind = fields["kind"].choice(("literal", "param"))
-        text = fields["value"].text() if kind is not None or "kind" not in fields else None
+        text = fields["value"].text() if kind is not None or not fields["kind"] else None
         if text is None or kind is None:
             return None
         if (complaint := pattern_problem(text)) is not None:
@@ -399,7 +398,6 @@ def _member(lhs: Expression, listed: Sequence[Any]) -> Predicate:
     else:
         # An integer is compared as an integer with integers, and as a float with floats.
         exact = [item for item in listed if lhs.type is KeyType.INT and isinstance(item, int)]
-        exact = [item for item in exact if INT64_MIN <= item <= INT64_MAX]
         rounded = [float(item) for item in listed if lhs.type is not KeyType.INT or isinstance(item, float)]
 
         def contains(values: NDArray[Any]) -> NDArray[np.bool_]:

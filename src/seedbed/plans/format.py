@@ -77,9 +77,8 @@ def parse_plan(data: Source, registries: Registries | None = None, ops: OpRegist
     if version is not None and version != SCHEMA_VERSION:
         message = f"expected {SCHEMA_VERSION}, found {version}"
         fields["schema_version"].problem(Code.UNSUPPORTED_SCHEMA_VERSION, message)
-    name = _name(fields["plan_name"])
-    if "built_by" in fields:
-        fields["built_by"].entries()
+    name = fields["plan_name"].text(like=_NAME)
+    fields["built_by"].entries()
     capabilities = _capabilities(fields["capabilities_required"])
     read_policy(fields["extensions"], capabilities, of_node=False)
     trees = TreeReader(registries)
@@ -112,20 +111,13 @@ def parse_plan(data: Source, registries: Registries | None = None, ops: OpRegist
     )
 
 
-def _name(value: Value) -> str | None:
-    name = value.text()
-    if name is not None and not _NAME.fullmatch(name):
-        return value.problem(Code.INVALID_VALUE, f"expected letters, digits and _ (at least one), found {shown(name)}")
-    return name
-
-
 def read_node(value: Value, ops: OpRegistry, scope: Scope, capabilities: Sequence[str]) -> PlanNode:
     """A node; what could not be read of it is empty, and has a problem."""
     fields = value.fields("node_id", "op", "inputs", "params", optional=["extensions"])
-    node_id = _name(fields["node_id"])
+    node_id = fields["node_id"].text(like=_NAME)
     spec = _op(fields["op"], ops, scope)
     inputs = _inputs(fields["inputs"], spec, scope)
-    params = spec.read_params(fields["params"], scope) if spec is not None and "params" in fields else {}
+    params = spec.read_params(fields["params"], scope) if spec is not None and fields["params"] else {}
     refs = {} if spec is None else spec.referenced_nodes(params)
     return PlanNode(
         node_id=node_id or "",
@@ -175,13 +167,10 @@ def _check_graph(nodes: Sequence[PlanNode], given: Sequence[Value]) -> None:
 
 def _capabilities(value: Value) -> tuple[str, ...]:
     """The capabilities that a plan requires, each of which must be supported."""
-    names: list[str] = []
-    for item in value.items() or []:
-        if (name := item.text()) is not None:
-            names.append(name)
-        if name is not None and name not in CAPABILITIES:
-            hint = item.problems.hint(name, CAPABILITIES)
-            item.problem(Code.UNSUPPORTED_CAPABILITY, f"the engine does not support {shown(name)}{hint}")
+    items = value.items() or []
+    for item in items:
+        item.reference(CAPABILITIES, Code.UNSUPPORTED_CAPABILITY, "the engine does not support")
+    names = [item.raw for item in items if isinstance(item.raw, str)]
     if names != sorted(set(names)):
         value.problem(Code.CAPABILITIES_NOT_SORTED, "expected names that are sorted and unique")
     return tuple(names)
@@ -205,14 +194,12 @@ def plan_text(document: Mapping[str, Any]) -> str:
     """A plan's document as JSON text, a line for each node and each tree: the same text for the same plan."""
     lines = []
     for name, value in document.items():
+        text = _compact(value)
         if value and isinstance(value, list) and name == "nodes":
-            items = ",\n".join(f"  {_compact(item)}" for item in value)
-            lines.append(f' "{name}": [\n{items}]')
+            text = "[\n" + ",\n".join(f"  {_compact(node)}" for node in value) + "]"
         elif value and name in ("expr_table", "pred_table"):
-            items = ",\n".join(f"  {json.dumps(key)}: {_compact(tree)}" for key, tree in value.items())
-            lines.append(f' "{name}": {{\n{items}}}')
-        else:
-            lines.append(f" {json.dumps(name)}: {_compact(value)}")
+            text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {_compact(tree)}" for key, tree in value.items()) + "}"
+        lines.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -223,7 +223,7 @@ class OpSpec:
         fields = value.fields(*required, optional=[name for name in self.params if name not in required])
         checked: dict[str, Any] = {}
         for name, spec in self.params.items():
-            if name in fields:
+            if fields[name]:
                 checked[name] = spec.read(fields[name], scope)
             elif not spec.required:
                 checked[name] = spec.default

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
-    from .documents import Fields, Source
+    from .documents import Source
 
     ParamValue = int | float | str | None
 
@@ -232,7 +232,7 @@ def _key(value: Value) -> Key:
     nullable = bool(fields["nullable"].boolean())
     default = None if key_type is None else key_type.read(fields["default"])
     # Rows that lack a value get the default; only ids are never missing.
-    if not nullable and "default" not in fields and key_id != ID and key_type is not None:
+    if not nullable and not fields["default"] and key_id != ID and key_type is not None:
         message = "a key that is not nullable needs a default, which rows without a value get"
         value.problem(Code.MISSING_FIELD, message, field="default")
     if nullable and default is not None:
@@ -244,7 +244,7 @@ def _key(value: Value) -> Key:
         type=key_type or KeyType.INT,
         nullable=nullable,
         default=default,
-        writable="writable" not in fields or bool(fields["writable"].boolean()),
+        writable=not fields["writable"] or bool(fields["writable"].boolean()),
     )
 
 
@@ -254,7 +254,7 @@ def _param(value: Value) -> Param:
     return Param(id=param_id, name=name, type=param_type or KeyType.INT, nullable=bool(fields["nullable"].boolean()))
 
 
-def _head(fields: Fields) -> tuple[int, str, KeyType | None]:
+def _head(fields: Mapping[str, Value]) -> tuple[int, str, KeyType | None]:
     """The fields that keys and params have in common."""
     number, name = fields["id"].integer(1, 2**32 - 1), fields["name"].text(like=_NAME)
     type_name = fields["type"].choice([each.value for each in KeyType])
@@ -269,8 +269,8 @@ def _endpoint(value: Value) -> Endpoint:
         fields["host"].problem(Code.INVALID_VALUE, "expected a host name or address, found an empty string")
     port, seed_file = fields["port"].integer(1, 65_535), fields["seed_file"].text()
     bounds = {"max_inflight": 1_000_000, "connect_timeout_ms": _MAX_TIMEOUT_MS, "request_timeout_ms": _MAX_TIMEOUT_MS}
-    given = fields["policy"].fields(optional=list(bounds)) if "policy" in fields else {}
-    policy = {name: each.integer(1, bounds[name]) or 0 for name, each in given.items()}
+    given = fields["policy"].fields(optional=list(bounds))
+    policy = {name: each.integer(1, bounds[name]) or 0 for name, each in given.items() if each}
     if seed_file is not None and host is not None and host != "memory":
         message = f"only host 'memory' has a seed file, not {shown(host)}"
         fields["seed_file"].problem(Code.INVALID_VALUE, message)
