@@ -18,7 +18,6 @@ from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
 from seedbed.engine.row_group import Phase, RowGroup, Shared
 from seedbed.engine.scheduler import Scheduler
-from seedbed.engine.stateful import Instance, stateful_nodes
 from seedbed.engine.tasks import (
     ASYNC_LANE,
     PROCESS_LANE,
@@ -284,20 +283,12 @@ class World:
             self.budget.take_over(column, Usage(calls=calls, input_tokens=tokens, cost=cost))
         # By how much calls exceeded what was known of them before they were sent, and what earlier runs used.
         self.surprise = [float(self.budget.tokens), self.budget.cost]
-        nodes = stateful_nodes(self.graph, self.steps)
-        always: set[int] = set()
-        for node in reversed(self.graph.order):
-            if self.steps[node].instance is not None or always.intersection(self.graph.nodes[node].downstream):
-                always.add(node)
-        self.always = frozenset(always)
         self.ledger = Ledger()
         self.shared = Shared(
             graph=self.graph,
             steps=self.steps,
             pre_batch=self.pre_batch,
             post_batch=self.post_batch,
-            instances={identity: Instance(of) for identity, of in nodes.items()},
-            always=self.always,
             config=config,
             budget=self.budget,
             ledger=self.ledger,
@@ -323,7 +314,7 @@ class World:
         self.turns: dict[int, int] = {}
         self.wakes: list[float] = []
         self.succeeded: set[tuple[int, int, int, int]] = set()  # (row group, generation, node, row)
-        self.order: dict[int, list[tuple[int, int, int]]] = {identity: [] for identity in nodes}
+        self.order: dict[int, list[tuple[int, int, int]]] = {identity: [] for identity in self.shared.instances}
         self.not_before: dict[Task, float] = {}  # of rate-limited tasks: the instant of their next attempt
         self.ended = False
         self.failed = False  # a check failed: the rest of the run proves nothing
@@ -416,7 +407,7 @@ class World:
             of = attempt.rows if row == GROUP else (row,)
             for each, up in itertools.product(of, self.graph.nodes[step.node].upstream):
                 assert rows.has(self.steps[up], each), f"{cell} was started before {self.steps[up].name!r}"
-            assert step.node in self.always or not rows.dropped.keys() & set(of), "a task of a dropped row"
+            assert step.node in self.shared.always or not rows.dropped.keys() & set(of), "a task of a dropped row"
         if step.key is not None:
             assert task.permit in self.throttles[step.key].held
             assert all(each.request is None or each.request.key != step.key for each in before), (
@@ -829,21 +820,24 @@ def _processor(name: str, stage: Stage) -> Step:
 
 
 def _compile(plan: Plan) -> tuple[Graph, tuple[Step, ...]]:
-    columns = [
-        sb.Column(
+    columns = []
+    for index, column in enumerate(plan.columns):
+        made = sb.Column(
             f"c{index}",
             lambda *_: None,
             kind=column.kind,
             requires=column.requires,
             outputs=[f"c{index}", *(f"c{index}_{n}" for n in range(1, column.outputs))],
+            key=column.key,
+            tokens=column.tokens if column.key is not None else 0,
+            process=column.runs_in == "process",
+            lane_limit=None if column.lane is None else plan.lane_limits[column.lane],
         )
-        for index, column in enumerate(plan.columns)
-    ]
+        columns.append(attrs.evolve(made, skip=_Skip()) if column.skips else made)
     graph = sb.build_graph(columns)
     generators: dict[int, object] = {}
     steps = []
     for index, (column, node) in enumerate(zip(plan.columns, graph.nodes, strict=True)):
-        limit = None if column.lane is None else plan.lane_limits[column.lane]
         local = {"async": ASYNC_LANE, "thread": THREAD_LANE, "process": PROCESS_LANE}[column.runs_in]
         steps.append(
             Step(
@@ -851,16 +845,12 @@ def _compile(plan: Plan) -> tuple[Graph, tuple[Step, ...]]:
                 kind=node.kind,
                 node=index,
                 position=graph.order.index(index),
-                lane=(column.key, column.lane) if limit is not None else column.key or local,
-                key=column.key,
-                tokens=column.tokens if column.key is not None else 0,
+                lane=(column.key, column.lane) if column.lane is not None else column.key or local,
                 needs_slot=column.runs_in != "async",
-                process=column.runs_in == "process",
                 outputs=node.outputs,
-                column=attrs.evolve(columns[index], skip=_Skip()) if column.skips else columns[index],
+                column=columns[index],
                 instance=None if column.generator is None else generators.setdefault(column.generator, object()),
                 skipped_with=node.upstream if column.skips_with_inputs else (),
-                lane_limit=limit,
             )
         )
     return graph, tuple(steps)

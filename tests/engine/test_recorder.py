@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from seedbed import RunConfig
-from seedbed.engine.recorder import COMMIT_DEADLINE, Recorder
+from seedbed.engine.storage import COMMIT_DEADLINE, Recorder
 from seedbed.errors import StoreError
 from seedbed.graph import GROUP
 from seedbed.store.entries import Failed, Finished, Key, Purpose

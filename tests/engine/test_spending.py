@@ -1,4 +1,4 @@
-"""Budgets: the run stops before the call that would pass one."""
+"""Budgets: the run stops before the call that would exceed one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Meter:
 
 
 @ENGINES
-async def test_max_tokens_is_never_passed(autojump_clock: MockClock, engine: str) -> None:
-    """With an honest estimate the run stops exactly before the call that would pass the budget."""
+async def test_max_tokens_is_never_exceeded(autojump_clock: MockClock, engine: str) -> None:
+    """With an honest estimate the run stops exactly before the call that would exceed the budget."""
     meter = Meter(tokens=100)
     with pytest.raises(BudgetExceeded) as raised:
         await grow(
@@ -71,6 +71,22 @@ async def test_max_cost_learns_what_a_call_costs(autojump_clock: MockClock, engi
     assert meter.calls == 6
 
 
+async def test_usage_without_a_call_counts(autojump_clock: MockClock) -> None:
+    """A cost that is reported with `calls=0` is in the report and counts against the budget."""
+
+    async def priced(n: int, context: CellContext) -> int:
+        await trio.sleep(1)
+        context.report_usage(calls=0, cost=0.5)
+        return n
+
+    with pytest.raises(BudgetExceeded, match=r"max_cost=2: 2 used") as raised:
+        await grow(
+            [seed(), Column("v", priced, key="k")], rows=50, config=config(max_cost=2.0, max_parallel_requests=1)
+        )
+    assert raised.value.report is not None
+    assert raised.value.report.usage["v"].cost == 2.0
+
+
 @ENGINES
 async def test_a_budget_that_is_enough_stops_nothing(autojump_clock: MockClock, engine: str) -> None:
     """Using it up exactly is within it."""
@@ -83,7 +99,7 @@ async def test_a_budget_that_is_enough_stops_nothing(autojump_clock: MockClock, 
     assert grown.report.written == 10
 
 
-async def test_max_cost_is_not_passed_by_many_at_once(autojump_clock: MockClock) -> None:
+async def test_max_cost_is_not_exceeded_by_many_at_once(autojump_clock: MockClock) -> None:
     """Nobody knows what a call costs before the first has ended, so the others wait for it."""
     meter = Meter(cost=1.0)
     with pytest.raises(BudgetExceeded, match="max_cost=3"):

@@ -155,15 +155,11 @@ class Build:
             if self._report is None and self._run is not None:
                 self._report = self._run.report()
             if self._store is not None:
-                await _close(self._store)
+                # Release the directory, cancelled or not; a disk that hangs blocks only its own thread.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
+                    await Lease(lambda: None).run(self._store.close)
             self._send.close()
             self._ended.set()
-
-
-async def _close(store: Store) -> None:
-    """Release the directory, cancelled or not; a disk that hangs blocks only its own thread."""
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-        await Lease(lambda: None).run(store.close)
 
 
 class PreviewOptions(TypedDict, total=False):

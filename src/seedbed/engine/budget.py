@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetExceeded
+from .tasks import NO_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -65,8 +66,7 @@ class Budget:
 
     def would_exceed(self, step: Step) -> BudgetExceeded | None:
         """The error to stop with if one more task of this column could exceed a limit."""
-        if not self.limited or step.key is None:
-            return None
+        assert step.key is not None
         expected = self._expected(step)
         return self._exceeds(step, expected) or self._used_up(step, expected, step.key)
 
@@ -131,7 +131,7 @@ class Budget:
         if not sent:
             return
         tokens, cost = self._most.get(step.name, (0, 0.0))
-        if usage is None or not usage.calls:
+        if usage is None or usage == NO_USAGE:
             self.tokens += step.tokens
             self._most[step.name] = (tokens, cost)
             return

@@ -17,7 +17,8 @@ from ..store.entries import FinishedRows, KeptRows, Key, Purpose
 from ..store.records import GroupRecord
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
-from .resume import call_entries, kept_entries, read_state
+from .resume import call_entries, kept_entries
+from .storage import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,22 +61,23 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     path: Path | None = None
     frame: pl.DataFrame | None = None
     # What the manifest has of the row group so far, if dropped rows of it are retried.
-    earlier = services.history.retrying[group.index] if group.retry is not None else None
+    earlier = None if group.retry is None else services.history.retrying[group.index]
+    rows_before, removed, added = (0, 0, 0) if earlier is None else (earlier.rows, earlier.removed, earlier.added)
     if store is None:
         table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.declared))
         frame = pl.DataFrame(table)
         count = frame.height
     else:
-        record = await _write(services, store.writer, group, rows, 0 if earlier is None else earlier.rows)
+        record = await _write(services, store.writer, group, rows, rows_before)
         conflicts, count = record.conflicts, record.rows
         if record.part is not None:
             path = store.writer.path / record.part.name
-    added = count - (0 if earlier is None else earlier.rows)
+    written = count - rows_before
     if store is not None and services.recorder is None:
-        services.committed(added * len(services.plan.steps))
-    ledger.written += added
-    ledger.removed += sum(removed for _, removed, _ in group.rows.resized) - (earlier.removed if earlier else 0)
-    ledger.added += sum(added for _, _, added in group.rows.resized) - (earlier.added if earlier else 0)
+        services.committed(written * len(services.plan.steps))
+    ledger.written += written
+    ledger.removed += sum(each for _, each, _ in group.rows.resized) - removed
+    ledger.added += sum(each for _, _, each in group.rows.resized) - added
     ledger.dropped.extend(group.rows.drops)
     if group.retry is not None:
         ledger.dropped.extend(group.retry.drops)
@@ -85,7 +87,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     for conflict in conflicts:
         ledger.conflicts.append(str(conflict))
         services.notify.emit(events.SchemaConflictFound, row_group=group.index, message=str(conflict))
-    services.notify.emit(events.RowGroupFinished, row_group=group.index, rows=added, dropped=len(group.rows.drops))
+    services.notify.emit(events.RowGroupFinished, row_group=group.index, rows=written, dropped=len(group.rows.drops))
     services.history.group_done(group.index)
     if store is not None and ledger.usage:
         await write_usage(services, store.writer)
@@ -113,7 +115,8 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         order, identities = retry.merged(identities)
     elif retry is not None:
         # Post-batch processors made the part, and have made another of all rows of the group.
-        order = list(range(before, before + _height(rows)))
+        height = rows.height if isinstance(rows, pl.DataFrame) else len(next(iter(rows.values()), ()))
+        order = list(range(before, before + height))
     if recorder is not None:
         await recorder.flush_states()
         dropped = [row for row in range(frontier.rows) if frontier.dropped[row]]
@@ -145,10 +148,6 @@ def _states(plan: BuildPlan) -> dict[str, bytes]:
     return {name: state for name, state in found.items() if state is not None}
 
 
-def _height(rows: pl.DataFrame | dict[str, list[Any]]) -> int:
-    return rows.height if isinstance(rows, pl.DataFrame) else len(next(iter(rows.values()), ()))
-
-
 async def _write_part(
     services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any, order: list[int] | None
 ) -> GroupRecord:
@@ -173,8 +172,7 @@ async def _write_part(
         abandoned=lambda: is_abandoned,
     )
     try:
-        with trio.fail_after(CHECKPOINT_DEADLINE) as scope:
-            scope.shield = True
+        with trio.fail_after(CHECKPOINT_DEADLINE, shield=True):
             written = await services.store_thread(work)
             assert written is not None  # it was not abandoned
             return written
@@ -213,7 +211,13 @@ async def finish(services: Services) -> None:
         if states := _states(plan):
             await _wind_up(services, lambda _: writer.write_states(states))
         if journal is not None:
-            await _wind_up(services, lambda _: _finish_journal(journal, services.history.calls_kept))
+
+            def end(_: object) -> None:
+                for key in services.history.calls_kept:  # everything is generated: no generator is replayed any more
+                    journal.free(key)
+                journal.finish()
+
+            await _wind_up(services, end)
     except OSError as error:
         raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
     services.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
@@ -245,12 +249,6 @@ def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journ
         cells += [known.get((drop.row, drop.copy), {}) for drop in in_order]
     found = dropped_columns(drops)
     return {**{name: [each.get(name) for each in cells] for name in outputs}, **found} if drops else {}
-
-
-def _finish_journal(journal: Journal, calls: Iterable[Key]) -> None:
-    for key in calls:
-        journal.free(key)  # everything is generated: no generator is replayed any more
-    journal.finish()
 
 
 async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T]) -> T:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from ..models.base import ChatAnswer, Dedupe, EmbeddingAnswer, Image, ImageAnswer, ModelClient, ModelSpec
+    from ..runtime.throttle import Permit
     from .services import OpenGroup, Services
-    from .tasks import Permit, Task
+    from .tasks import Task
 
 T = TypeVar("T")
 
@@ -96,8 +97,7 @@ class Context:
 
     def count_usage(self) -> None:
         """Count the usage so far, although the attempt has not ended: it is paid for."""
-        if self.usage.total.calls:
-            self._services.ledger.spend(self.column, self.usage.take())
+        self._services.ledger.spend(self.column, self.usage.take())
 
     def keep_answers(self, error: BaseException | None) -> bool:
         """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them.
@@ -228,7 +228,13 @@ class Context:
             self.give_back()
             permit = await self._another_permit(key, tokens)
         if self._services.shared.budget.limited:
-            self._reserve(permit, key, tokens)
+            # Reserve the expected usage of the call, or stop the run before it.
+            exceeded = self._services.scheduler.reserve(task, self.usage.total, tokens, key)
+            if exceeded is not None:
+                permit.finished()
+                self._services.wake()
+                # Flow control and not a failure: the row is unfinished and not dropped.
+                raise RateLimited(str(exceeded)) from exceeded
         return permit
 
     async def _another_permit(self, key: str, tokens: int) -> Permit:
@@ -249,15 +255,6 @@ class Context:
             raise
         assert request.permit is not None  # granted
         return request.permit
-
-    def _reserve(self, permit: Permit, key: str, tokens: int) -> None:
-        """Reserve the expected usage of one call, or stop the run before it."""
-        exceeded = self._services.scheduler.reserve(self._task, self.usage.total, tokens, key)
-        if exceeded is not None:
-            permit.finished()
-            self._services.wake()
-            # Flow control and not a failure: the row is unfinished and not dropped.
-            raise RateLimited(str(exceeded)) from exceeded
 
     def give_back(self) -> None:
         permit, self._task.permit = self._task.permit, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ..errors import (
@@ -25,6 +25,7 @@ from .tasks import Status
 
 if TYPE_CHECKING:
     import random
+    from collections import Counter
     from collections.abc import Callable
 
     from .config import RunConfig
@@ -142,14 +143,10 @@ class Salvage:
     """
 
     def __init__(self, config: RunConfig, rng: random.Random) -> None:
-        self._max_attempts = config.salvage_max_rounds + 1
-        self._base = config.backoff_base
-        self._max = config.backoff_max
+        self._config = config
         self._rng = rng
         self._deferred: dict[Task, float] = {}  # when each is eligible, in the order in which they failed
         self.rounds = 0
-        self._window_size = config.shutdown_error_window
-        self._threshold = config.salvage_error_threshold
         self._judged_round = 0
         self._window: ErrorWindow | None = None
 
@@ -158,10 +155,11 @@ class Salvage:
 
     def defer(self, task: Task, now: float, mean_latency: float | None) -> float | None:
         """Defer a failed task to the next round and return when it is eligible; None if it has no attempts left."""
-        if task.attempt >= self._max_attempts:
+        config = self._config
+        if task.attempt > config.salvage_max_rounds:
             return None
-        base = backoff_base(mean_latency, self._base)
-        eligible_at = now + backoff_delay(task.attempt, base, self._max, self._rng)
+        base = backoff_base(mean_latency, config.backoff_base)
+        eligible_at = now + backoff_delay(task.attempt, base, config.backoff_max, self._rng)
         self._deferred[task] = eligible_at
         return eligible_at
 
@@ -172,7 +170,8 @@ class Salvage:
         cells = len(deferred)
         if cells >= SALVAGE_MINIMUM and cells >= SALVAGE_SHARE * rows:
             self._judged_round = self.rounds
-            self._window = ErrorWindow(min(self._window_size, cells), self._threshold)
+            size = min(self._config.shutdown_error_window, cells)
+            self._window = ErrorWindow(size, self._config.salvage_error_threshold)
         for task, _ in deferred:
             task.attempt += 1
             task.salvage_round = self.rounds
@@ -192,10 +191,11 @@ class Salvage:
 class AbandonedThreads:
     """Threads of tasks that were cancelled or timed out, as long as they run: they keep their slots."""
 
-    def __init__(self, slots: int, grace: float) -> None:
+    def __init__(self, slots: int, grace: float, running: Counter[str]) -> None:
+        """`running` counts them by column; this changes it."""
         self._slots = slots
         self._grace = grace
-        self.running: Counter[str] = Counter()  # by column
+        self.running = running
         self._ended = 0
         self._checks: list[tuple[float, int, str, Instance | None]] = []  # (when, how many had ended, column, …)
 

@@ -15,11 +15,11 @@ from ..graph import GROUP, Kind
 from ..observe import events
 from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
-from .recorder import GroupEntries
 from .resume import plan_retry, restore_entries
 from .row_group import RowGroup
 from .rows import Rows, identities_by_position
 from .services import OpenGroup
+from .storage import GroupEntries
 from .worker import repeat_call
 
 if TYPE_CHECKING:

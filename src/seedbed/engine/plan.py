@@ -63,19 +63,6 @@ class BuildPlan:
         """The outputs of columns from scratch, which pre-batch processors see."""
         return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)
 
-    @functools.cached_property
-    def runs_always(self) -> frozenset[int]:
-        """The nodes that run for every row whose inputs to them succeeded, even if another cell of the row failed.
-
-        These are stateful columns and all that they require: the calls of a stateful generator must not depend on which
-        of two cells ends first.
-        """
-        found: set[int] = set()
-        for node in reversed(self.graph.order):
-            if self.steps[node].instance is not None or found.intersection(self.graph.nodes[node].downstream):
-                found.add(node)
-        return frozenset(found)
-
     @property
     def runs_own_code(self) -> bool:
         """True if code of the user takes part in the build, so that values of user-defined types may be unpickled.
@@ -285,17 +272,12 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         node=node.index,
         position=position,
         lane=lane,
-        key=column.key,
-        tokens=column.tokens,
         needs_slot=not call.is_async,
-        process=column.process,
         timeout=config.cell_timeout if column.timeout is None and column.kind is Kind.CELL else column.timeout,
-        first_call_timeout=column.first_call_timeout,
-        outputs=(*column.outputs, *column.side_effects),
+        outputs=node.outputs,
         column=column,
         instance=column.generator if column.is_stateful else None,
         skipped_with=node.upstream if column.skip_policy == "skip" else (),
-        lane_limit=column.lane_limit,
     )
 
 

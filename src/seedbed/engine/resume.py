@@ -18,6 +18,7 @@ from ..graph import Kind
 from ..observe.report import Drop, Usage
 from ..store import codec
 from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
+from ..store.journal import Recovered
 from .row_group import Consequence
 from .rows import identities_by_position
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger, Resized
     from ..store.entries import Entry
-    from ..store.journal import Recovered
     from ..store.manifest import Manifest
     from ..store.records import GroupRecord
     from .budget import Budget
@@ -55,17 +55,14 @@ class History:
         # Stateful generators whose state was not saved, by identity: they are called again.
         self.replaying: set[int] = set()
         # Keys of the journal's records of calls of stateful generators, kept until everything is generated.
-        self.calls_kept = (
-            set() if store is None else {key for key in store.recovered.kept if key.purpose is Purpose.CALLS}
-        )
+        recovered = Recovered() if store is None else store.recovered
+        self.calls_kept = {key for key in recovered.kept if key.purpose is Purpose.CALLS}
         # Row groups that the journal has entries of.
-        self.recorded = frozenset(
-            () if store is None else (key.group for key in store.recovered.groups if key.purpose is Purpose.BUILD)
-        )
+        self.recorded = frozenset(key.group for key in recovered.groups if key.purpose is Purpose.BUILD)
         if store is not None:
             ledger.damage = store.damage
             if store.manifest is not None:
-                self._take_over(store.manifest, store.recovered, ledger, budget)
+                self._take_over(store.manifest, recovered, ledger, budget)
 
     def _take_over(self, manifest: Manifest, recovered: Recovered, ledger: Ledger, budget: Budget) -> None:
         retry = self._plan.retry_dropped
@@ -133,20 +130,6 @@ class History:
                 ranges.append(range(plan.layout.group_rows(start).start, plan.layout.group_rows(index - 1).stop))
             start = index + 1
         return ranges
-
-
-def read_state(step: Step) -> bytes | None:
-    """The state of a stateful generator that has `get_state`, as the journal stores it."""
-    get_state = getattr(step.instance, "get_state", None)
-    if get_state is None:
-        return None
-    state = get_state()
-    try:
-        return codec.encode(state)
-    except codec.FAILED as error:
-        raise StoreError(
-            f"the state of column {step.name!r} cannot be saved: the value that get_state returned cannot be pickled"
-        ) from error
 
 
 def restore_state(steps: Sequence[Step], state: bytes | None, *, trusted: bool) -> bool:

@@ -17,7 +17,7 @@ from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Frontier, Kind
 from ..observe import events
 from .failures import Salvage, error_text
-from .stateful import Gate
+from .stateful import Gate, Instance, always_nodes, stateful_nodes
 from .tasks import Outcome, Stage, State, Status, Task
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..observe.report import Drop, Ledger, Resized
     from .budget import Budget
     from .config import RunConfig
-    from .stateful import Instance
     from .tasks import Notices, Step
 
 
@@ -49,21 +48,13 @@ class Rows(Protocol):
 
     @property
     def count(self) -> int: ...
-    def skips(self, step: Step, row: int) -> bool:
-        """True if a cell is skipped, by its own rule or with one that it requires; a rule may raise."""
-        ...
-
+    def skips(self, step: Step, row: int) -> bool: ...
     def write_cell(self, step: Step, row: int, value: Any) -> None: ...
     def write_value(self, name: str, row: int, value: Any) -> None: ...
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop: ...
-    def skip(self, reason: str) -> None:
-        """Drop every row: a pre-batch processor failed."""
-        ...
-
+    def skip(self, reason: str) -> None: ...
     def processed(self, name: str, before: Any, after: Any) -> None: ...
-    def rebuild(self) -> int:
-        """Continue with the rows that pre-batch processors returned; returns how many they are."""
-        ...
+    def rebuild(self) -> int: ...
 
 
 class GroupJournal(Protocol):
@@ -90,8 +81,6 @@ class Shared:
     steps: Sequence[Step]  # by node index
     pre_batch: Sequence[Step]
     post_batch: Sequence[Step]
-    instances: Mapping[int, Instance]  # stateful generators, by identity
-    always: frozenset[int]  # nodes that run also for dropped rows: stateful ones and what they require
     config: RunConfig
     budget: Budget
     ledger: Ledger
@@ -101,6 +90,16 @@ class Shared:
     mean_latency: Callable[[Step], float | None]
     note_success: Callable[[Outcome], None]  # of a step without a key: its latency is learned
     touched: set[RowGroup] = attrs.field(factory=set)  # row groups that the scheduler has to look at
+    instances: Mapping[int, Instance] = attrs.field(init=False)  # stateful generators, by identity
+    always: frozenset[int] = attrs.field(init=False)  # nodes that run also for dropped rows
+
+    @instances.default
+    def _instances(self) -> Mapping[int, Instance]:
+        return {identity: Instance(nodes) for identity, nodes in stateful_nodes(self.graph, self.steps).items()}
+
+    @always.default
+    def _always(self) -> frozenset[int]:
+        return always_nodes(self.graph, self.steps)
 
     def instance_of(self, step: Step) -> Instance | None:
         """The stateful generator of a step, if it has one."""
@@ -257,7 +256,7 @@ class RowGroup:
         return f"row group {self.index} has {self.frontier.left} cells left and waits for {what}"
 
     def close(self) -> None:
-        """The row group ends, finished or not: release every turn."""
+        """The row group ends, finished or not."""
         for gate in self._gate_list:
             gate.close()
 

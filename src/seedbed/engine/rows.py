@@ -66,11 +66,10 @@ class Rows:
                 self.buffer.update_cell(row, name, each)
 
     def write_value(self, name: str, row: int, value: Any) -> None:
-        """Write one value of one output."""
         self.buffer.update_cell(row, name, value)
 
     def skips(self, step: Step, row: int) -> bool:
-        """True if a cell is skipped, by its own rule or with one that it requires; the answer is stored."""
+        """True if a cell is skipped, by its own rule, which may raise, or with one that it requires; it is noted."""
         node = step.node
         skip = any((up, row) in self._skipped_cells for up in step.skipped_with)
         rule = None if step.column is None else step.column.skip
@@ -81,7 +80,6 @@ class Rows:
         return skip
 
     def was_skipped(self, step: Step, row: int) -> bool:
-        """True if a cell was skipped."""
         return (step.node, row) in self._skipped_cells
 
     def identity(self, row: int) -> Identity:
@@ -89,7 +87,6 @@ class Rows:
         return (self.source[row], 0) if self._identities is None else self._identities[row]
 
     def identities(self, rows: Sequence[int]) -> list[Identity]:
-        """The identities of rows in the dataset."""
         return [self.identity(row) for row in rows]
 
     def positions(self) -> list[int] | None:

@@ -25,12 +25,11 @@ from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
 from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
 from .opening import open_group
-from .recorder import Recorder
 from .resume import History
 from .row_group import Shared
 from .scheduler import Scheduler
 from .services import OpenGroup, Services
-from .stateful import Instance
+from .storage import Recorder
 from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Start, WakeAt
 from .worker import attempt
 
@@ -53,9 +52,12 @@ async def run_build(
     emitter: events.Events,
     deliver: Callable[[FinishedGroup], None],
     throttles: ThrottleManager | None = None,
-    on_start: Callable[[Run], None] = lambda _: None,
+    on_start: Callable[[Run], None],
 ) -> BuildReport:
-    """Run a whole build; raises the error that stopped it, with the report. Checkpoints remain on disk."""
+    """Run a whole build; raises the error that stopped it, with the report. Checkpoints remain on disk.
+
+    Each finished row group is given to `deliver`.
+    """
     config = plan.config
     timers = Timers()
     own = throttles or ThrottleManager(
@@ -69,8 +71,9 @@ async def run_build(
     )
     error: BaseException | None = None
     async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
-        run = Run(plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store)
-        run.deliver = deliver
+        run = Run(
+            plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store, deliver=deliver
+        )
         on_start(run)
         notify = run.services.notify
         notify.emit(
@@ -129,12 +132,13 @@ class Run:
         processes: Processes,
         emitter: events.Events,
         store: Store | None,
+        deliver: Callable[[FinishedGroup], None],
     ) -> None:
         config = plan.config
         self.plan = plan
         self.timers = timers
         self.throttles = throttles
-        self.deliver: Callable[[FinishedGroup], None] = lambda _: None  # called with each finished row group
+        self._deliver = deliver
         emitter.on_failure = self._reader_failed
         self._now = now = trio.lowlevel.current_clock().current_time
         self.started = now()
@@ -151,8 +155,6 @@ class Run:
             steps=plan.steps,
             pre_batch=plan.pre_batch,
             post_batch=plan.post_batch,
-            instances={identity: Instance(nodes) for identity, nodes in plan.instances.items()},
-            always=plan.runs_always,
             config=config,
             budget=budget,
             ledger=ledger,
@@ -315,7 +317,7 @@ class Run:
         """Have the driver ask the scheduler once more."""
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+            with contextlib.suppress(trio.ClosedResourceError):
                 self._send.send_nowait(None)
 
     def _drain(self) -> None:
@@ -323,18 +325,16 @@ class Run:
         with contextlib.suppress(trio.WouldBlock):
             while True:
                 outcome = self._receive.receive_nowait()
-                if outcome is not None:
-                    self._record_late(outcome)
+                if outcome is None:
+                    continue
+                self.scheduler.aborted(outcome.task, outcome.usage)
+                if outcome.usage is not None:
+                    self.ledger.spend(outcome.task.step.name, outcome.usage.take())
+                group = self.services.groups.get(outcome.task.group)
+                if group is not None and group.state is not None:
+                    group.state.record(outcome)
         self._send.close()
         self._receive.close()
-
-    def _record_late(self, outcome: Outcome) -> None:
-        self.scheduler.aborted(outcome.task, outcome.usage)
-        if outcome.usage is not None and outcome.usage.total.calls:
-            self.ledger.spend(outcome.task.step.name, outcome.usage.take())
-        group = self.services.groups.get(outcome.task.group)
-        if group is not None and group.state is not None:
-            group.state.record(outcome)
 
     def _throttle(self, key: str) -> Throttle:
         throttle = self.throttles.get(key)
@@ -368,7 +368,7 @@ class Run:
                     if group is not None:
                         await group.closing.wait()
                         if group.is_complete:
-                            self.deliver(await checkpoint(self.services, group))
+                            self._deliver(await checkpoint(self.services, group))
                 except BaseException as error:
                     self.scheduler.die()
                     if isinstance(error, Exception):

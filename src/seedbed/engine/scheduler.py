@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from ..observe.report import Usage
+    from ..runtime.throttle import Permit, Throttle
     from .row_group import RowGroup, Shared
-    from .tasks import Action, Permit, Step, TaskUsage, Throttle
+    from .tasks import Action, Step, TaskUsage
 
 # Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
 SLICE = 4_096
@@ -72,9 +73,7 @@ class SchedulerStatistics:
     """A snapshot of the limits of a run."""
 
     submitted: int
-    submitted_peak: int
     active: int
-    active_peak: int
     queued: int
     parked: int
     waiting_calls: int
@@ -119,13 +118,12 @@ class Scheduler:
                 self._lanes_of_key.setdefault(step.key, set()).add(self._lane(step))
         # Calls of running tasks that wait for a permit, by key, in order.
         self._requests: dict[str, deque[PermitRequest]] = {}
-        self._submitted = self._submitted_peak = 0
-        self._active = self._active_peak = 0
+        self._submitted = 0  # running tasks
+        self._active = 0  # slots that tasks and abandoned threads hold
         self._active_processes = 0
         self._in_lane: Counter[Hashable] = Counter()  # running tasks of lanes that have a limit
         # Tasks that return to their lane later: (when, order, task).
         self._parked: list[tuple[float, int, Task]] = []
-        self._parked_count = 0
         self._order = itertools.count()
         self._woken_at = math.inf  # the earliest instant that the caller was asked to call at
         self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
@@ -140,7 +138,7 @@ class Scheduler:
         self.stopping: BuildStopped | None = None
         self._cancel_at = math.inf
         self._dead = False  # an exception ended the run: nothing starts any more
-        self._abandoned = AbandonedThreads(config.max_active_tasks, config.grace)
+        self._abandoned = AbandonedThreads(config.max_active_tasks, config.grace, shared.ledger.running_threads)
         self._actions: list[Action] = []
 
     # Events.
@@ -167,9 +165,7 @@ class Scheduler:
         self._lanes.discard(index)
         # Those in `cancelled` were not taken over yet if an exception ends the run.
         for task in [*group.unfinished_tasks(), *(task for task, _ in group.cancelled)]:
-            if task.state is State.PARKED:
-                self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
-            task.state = State.DONE
+            task.state = State.DONE  # a parked one stays in the heap until it is due, and is ignored then
 
     def finished(self, outcome: Outcome) -> None:
         """An attempt ended: release what it held, and let its row group take in the outcome."""
@@ -179,7 +175,7 @@ class Scheduler:
             self._notify_finished(outcome)
         group = self.groups.get(task.group)
         usage = outcome.usage
-        if usage is not None and usage.total.calls:
+        if usage is not None:
             self._shared.ledger.spend(task.step.name, usage.take())
         if group is None:
             return
@@ -226,8 +222,9 @@ class Scheduler:
 
     def withdraw_request(self, request: PermitRequest) -> None:
         """The task that waited for a permit was cancelled; new tasks may have waited behind its request."""
-        request.withdrawn = True
-        if request.permit is not None:
+        if request.permit is None:
+            self._requests[request.key].remove(request)
+        else:
             request.permit.unused()
         self.permits_available(request.key)
 
@@ -299,7 +296,7 @@ class Scheduler:
                 more = self._turn_over_groups()
         if now >= self._cancel_at:
             self._cancel_at = math.inf
-            self._actions.append(CancelRun(f"the build is stopping: {self.stopping}"))
+            self._actions.append(CancelRun())
         actions, self._actions = self._actions, []
         if not actions and not more and not self._dead:
             self._check_progress()
@@ -313,12 +310,10 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
             submitted=self._submitted,
-            submitted_peak=self._submitted_peak,
             active=self._active,
-            active_peak=self._active_peak,
             queued=len(self._lanes),
-            parked=self._parked_count,
-            waiting_calls=sum(not request.withdrawn for queue in self._requests.values() for request in queue),
+            parked=sum(task.state is State.PARKED for _, _, task in self._parked),
+            waiting_calls=sum(map(len, self._requests.values())),
             blocked={lane: reason.value for lane, reason in self._blocked.items()},
         )
 
@@ -353,17 +348,14 @@ class Scheduler:
             if task.state is State.QUEUED:
                 group.queued -= 1
                 self._next_changed(self._lane(task.step))
-            elif task.state is State.PARKED:
-                self._parked_count -= 1  # it stays in the heap until it is due, and is ignored then
             elif task.state is State.RUNNING:
                 self._actions.append(Cancel(task, reason))
                 continue
-            task.state = State.DONE
+            task.state = State.DONE  # a parked one stays in the heap until it is due, and is ignored then
         group.cancelled.clear()
         for task, when in group.parked:
             if task.state is not State.DONE:  # else its row was dropped in the meantime
                 task.state = State.PARKED
-                self._parked_count += 1
                 heapq.heappush(self._parked, (when, next(self._order), task))
         group.parked.clear()
         count = min(max(room, 1), len(group.ready))
@@ -429,7 +421,6 @@ class Scheduler:
         while self._parked and self._parked[0][0] <= now:
             task = heapq.heappop(self._parked)[2]
             if task.state is State.PARKED:
-                self._parked_count -= 1
                 task.ready_at = now
                 # It had its turn before, so it goes in front of its row group's others.
                 self._enqueue(task, first=True)
@@ -437,13 +428,10 @@ class Scheduler:
     def _grant_requests(self) -> None:
         for key, queue in self._requests.items():
             while queue:
-                request = queue[0]
-                if not request.withdrawn:
-                    request.permit = self._throttle(key).try_acquire(request.tokens)
-                    if request.permit is None:
-                        break
-                    self._actions.append(Grant(request))
-                queue.popleft()
+                queue[0].permit = self._throttle(key).try_acquire(queue[0].tokens)
+                if queue[0].permit is None:
+                    break
+                self._actions.append(Grant(queue.popleft()))
 
     def _start_tasks(self, now: float) -> None:
         """Start every task that can start, lanes in turn: the one place where tasks start."""
@@ -502,7 +490,6 @@ class Scheduler:
         if step.needs_slot:
             self._active += 1
             self._active_processes += step.process
-            self._active_peak = max(self._active_peak, self._active)
             task.has_slot = True
         return None
 
@@ -513,7 +500,6 @@ class Scheduler:
         group.queued -= 1
         group.in_flight += 1
         self._submitted += 1
-        self._submitted_peak = max(self._submitted_peak, self._submitted)
         self._actions.append(Start(task))
 
     def _release(self, task: Task, usage: TaskUsage | None, *, sent: bool = True) -> None:
@@ -578,7 +564,7 @@ class Scheduler:
         waits_outside = (
             self._submitted  # an attempt ends
             or self._admitting
-            or self._parked_count
+            or any(task.state is State.PARKED for _, _, task in self._parked)
             or self._abandoned.running.total()  # one of them ends
             or any(group.phase is Phase.CLOSING for group in self.groups.values())
             or any(

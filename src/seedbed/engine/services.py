@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
+    from ..runtime.throttle import Permit
     from ..store.entries import Key
     from .failures import UnkeyedSteps
     from .plan import BuildPlan
-    from .recorder import GroupEntries, Recorder
     from .resume import History, RetriedRows
     from .row_group import RowGroup, Shared
     from .rows import Rows
     from .scheduler import Scheduler
-    from .storage import Store
+    from .storage import GroupEntries, Recorder, Store
     from .tasks import Notices, Step, Task
 
 T = TypeVar("T")
@@ -53,7 +53,6 @@ class OpenGroup:
         return None if task.row == GROUP else self.rows.identity(task.row)[0]
 
     def live_rows(self) -> list[int]:
-        """The rows that are not dropped, in order."""
         return self.state.frontier.live_rows() if self.state is not None else list(range(self.rows.count))
 
     def missing_rows(self, step: Step) -> list[int]:
@@ -61,7 +60,6 @@ class OpenGroup:
         return self.state.frontier.missing_rows(step.node) if self.state is not None else list(range(self.rows.count))
 
     def is_wanted(self, task: Task) -> bool:
-        """False if the task's row was dropped, so that its result is not needed."""
         return self.state is None or self.state.is_wanted(task)
 
 
@@ -107,13 +105,22 @@ class Services:
         and runs on, in its slot, in its generator and in the call that it makes. Its result is ignored.
         """
         had_slot = self.scheduler.thread_started(task)
+        column, ledger = task.step.name, self.ledger
+        # Of an abandoned thread: since when it is, and the permit of its call.
+        abandoned_at = 0.0
+        permit: Permit | None = None
+        awaited: set[trio.CancelScope] = set()
 
         def on_end() -> None:
+            if lease.abandoned:
+                seconds = self.now() - abandoned_at
+                ledger.late_threads[column] += 1
+                ledger.waste(column, 0, 0, seconds)
+                if permit is not None:
+                    permit.finished()
+                self.notify.emit(events.LateThread, column=column, seconds=seconds)
             self.scheduler.thread_ended(task.step, had_slot=had_slot, late=lease.abandoned)
             self.wake()
-
-        lease = Lease(on_end)
-        awaited: set[trio.CancelScope] = set()
 
         def adopt(scope: trio.CancelScope) -> Callable[[], None]:
             awaited.add(scope)
@@ -121,34 +128,16 @@ class Services:
                 scope.cancel(reason="the thread was abandoned")
             return lambda: awaited.discard(scope)
 
+        lease = Lease(on_end)
         token = current_portal.set(Portal(nursery, adopt))
         try:
             return await lease.run(work)
         finally:
             current_portal.reset(token)
             if lease.abandoned:
-                self._thread_abandoned(task, lease)
+                abandoned_at = self.now()
+                permit, task.permit = task.permit, None
+                self.scheduler.thread_abandoned(task.step)
+                self.wake()
                 for scope in awaited:
                     scope.cancel(reason="the thread was abandoned")
-
-    def _thread_abandoned(self, task: Task, lease: Lease) -> None:
-        column, ledger = task.step.name, self.ledger
-        ledger.running_threads[column] += 1
-        abandoned_at = self.now()
-        permit, task.permit = task.permit, None
-        self.scheduler.thread_abandoned(task.step)
-        self.wake()
-
-        end = lease.on_end
-
-        def end_late() -> None:
-            ledger.running_threads[column] -= 1
-            ledger.late_threads[column] += 1
-            if permit is not None:
-                permit.finished()
-            seconds = self.now() - abandoned_at
-            ledger.waste(column, 0, 0, seconds)
-            self.notify.emit(events.LateThread, column=column, seconds=seconds)
-            end()
-
-        lease.on_end = end_late

@@ -169,12 +169,10 @@ def _model_limits(specs: Mapping[str, ModelSpec]) -> dict[str, KeyLimits]:
             other = found.get(key, own)
             found[key] = KeyLimits(
                 max_parallel_requests=max(own.max_parallel_requests, other.max_parallel_requests),
-                requests_per_minute=_lowest(own.requests_per_minute, other.requests_per_minute),
-                tokens_per_minute=_lowest(own.tokens_per_minute, other.tokens_per_minute),
+                requests_per_minute=min(
+                    filter(None, (own.requests_per_minute, other.requests_per_minute)), default=None
+                ),
+                tokens_per_minute=min(filter(None, (own.tokens_per_minute, other.tokens_per_minute)), default=None),
                 latency_congestion=own.latency_congestion or other.latency_congestion,
             )
     return found
-
-
-def _lowest(one: float | None, other: float | None) -> float | None:
-    return min((each for each in (one, other) if each is not None), default=None)

@@ -28,6 +28,19 @@ def stateful_nodes(graph: Graph, steps: Sequence[Step]) -> dict[int, tuple[int, 
     return {identity: tuple(nodes) for identity, nodes in found.items()}
 
 
+def always_nodes(graph: Graph, steps: Sequence[Step]) -> frozenset[int]:
+    """The nodes that run for every row whose inputs to them succeeded, even if another cell of the row failed.
+
+    These are stateful columns and all that they require: the calls of a stateful generator must not depend on which
+    of two cells ends first.
+    """
+    found: set[int] = set()
+    for node in reversed(graph.order):
+        if steps[node].instance is not None or found.intersection(graph.nodes[node].downstream):
+            found.add(node)
+    return frozenset(found)
+
+
 class Instance:
     """One stateful generator in one run, shared by all row groups."""
 

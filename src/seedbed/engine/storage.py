@@ -1,18 +1,22 @@
-"""The files of a run: the writer of its directory and the journal, opened together, with the state of earlier runs."""
+"""The directory of a run: its writer and its journal, opened together, and the recorder that commits entries."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import pyarrow as pa
+import trio
 
 from ..errors import OutputDirectoryError, StoreError
 from ..recipe.file import recipe_text
-from ..store.entries import Purpose
+from ..store import codec
+from ..store.entries import Answer, Failed, Finished, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.records import Header
@@ -20,10 +24,19 @@ from ..store.writer import DatasetWriter
 from .source import RECIPE_NAME, store_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from ..store.entries import Entry, Key, Usage
     from ..store.manifest import Manifest
+    from .config import RunConfig
     from .plan import BuildPlan
+    from .row_group import Consequence
+    from .rows import Rows
+    from .tasks import Step, Task
+
+# A disk that hangs must not hang the run.
+COMMIT_DEADLINE = 60.0
 
 
 @attrs.define(eq=False)
@@ -43,11 +56,15 @@ class Store:
         """Release the directory."""
         try:
             if self.journal is not None:
-                # What is committed is on disk; that it could not be tidied up changes nothing.
-                with contextlib.suppress(StoreError):
-                    self.journal.close()
+                _close(self.journal)
         finally:
             self.writer.close()
+
+
+def _close(journal: Journal) -> None:
+    # What is committed is on disk; that it could not be tidied up changes nothing.
+    with contextlib.suppress(StoreError):
+        journal.close()
 
 
 def open_store(plan: BuildPlan, out: Path) -> Store:
@@ -81,54 +98,47 @@ def _new_store(plan: BuildPlan, out: Path) -> Store:
 
 
 def _left_store(plan: BuildPlan, out: Path) -> Store:
-    opened: list[tuple[Journal, Recovered]] = []
+    assert plan.done is not None
+    journal: Journal | None = None
+    recovered = Recovered()
+    with contextlib.ExitStack() as on_error:
 
-    def open_journal(commits: int = 0) -> tuple[Journal, Recovered]:
-        if not opened:
-            opened.append(Journal.open(out, trusted=plan.runs_own_code, commits=commits))
-        return opened[0]
+        def open_journal(commits: int = 0) -> Journal:
+            nonlocal journal, recovered
+            if journal is None:
+                journal, recovered = Journal.open(out, trusted=plan.runs_own_code, commits=commits)
+                on_error.callback(_close, journal)
+            return journal
 
-    def forget_states() -> None:
+        def forget_states(finished: int | None = None) -> None:
+            nonlocal recovered
+            open_journal().forget_states(finished)
+            recovered = attrs.evolve(recovered, states={})
+
         # Before the damage is cleared away: a process that dies in between must not find states that look right.
-        if has_journal(out):
-            journal, recovered = open_journal()
-            journal.forget_states()
-            opened[0] = journal, attrs.evolve(recovered, states={})
-
-    try:
-        writer, manifest, damage = DatasetWriter.open(out, on_damage=forget_states)
-    except BaseException:
-        for journal, _ in opened:
-            with contextlib.suppress(StoreError):
-                journal.close()
-        raise
-    store = Store(writer, manifest=manifest, damage=damage)
-    if opened:
-        store.journal, store.recovered = opened[0]
-    try:
-        assert plan.done is not None
+        writer, manifest, damage = DatasetWriter.open(
+            out, on_damage=lambda: forget_states() if has_journal(out) else None
+        )
+        on_error.callback(writer.close)
         if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
             raise OutputDirectoryError(f"another process wrote {str(out)!r} while this build started: start it again")
         if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
             store_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
         # An existing journal is read whatever the options are now: its cells are paid for.
         if plan.config.durability == "cell" or has_journal(out):
-            store.journal, store.recovered = open_journal(manifest.commits)
-            store.damage += store.recovered.damage
-            lost = store.recovered.missing_groups(len(manifest.groups))
+            opened, written = open_journal(manifest.commits), len(manifest.groups)
+            lost = recovered.missing_groups(written)
             if lost is not None:
                 # Before anything is generated again: the states are those after the rows that are lost.
-                store.journal.forget_states(len(manifest.groups))
-                store.recovered = attrs.evolve(store.recovered, states={})
-                store.damage += () if damage else (lost,)
-            _clear(store.journal, store.recovered, manifest)
+                forget_states(written)
+                damage = damage or (lost,)
+            damage += recovered.damage
+            _clear(opened, recovered, manifest)
         # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
         if plan.header is not None:
             writer.grow(plan.header)
-    except BaseException:
-        store.close()
-        raise
-    return store
+        on_error.pop_all()
+    return Store(writer, journal, manifest, recovered, damage)
 
 
 def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
@@ -142,3 +152,227 @@ def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
             is_obsolete = record is None or (key.purpose is not Purpose.CALLS and record.revision != key.revision)
         if is_obsolete:
             journal.free(key)
+
+
+class OpenCell(Protocol):
+    """A running cell that makes calls."""
+
+    def record_answers(self) -> None:
+        """Add an entry for each answer that has none yet."""
+
+
+class Recorder:
+    """Collects entries and commits them every `commit_interval`, or sooner when there are `commit_count` of them.
+
+    Everything happens on trio's thread but the work in the store's threads. Entries stay in order: the durable ones are
+    always a prefix of all.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        config: RunConfig,
+        *,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
+        usage: Callable[[], Usage],
+        finished: Callable[[], int],
+        on_commit: Callable[[int], None],
+        on_unpicklable: Callable[[str], None],
+    ) -> None:
+        self._journal = journal
+        self._in_thread = in_thread
+        self._usage = usage
+        self._finished = finished
+        self._on_commit = on_commit
+        self._on_unpicklable = on_unpicklable
+        self._unpicklable: set[str] = set()  # columns that were reported
+        self._unpicklable_total = 0
+        self._config = config
+        self._pending: dict[Key, list[Entry]] = {}
+        self._states: dict[str, bytes] = {}
+        self._has_states = False
+        # Running cells with answers that are in no entry yet. Most finish before the next commit and are removed.
+        self._open: set[OpenCell] = set()
+        self._count = 0
+        self._wanted = trio.Event()  # there is something to commit
+        self._full = trio.Event()  # a commit is due at once
+        self._lock = trio.Lock()  # one thread at a time uses the journal
+        # A commit failed: what came after it must not become durable without it.
+        self._broken = False
+
+    def add(self, key: Key, entry: Entry) -> None:
+        """Add an entry; it is durable after the next commit."""
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = []
+        pending.append(entry)
+        self._count += 1
+        if self._count == 1:
+            self._wanted.set()
+        if self._count == self._config.commit_count:
+            self._full.set()
+
+    def answered(self, cell: OpenCell) -> None:
+        """A call of a cell was answered; if the cell still runs at the next commit, the answer is stored."""
+        self._open.add(cell)
+        self._wanted.set()
+
+    def ended(self, cell: OpenCell) -> None:
+        """The attempt of a cell ended: its outcome replaces its answers."""
+        self._open.discard(cell)
+
+    def save_state(self, name: str, state: bytes) -> None:
+        """The state of a stateful generator after the entry that is added next."""
+        self._states[name] = state
+        self._has_states = True
+
+    @asynccontextmanager
+    async def committing(self) -> AsyncIterator[None]:
+        """Commit entries during the block and, however it ends, all of them at its end."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.run)
+                yield
+                nursery.cancel_scope.cancel(reason="the run has ended")
+        finally:
+            await self.flush()
+
+    async def run(self) -> None:
+        """Commit in a loop until cancelled; raises `StoreError` when the journal cannot be written."""
+        while True:
+            await self._wanted.wait()
+            with trio.move_on_after(self._config.commit_interval):
+                await self._full.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Make durable what was added so far; shielded from cancellation, with a deadline."""
+        async with self._alone():
+            for cell in self._open:
+                cell.record_answers()
+            self._open.clear()
+            if not self._count:
+                self._wanted = trio.Event()  # the entries were freed with their row group
+            if not self._count or self._broken:
+                return
+            groups = self._pending
+            commit = partial(
+                self._journal.commit, groups, states=self._states, usage=self._usage(), finished=self._finished()
+            )
+            self._pending, self._states, self._count = {}, {}, 0
+            self._wanted, self._full = trio.Event(), trio.Event()
+            try:
+                await self._in_thread(commit)
+            except Exception:
+                self._broken = True
+                raise
+            # Long-lived entries repeat those of cells that were counted when they finished.
+            cells = sum(cells_in(entries) for key, entries in groups.items() if not key.is_long_lived)
+            self._on_commit(cells - self._count_unpicklable())
+
+    def _count_unpicklable(self) -> int:
+        """How many entries of the last commit could not be stored; each column is reported once."""
+        total = self._journal.unpicklable.total()
+        before, self._unpicklable_total = self._unpicklable_total, total
+        for column in self._journal.unpicklable.keys() - self._unpicklable:
+            self._unpicklable.add(column)
+            self._on_unpicklable(column)
+        return total - before
+
+    async def flush_states(self) -> None:
+        """Make the states of stateful generators durable before the rows that they generated count as written.
+
+        Otherwise a resumed generator would continue from a state before those rows, which are not requested again.
+        """
+        if self._has_states:
+            await self.flush()
+
+    async def read(self, key: Key) -> list[Entry]:
+        """Return what earlier runs have stored under a key."""
+        async with self._alone():
+            entries: list[Entry] = await self._in_thread(lambda: self._journal.read(key))
+            return entries
+
+    @property
+    def commits(self) -> int:
+        """The number of the last commit."""
+        return self._journal.commits
+
+    async def store(self, key: Key, entries: Sequence[Entry]) -> None:
+        """Make durable everything added so far and then these entries, which outlive the next checkpoint."""
+        for entry in entries:
+            self.add(key, entry)
+        await self.flush()
+        if self._broken:
+            raise StoreError("the journal could not be written: an earlier commit of it failed")
+
+    async def free(self, key: Key) -> None:
+        """Forget the entries of a key, committed or not: its row group is in the dataset."""
+        gone = self._pending.pop(key, [])
+        self._count -= len(gone)
+        finished = self._finished()
+        async with self._alone():
+            await self._in_thread(lambda: self._journal.free(key, finished=finished))
+        self._on_commit(cells_in(gone))
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Exclusive use of the journal, shielded from cancellation; `StoreError` if it hangs."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + COMMIT_DEADLINE) as scope:
+            async with self._lock:
+                yield
+        if scope.cancelled_caught:
+            self._broken = True
+            raise StoreError(f"the journal could not be written within {COMMIT_DEADLINE:g} s")
+
+
+def read_state(step: Step) -> bytes | None:
+    """The state of a stateful generator that has `get_state`, as the journal stores it."""
+    get_state = getattr(step.instance, "get_state", None)
+    if get_state is None:
+        return None
+    state = get_state()
+    try:
+        return codec.encode(state)
+    except codec.FAILED as error:
+        raise StoreError(
+            f"the state of column {step.name!r} cannot be saved: the value that get_state returned cannot be pickled"
+        ) from error
+
+
+class GroupEntries:
+    """The journal of one row group, as its state machine has it."""
+
+    def __init__(self, recorder: Recorder, key: Key, rows: Rows, plan: BuildPlan) -> None:
+        self._recorder = recorder
+        self._key = key
+        self._rows = rows
+        self._plan = plan
+
+    def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
+        name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round
+        entry = Finished(
+            column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, cost=work
+        )
+        self._add(task, entry)
+
+    def failed(self, task: Task, error: str, consequence: Consequence) -> None:
+        name, attempt, salvage_round, fate = task.step.name, task.attempt, task.salvage_round, consequence.value
+        entry = Failed(
+            column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, error=error, consequence=fate
+        )
+        self._add(task, entry)
+
+    def answered(self, task: Task, key: bytes, answer: Any) -> None:
+        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer)
+        self._recorder.add(self._key, entry)
+
+    def rebuilt(self) -> None:
+        self._recorder.add(self._key, self._rows.rebuilt_as())
+
+    def _add(self, task: Task, entry: Finished | Failed) -> None:
+        """Add an entry, with the state of the stateful generator after it if that can be read."""
+        step = task.step
+        if step.instance is not None and (state := read_state(step)) is not None:
+            self._recorder.save_state(self._plan.state_names[id(step.instance)], state)
+        self._recorder.add(self._key, entry)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import polars as pl
 
     from ..columns.base import Call, Column
-    from ..errors import RateLimited
     from ..observe import events
+    from ..runtime.throttle import Permit
 
 # Lanes of work that waits for no throttle key.
 ASYNC_LANE = ("local", "async")
 THREAD_LANE = ("local", "thread")
 PROCESS_LANE = ("local", "process")
-_NO_USAGE = Usage()
+NO_USAGE = Usage()
 
 
 class Stage(enum.Enum):
@@ -68,6 +68,12 @@ class Processor:
         return self.name or getattr(self.apply, "__name__", type(self.apply).__name__)
 
 
+def _of_column(name: str, default: Any = None) -> Any:
+    """A field with the value that the step's column has, because every attempt reads it; a processor has `default`."""
+    value = attrs.Factory(lambda step: getattr(step.column, name, default), takes_self=True)
+    return attrs.field(init=False, repr=False, default=value)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Step:
     """A resolved column or processor: its place in the graph and the lane in which its tasks queue."""
@@ -77,20 +83,21 @@ class Step:
     node: int  # index in the graph; -1 for a processor
     position: int = -1  # in topological order
     lane: Hashable
-    key: str | None = None
-    tokens: int = 0
     needs_slot: bool = True  # it uses a thread or a process
     timeout: float | None = None
-    first_call_timeout: float | None = None
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()  # those that must be returned, then its side effects
     column: Column | None = None  # None for a processor
     processor: Processor | None = None
     instance: object | None = None  # the generator whose calls must not overlap, if it is stateful
     # The columns that it requires and that may be skipped, if it is skipped with them.
     skipped_with: tuple[int, ...] = ()
-    lane_limit: int | None = None
-    process: bool = False
-    # Derived from the column; every attempt reads them.
+    key: str | None = _of_column("key")
+    tokens: int = _of_column("tokens", 0)
+    lane_limit: int | None = _of_column("lane_limit")
+    process: bool = _of_column("process", default=False)
+    first_call_timeout: float | None = _of_column("first_call_timeout")
+    inputs: tuple[str, ...] = _of_column("inputs", ())
+    required_outputs: tuple[str, ...] = _of_column("outputs", ())
     call: Call = attrs.field(init=False, repr=False)
     is_async_cell: bool = attrs.field(init=False)
     wants_context: bool = attrs.field(init=False)
@@ -98,22 +105,12 @@ class Step:
 
     def __attrs_post_init__(self) -> None:
         """Derive what every attempt reads."""
-        call = None if self.column is None else self.column.call
-        put = object.__setattr__
+        put, call = object.__setattr__, None if self.column is None else self.column.call
         put(self, "call", call)
         put(self, "is_async_cell", self.kind is Kind.CELL and call is not None and call.is_async)
         put(self, "wants_context", call is not None and call.wants_context)
         has_rule = self.column is not None and self.column.skip is not None
         put(self, "has_skip_rule", has_rule or bool(self.skipped_with))
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return () if self.column is None else self.column.inputs
-
-    @property
-    def required_outputs(self) -> tuple[str, ...]:
-        """The outputs that must be returned; the others are side effects."""
-        return () if self.column is None else self.column.outputs
 
 
 class Status(enum.Enum):
@@ -135,31 +132,6 @@ class State(enum.Enum):
     DEFERRED = "deferred"  # waits for a salvage round
     RUNNING = "running"
     DONE = "done"  # has its last outcome, or its row was dropped
-
-
-class Permit(Protocol):
-    """Permission of a throttle to send one call; exactly one of its methods ends it."""
-
-    def accepted(self, tokens: int | None = None) -> None: ...
-    def finished(self, tokens: int | None = None) -> None: ...
-    def unused(self) -> None: ...
-    def rate_limited(self, error: RateLimited, attempt: int) -> float: ...
-
-
-class Throttle(Protocol):
-    """What the scheduler needs of the throttle of one key."""
-
-    @property
-    def full(self) -> bool:
-        """True if no permit can be granted now, whatever the rates allow."""
-        ...
-
-    @property
-    def will_notify(self) -> bool:
-        """True if something is under way that ends with `permits_available`."""
-        ...
-
-    def try_acquire(self, tokens: int = 0) -> Permit | None: ...
 
 
 class Scope(Protocol):
@@ -203,13 +175,13 @@ class Task:
 class TaskUsage:
     """The usage that one task reported. Changed by `Context` only."""
 
-    total: Usage = _NO_USAGE
+    total: Usage = NO_USAGE
     _untaken: list[tuple[str, Usage]] = attrs.field(factory=list)  # with the model of each
 
     def add(self, model: str, usage: Usage) -> None:
         """Count a call, or several."""
         # Most tasks make one call (overhead benchmark).
-        self.total = usage if self.total is _NO_USAGE else self.total + usage
+        self.total = usage if self.total is NO_USAGE else self.total + usage
         self._untaken.append((model, usage))
 
     def take(self) -> list[tuple[str, Usage]]:
@@ -256,7 +228,6 @@ class PermitRequest:
     tokens: int
     wake: Callable[[], None]  # called when `Grant` is performed
     permit: Permit | None = None
-    withdrawn: bool = False
 
 
 # Actions: what the scheduler decides and `run.py` performs.
@@ -310,8 +281,6 @@ class WakeAt:
 @attrs.frozen
 class CancelRun:
     """The grace period of a stopped run has ended."""
-
-    reason: str
 
 
 Action: TypeAlias = Start | Cancel | Grant | Admit | Close | WakeAt | CancelRun

@@ -102,7 +102,7 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
     if context is not None:
         outcome.usage = context.usage
         if services.recorder is not None:
-            services.recorder.over(context)
+            services.recorder.ended(context)
         outcome.keeps_answers = outcome.status is Status.RETRYABLE and context.keep_answers(outcome.error)
     if outcome.status is not Status.SUCCESS or task.permit is not None:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
@@ -195,7 +195,6 @@ def _settle(
 ) -> float:
     """End the permit of a task; returns how long a rate-limited task must wait."""
     delay: float | None = None
-    usage = None if context is None else context.usage.total
     if context is not None and status is Status.CANCELLED:
         context.count_usage()  # the outcome may be too late to be taken in
     if context is not None and status is Status.RATE_LIMITED:
@@ -203,7 +202,7 @@ def _settle(
         delay = context.retry_delay
     permit, task.permit = task.permit, None
     if permit is not None:
-        tokens = usage.tokens if usage is not None and usage.calls else None
+        tokens = None if context is None else context.usage.total.tokens or None
         if status is Status.SUCCESS:
             permit.accepted(tokens)
         elif delay is None and isinstance(error, RateLimited):
@@ -271,10 +270,8 @@ def call_cell(step: Step, buffer: Buffer, row: int, context: CellContext | None)
 
 def bind_group(step: Step, argument: Any, context: CellContext | None) -> Callable[[], Any]:
     """The call that fills a whole column of a row group from its frame or its rows."""
-    call = step.call
-    if call.context_keyword is not None:
-        return partial(call.function, argument, **{call.context_keyword: context})
-    return partial(call.function, argument)
+    keyword = step.call.context_keyword
+    return partial(step.call.function, argument, **({} if keyword is None else {keyword: context}))
 
 
 def cell_value(step: Step, result: Any) -> Any:
@@ -307,7 +304,7 @@ def _columns(step: Step, result: Any) -> list[list[Any]]:
     if isinstance(result, pa.Table):
         result = pl.from_arrow(result)
     if isinstance(result, pl.DataFrame):
-        result = {name: result[name] for name in result.columns}
+        result = result.to_dict()
     if isinstance(result, Mapping):
         missing = [name for name in step.required_outputs if name not in result]
         # A function that adds its columns to the frame it was given returns the others too.
@@ -326,13 +323,8 @@ def _columns(step: Step, result: Any) -> list[list[Any]]:
 def _as_list(step: Step, values: Any) -> list[Any]:
     if isinstance(values, list):
         return values
-    if isinstance(values, pl.Series):
-        return values.to_list()
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values.to_pylist()
-    if hasattr(values, "tolist"):  # numpy and what behaves like it
-        listed = values.tolist()
-        if isinstance(listed, list):
+    for method in ("to_list", "to_pylist", "tolist"):  # polars, pyarrow, numpy and what behaves like it
+        if hasattr(values, method) and isinstance(listed := getattr(values, method)(), list):
             return listed
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
