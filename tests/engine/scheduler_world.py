@@ -16,6 +16,7 @@ import attrs
 import seedbed as sb
 from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
+from seedbed.engine.failures import UnkeyedSteps
 from seedbed.engine.row_group import Phase, RowGroup, Shared
 from seedbed.engine.scheduler import Scheduler
 from seedbed.engine.tasks import (
@@ -295,8 +296,7 @@ class World:
             notify=Notices(Events(), lambda: self.now),
             rng=random.Random(0),
             now=lambda: self.now,
-            mean_latency=lambda _: 1.0,
-            note_success=lambda _: None,
+            unkeyed=UnkeyedSteps(config, random.Random(0), lambda: self.now, lambda _: 1.0, self.stop),
         )
         self.throttles = {key: Throttle(lambda key=key: self.scheduler.permits_available(key)) for key in KEYS}
         self.scheduler = Scheduler(

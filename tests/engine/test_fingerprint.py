@@ -108,7 +108,7 @@ def test_a_changed_type_is_reported(
 ) -> None:
     """However deep in the type the difference is."""
     recipe = module(monkeypatch, old, new).typed
-    with pytest.raises(sb.ManifestError, match=rf"  - columns\.{column}.*: .* there, .* here"):
+    with pytest.raises(sb.ManifestError, match=rf"  - columns\.{column}.*: .* before, .* now"):
         sb.build(recipe, rows=5, out=directory / "typed", resume=True)
 
 

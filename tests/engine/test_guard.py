@@ -59,18 +59,18 @@ class TestWhatIsTold:
         there = {"seed": 1, "columns": [{"name": "a", "values": ["x", "y"]}, {"name": "b"}], "processors": [{"e": 1}]}
         here = {"seed": 2, "columns": [{"name": "a", "values": ["x", "z"]}, {"name": "c"}], "processors": [{"e": 2}]}
         assert refusal(there, here) == [
-            "  - seed: 1 there, 2 here",
-            "  - columns.a.values[1]: 'y' there, 'z' here",
-            "  - columns.b: {'name': 'b'} there, nothing here",
-            "  - columns.c: nothing there, {'name': 'c'} here",
-            "  - processors[0].e: 1 there, 2 here",
+            "  - seed: 1 before, 2 now",
+            "  - columns.a.values[1]: 'y' before, 'z' now",
+            "  - columns.b: {'name': 'b'} before, nothing now",
+            "  - columns.c: nothing before, {'name': 'c'} now",
+            "  - processors[0].e: 1 before, 2 now",
         ]
 
     def test_another_order_of_columns(self) -> None:
         """Is told as such."""
         columns = [{"name": "a"}, {"name": "b"}]
         assert refusal({"columns": columns}, {"columns": columns[::-1]}) == [
-            "  - columns: in the order a, b there, b, a here"
+            "  - columns: in the order a, b before, b, a now"
         ]
 
     def test_long_texts_around_the_first_difference(self) -> None:
@@ -90,7 +90,7 @@ class TestWhatIsTold:
 
     def test_other_outputs(self) -> None:
         """Code that now makes other columns is reported by them, and cannot be accepted."""
-        assert refusal({}, {}, outputs=("a", "b"), accept_changes=True) == ["  - outputs: ['a'] there, ['a', 'b'] here"]
+        assert refusal({}, {}, outputs=("a", "b"), accept_changes=True) == ["  - outputs: ['a'] before, ['a', 'b'] now"]
 
 
 CODE = {"code": {"columns.a.function": {"name": "m:f", "digest": "cpython-311-0:1"}}, "data": {}}
@@ -102,7 +102,7 @@ class TestElsewhere:
         """The error says how; once accepted, the directory knows the new code."""
         lines = refusal(CODE, EDITED)
         assert lines == [
-            "  - columns.a.function: its code was edited: m:f (cpython-311-0:1) there, m:f (cpython-311-0:2) here",
+            "  - columns.a.function: its code was edited: m:f (cpython-311-0:1) before, m:f (cpython-311-0:2) now",
             "to resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)",
         ]
         found = check_resumable(header(CODE), EDITED, outputs=("a",), rows=10, accept_changes=True)
@@ -111,7 +111,7 @@ class TestElsewhere:
     def test_what_cannot_be_accepted(self) -> None:
         """With another difference there is no such way out."""
         lines = refusal({"seed": 1, **CODE}, {"seed": 2, **EDITED}, accept_changes=True)
-        assert lines[0] == "  - seed: 1 there, 2 here"
+        assert lines[0] == "  - seed: 1 before, 2 now"
         assert len(lines) == 2
 
     @pytest.mark.parametrize(("resume", "out"), [(False, True), (True, False)])

@@ -294,7 +294,6 @@ class Preview:
     report: BuildReport = attrs.field(eq=False, repr=False)
 
     def to_polars(self) -> pl.DataFrame:
-        """The rows."""
         return self.frame
 
     def _repr_html_(self) -> str:

@@ -49,7 +49,6 @@ class FinishedGroup:
     _frame: pl.DataFrame | None = attrs.field(default=None, repr=False)
 
     def to_polars(self) -> pl.DataFrame:
-        """Its rows."""
         if self._frame is not None:
             return self._frame
         return pl.DataFrame() if self.path is None else pl.read_parquet(self.path)
@@ -114,7 +113,7 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     if retry is not None and retry.rows.order is not None:
         order, identities = retry.merged(identities)
     elif retry is not None:
-        # Post-batch processors made the part, and have made another of all rows of the group.
+        # Post-batch processors returned the part, and have returned another for all rows of the group.
         height = rows.height if isinstance(rows, pl.DataFrame) else len(next(iter(rows.values()), ()))
         order = list(range(before, before + height))
     if recorder is not None:
@@ -140,12 +139,6 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         if retry is not None:
             await recorder.free(Key(group=index, revision=retry.revision, purpose=Purpose.KEPT))
     return record
-
-
-def _states(plan: BuildPlan) -> dict[str, bytes]:
-    """The states of all stateful generators that have `get_state`."""
-    found = {name: read_state(plan.steps[plan.instances[at][0]]) for at, name in plan.state_names.items()}
-    return {name: state for name, state in found.items() if state is not None}
 
 
 async def _write_part(
@@ -208,7 +201,8 @@ async def finish(services: Services) -> None:
         dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
         # Last: a dataset that says that it is complete has the rows that the processors returned.
         conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))
-        if states := _states(plan):
+        found = {name: read_state(plan.steps[plan.instances[at][0]]) for at, name in plan.state_names.items()}
+        if states := {name: state for name, state in found.items() if state is not None}:
             await _wind_up(services, lambda _: writer.write_states(states))
         if journal is not None:
 

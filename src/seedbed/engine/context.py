@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 import trio
 
 from ..columns.base import SyncModel
@@ -277,6 +278,7 @@ class Context:
                 scope.deadline = ended + left
 
 
+@attrs.define(eq=False)
 class CellModel:
     """The engine's side of `columns.Model`, created for each cell.
 
@@ -284,27 +286,14 @@ class CellModel:
     answered from there, without a permit and without tokens.
     """
 
-    __slots__ = ("_calls", "_client", "_context", "_dedupe", "_scope", "_seed", "_spec", "alias")
-
-    def __init__(
-        self,
-        alias: str,
-        spec: ModelSpec,
-        client: ModelClient,
-        context: Context,
-        *,
-        seed: int = 0,
-        dedupe: Dedupe | None = None,
-        scope: trio.CancelScope | None = None,
-    ) -> None:
-        self.alias = alias
-        self._spec = spec
-        self._client = client
-        self._context = context
-        self._seed = seed
-        self._dedupe = dedupe
-        self._scope = scope
-        self._calls = 0  # so far; each call draws anew
+    alias: str
+    _spec: ModelSpec
+    _client: ModelClient
+    _context: Context
+    _seed: int = 0
+    _dedupe: Dedupe | None = None
+    _scope: trio.CancelScope | None = None
+    _calls: int = attrs.field(init=False, default=0)  # so far; each call draws anew
 
     @property
     def sync(self) -> SyncModel:

@@ -7,6 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import attrs
+
 from ..errors import (
     BuildStopped,
     CellError,
@@ -99,6 +101,7 @@ def breakdown(error: BaseException, where: str = "") -> BuildStopped | None:
     return stopped
 
 
+@attrs.define(eq=False)
 class ErrorWindow:
     """A sliding window of outcomes; flow control never enters it.
 
@@ -106,32 +109,28 @@ class ErrorWindow:
     therefore never smaller than the number of tasks in flight, and there is no verdict before it is full.
     """
 
-    def __init__(self, size: int, threshold: float) -> None:
-        self.size = size
-        self.threshold = threshold
-        self._outcomes: deque[bool] = deque()
-        self._errors = 0
+    size: int
+    threshold: float
+    errors: int = attrs.field(init=False, default=0)
+    _outcomes: deque[bool] = attrs.field(init=False, factory=deque)
 
     def __len__(self) -> int:
         return len(self._outcomes)
-
-    @property
-    def errors(self) -> int:
-        return self._errors
 
     def record(self, *, error: bool, in_flight: int = 0) -> bool:
         """Enter an outcome; True if the share of errors now exceeds the threshold."""
         outcomes = self._outcomes
         outcomes.append(error)
         if error:
-            self._errors += 1
+            self.errors += 1
         size = self.size if self.size > in_flight else in_flight
         while len(outcomes) > size:
             if outcomes.popleft():
-                self._errors -= 1
-        return error and len(outcomes) >= size and self._errors > self.threshold * len(outcomes)
+                self.errors -= 1
+        return error and len(outcomes) >= size and self.errors > self.threshold * len(outcomes)
 
 
+@attrs.define(eq=False)
 class Salvage:
     """The deferred tasks of one row group, which is the only one to change it.
 
@@ -142,13 +141,13 @@ class Salvage:
     not about the run: they are dropped, and nothing stops.
     """
 
-    def __init__(self, config: RunConfig, rng: random.Random) -> None:
-        self._config = config
-        self._rng = rng
-        self._deferred: dict[Task, float] = {}  # when each is eligible, in the order in which they failed
-        self.rounds = 0
-        self._judged_round = 0
-        self._window: ErrorWindow | None = None
+    _config: RunConfig
+    _rng: random.Random
+    rounds: int = attrs.field(init=False, default=0)
+    # When each task is eligible, in the order in which they failed.
+    _deferred: dict[Task, float] = attrs.field(init=False, factory=dict)
+    _judged_round: int = attrs.field(init=False, default=0)
+    _window: ErrorWindow | None = attrs.field(init=False, default=None)
 
     def __len__(self) -> int:
         return len(self._deferred)
@@ -188,16 +187,16 @@ class Salvage:
         self._deferred.pop(task, None)
 
 
+@attrs.define(eq=False)
 class AbandonedThreads:
-    """Threads of tasks that were cancelled or timed out, as long as they run: they keep their slots."""
+    """Threads of tasks that were cancelled or timed out, as long as they run: they hold their slots."""
 
-    def __init__(self, slots: int, grace: float, running: Counter[str]) -> None:
-        """`running` counts them by column; this changes it."""
-        self._slots = slots
-        self._grace = grace
-        self.running = running
-        self._ended = 0
-        self._checks: list[tuple[float, int, str, Instance | None]] = []  # (when, how many had ended, column, …)
+    _slots: int
+    _grace: float
+    running: Counter[str]  # by column; changed by this class only
+    _ended: int = attrs.field(init=False, default=0)
+    # (when, how many had ended, column, its stateful generator)
+    _checks: list[tuple[float, int, str, Instance | None]] = attrs.field(init=False, factory=list)
 
     def add(self, column: str, instance: Instance | None, now: float) -> None:
         """A thread was abandoned, in this stateful generator if its column has one."""
@@ -228,33 +227,24 @@ class AbandonedThreads:
         return None
 
 
+@attrs.frozen(eq=False)
 class UnkeyedSteps:
     """Latency and rate limits of steps that have no throttle key."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        rng: random.Random,
-        now: Callable[[], float],
-        *,
-        mean_latency_of_key: Callable[[str], float | None],
-        stop: Callable[[BuildStopped], None],
-    ) -> None:
-        self._config = config
-        self._rng = rng
-        self._now = now
-        self._mean_latency_of_key = mean_latency_of_key
-        self._stop = stop
-        self._latency: dict[str, float] = {}
-        # When a step was first rate-limited since it last succeeded.
-        self._limited_since: dict[str, float] = {}
+    _config: RunConfig
+    _rng: random.Random
+    _now: Callable[[], float]
+    _mean_latency_of_key: Callable[[str], float | None]
+    _stop: Callable[[BuildStopped], None]
+    _latency: dict[str, float] = attrs.field(init=False, factory=dict)
+    # When a step was first rate-limited since it last succeeded.
+    _limited_since: dict[str, float] = attrs.field(init=False, factory=dict)
 
     def mean_latency(self, step: Step) -> float | None:
         """Seconds of a call of the step's key, or of an attempt of a step without one; None until one succeeded."""
         return self._latency.get(step.name) if step.key is None else self._mean_latency_of_key(step.key)
 
     def succeeded(self, outcome: Outcome) -> None:
-        """An attempt succeeded."""
         name, seconds = outcome.task.step.name, outcome.seconds
         known = self._latency.get(name)
         self._latency[name] = seconds if known is None else known + 0.1 * (seconds - known)

@@ -125,7 +125,7 @@ def check_resumable(
     before, now = dict(header.fingerprint), json.loads(json.dumps(fingerprint))
     code_before, code_now = before.pop(CODE, {}), now.pop(CODE, {})
     outside = [
-        f"{place}: its code was edited: {_code(code_before[place])} there, {_code(code)} here"
+        f"{place}: its code was edited: {_code(code_before[place])} before, {_code(code)} now"
         for place, code in code_now.items()  # fields of the column itself differ where only one side has code
         if place in code_before and not same_code(code_before[place], code)
     ]
@@ -151,20 +151,20 @@ def _code(described: Mapping[str, str]) -> str:
     return f"{described['name']} ({described.get('digest', 'not in Python')})"
 
 
-def _differences(path: str, there: Any, here: Any) -> Iterator[str]:
-    there, here = _by_name(there), _by_name(here)
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        if there.keys() == here.keys() and list(there) != list(here) and path == "columns":
-            yield f"{path}: in the order {', '.join(there)} there, {', '.join(here)} here"
-        for name in dict.fromkeys((*there, *here)):
+def _differences(path: str, before: Any, now: Any) -> Iterator[str]:
+    before, now = _by_name(before), _by_name(now)
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        if before.keys() == now.keys() and list(before) != list(now) and path == "columns":
+            yield f"{path}: in the order {', '.join(before)} before, {', '.join(now)} now"
+        for name in dict.fromkeys((*before, *now)):
             inner = f"{path}.{name}" if path else str(name)
-            yield from _differences(inner, there.get(name, _NOTHING), here.get(name, _NOTHING))
-    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for index, (old, new) in enumerate(zip(there, here, strict=True)):
+            yield from _differences(inner, before.get(name, _NOTHING), now.get(name, _NOTHING))
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for index, (old, new) in enumerate(zip(before, now, strict=True)):
             yield from _differences(f"{path}[{index}]", old, new)
-    elif there != here:
-        old, new = _shown(there, here)
-        yield f"{path}: {old} there, {new} here"
+    elif before != now:
+        old, new = _shown(before, now)
+        yield f"{path}: {old} before, {new} now"
 
 
 def _by_name(value: Any) -> Any:
@@ -175,13 +175,13 @@ def _by_name(value: Any) -> Any:
     return named if value and len(named) == len(value) else value
 
 
-def _shown(there: Any, here: Any) -> tuple[str, str]:
+def _shown(before: Any, now: Any) -> tuple[str, str]:
     """Both values as text; long ones only around the first difference."""
-    old, new = (each if isinstance(each, str) else repr(each) for each in (there, here))
-    is_long = max(len(old), len(new)) > _SHOWN and _NOTHING not in (there, here)
+    old, new = (each if isinstance(each, str) else repr(each) for each in (before, now))
+    is_long = max(len(old), len(new)) > _SHOWN and _NOTHING not in (before, now)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
     start = max(0, same - _BEFORE) if is_long else 0
-    return _excerpt(there, old, start), _excerpt(here, new, start)
+    return _excerpt(before, old, start), _excerpt(now, new, start)
 
 
 def _excerpt(value: Any, text: str, start: int) -> str:

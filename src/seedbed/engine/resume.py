@@ -54,7 +54,7 @@ class History:
         self.retrying: dict[int, GroupRecord] = {}
         # Stateful generators whose state was not saved, by identity: they are called again.
         self.replaying: set[int] = set()
-        # Keys of the journal's records of calls of stateful generators, kept until everything is generated.
+        # Keys of the journal's records of calls of stateful generators, stored until everything is generated.
         recovered = Recovered() if store is None else store.recovered
         self.calls_kept = {key for key in recovered.kept if key.purpose is Purpose.CALLS}
         # Row groups that the journal has entries of.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..observe.report import Drop, Ledger, Resized
     from .budget import Budget
     from .config import RunConfig
+    from .failures import UnkeyedSteps
     from .tasks import Notices, Step
 
 
@@ -87,8 +88,7 @@ class Shared:
     notify: Notices
     rng: random.Random
     now: Callable[[], float]
-    mean_latency: Callable[[Step], float | None]
-    note_success: Callable[[Outcome], None]  # of a step without a key: its latency is learned
+    unkeyed: UnkeyedSteps
     touched: set[RowGroup] = attrs.field(factory=set)  # row groups that the scheduler has to look at
     instances: Mapping[int, Instance] = attrs.field(init=False)  # stateful generators, by identity
     always: frozenset[int] = attrs.field(init=False)  # nodes that run also for dropped rows
@@ -263,7 +263,6 @@ class RowGroup:
     # Outcomes.
 
     def apply(self, outcome: Outcome) -> None:
-        """Take in the outcome of an attempt."""
         task, status = outcome.task, outcome.status
         step, ledger = task.step, self._shared.ledger
         if status is Status.RATE_LIMITED:
@@ -306,7 +305,7 @@ class RowGroup:
             self._processed(outcome)
             return
         if step.key is None:
-            self._shared.note_success(outcome)
+            self._shared.unkeyed.succeeded(outcome)
         work = self._journal_success(outcome)
         if task.row != GROUP and self.frontier.dropped[task.row]:
             self._shared.ledger.waste(step.name, *outcome.work)
@@ -384,7 +383,7 @@ class RowGroup:
 
     def _defer(self, task: Task, now: float) -> bool:
         """Defer a failed task to the next salvage round; False if it has no attempts left."""
-        eligible_at = self.salvage.defer(task, now, self._shared.mean_latency(task.step))
+        eligible_at = self.salvage.defer(task, now, self._shared.unkeyed.mean_latency(task.step))
         if eligible_at is None:
             return False
         task.state = State.DEFERRED

@@ -83,7 +83,6 @@ class Rows:
         return (step.node, row) in self._skipped_cells
 
     def identity(self, row: int) -> Identity:
-        """The identity of a row in the dataset."""
         return (self.source[row], 0) if self._identities is None else self._identities[row]
 
     def identities(self, rows: Sequence[int]) -> list[Identity]:

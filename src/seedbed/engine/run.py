@@ -147,9 +147,6 @@ class Run:
         budget = Budget(config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced)
         self.history = history = History(plan, store, ledger, budget)
         notify = Notices(emitter, now)
-        unkeyed = UnkeyedSteps(
-            config, rng, now, mean_latency_of_key=lambda key: throttles.get(key).mean_latency, stop=self.stop
-        )
         shared = Shared(
             graph=plan.graph,
             steps=plan.steps,
@@ -161,8 +158,7 @@ class Run:
             notify=notify,
             rng=rng,
             now=now,
-            mean_latency=unkeyed.mean_latency,
-            note_success=unkeyed.succeeded,
+            unkeyed=UnkeyedSteps(config, rng, now, lambda key: throttles.get(key).mean_latency, self.stop),
         )
         self.scheduler = Scheduler(
             shared,
@@ -178,7 +174,6 @@ class Run:
             scheduler=self.scheduler,
             shared=shared,
             processes=processes,
-            unkeyed=unkeyed,
             ledger=ledger,
             notify=notify,
             now=now,
@@ -298,7 +293,7 @@ class Run:
             return
         match action:
             case Cancel(task, reason):
-                # Without a scope it has not made its first step, and will see that its row was dropped.
+                # Without a scope it has not taken its first step, and will see that its row was dropped.
                 if task.scope is not None:
                     task.scope.cancel(reason=reason)
             case Grant(request):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..runtime.threads import Processes
     from ..runtime.throttle import Permit
     from ..store.entries import Key
-    from .failures import UnkeyedSteps
     from .plan import BuildPlan
     from .resume import History, RetriedRows
     from .row_group import RowGroup, Shared
@@ -71,7 +70,6 @@ class Services:
     scheduler: Scheduler
     shared: Shared
     processes: Processes
-    unkeyed: UnkeyedSteps
     history: History
     store: Store | None
     recorder: Recorder | None = None

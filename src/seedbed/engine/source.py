@@ -36,7 +36,7 @@ DOMAINS = ("chat", "embedding", "image")
 
 @attrs.frozen(kw_only=True)
 class Source:
-    """What a build is made from, whether it was written as a recipe or as the engine's own columns."""
+    """The input of a build, whether it was written as a recipe or as the engine's own columns."""
 
     columns: tuple[Column, ...]
     processors: tuple[Processor, ...] = ()
@@ -73,20 +73,19 @@ def load_recipe(
 
 def stored_recipe(directory: Path, grants: Grants) -> Recipe:
     """The recipe that is stored with a dataset. The folder that it came from grants nothing: anyone can name one."""
-    path = directory / RECIPE_NAME
     try:
         content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
     except FileNotFoundError:
         header = read_manifest(directory).header
         if header is None or header.recipe is None:
             raise ManifestError(
-                f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was made from"
+                f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was built from"
             ) from None
-        # A process that died right after it had made the directory; it is stored when the directory is opened.
+        # A process that died right after it had created the directory; it is stored when the directory is opened.
         content = header.recipe.encode("utf-8", "surrogatepass")
     except OSError as error:
-        raise ManifestError(f"the recipe {str(path)!r} cannot be read: {error}") from error
-    return load_file(path, grants=grants, content=content, run_options=RunConfig)
+        raise ManifestError(f"the recipe {str(directory / RECIPE_NAME)!r} cannot be read: {error}") from error
+    return load_file(directory / RECIPE_NAME, grants=grants, content=content, run_options=RunConfig)
 
 
 def store_recipe(directory: Path, text: str) -> None:
@@ -134,11 +133,11 @@ def make_source(
                 clients.clear()
                 connections.clear()
 
-    made = (make_processor(spec, environment) for spec in recipe.processors)
+    own = (make_processor(spec, environment) for spec in recipe.processors)
     domains = [(spec, domain) for spec in used.values() for domain in DOMAINS]
     return Source(
         columns=columns,
-        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in made), *more),
+        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in own), *more),
         limits={key: each for key, each in known.items() if key in keys},
         inner_limits={key: each for key, each in known.items() if key not in keys},
         config=config or RunConfig.from_mapping(recipe.run),

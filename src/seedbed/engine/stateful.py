@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from ..graph import GROUP, Kind
 from ..runtime.lanes import Turnstile
 
@@ -75,6 +77,7 @@ class Instance:
         self._when_free = callback
 
 
+@attrs.define(eq=False)
 class Gate:
     """One row group's turn with one stateful generator.
 
@@ -83,21 +86,20 @@ class Gate:
     not.
     """
 
-    def __init__(
-        self, instance: Instance, place: int, graph: Graph, frontier: Frontier, release: Callable[[int, int], None]
-    ) -> None:
-        self._instance = instance
-        self._place = place
-        self._graph = graph
-        self._frontier = frontier
-        self._release = release
-        self._arrived: set[tuple[int, int]] = set()
-        self._position = 0  # in instance.nodes
-        self._row = 0
-        self._out: tuple[int, int] | None = None  # released and not settled
-        self._my_turn = False
-        self._closed = False
-        instance.turnstile.enter(place, self._turn)
+    _instance: Instance
+    _place: int
+    _graph: Graph
+    _frontier: Frontier
+    _release: Callable[[int, int], None]
+    _arrived: set[tuple[int, int]] = attrs.field(init=False, factory=set)
+    _position: int = attrs.field(init=False, default=0)  # in instance.nodes
+    _row: int = attrs.field(init=False, default=0)
+    _out: tuple[int, int] | None = attrs.field(init=False, default=None)  # released and not settled
+    _my_turn: bool = attrs.field(init=False, default=False)
+    _closed: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._instance.turnstile.enter(self._place, self._turn)
 
     @property
     def waiting(self) -> bool:

@@ -53,7 +53,6 @@ class Store:
     damage: tuple[str, ...] = ()
 
     def close(self) -> None:
-        """Release the directory."""
         try:
             if self.journal is not None:
                 _close(self.journal)
@@ -123,7 +122,7 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
         if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
             raise OutputDirectoryError(f"another process wrote {str(out)!r} while this build started: start it again")
         if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
-            store_recipe(out, writer.header.recipe)  # the process died right after it had made the directory
+            store_recipe(out, writer.header.recipe)  # the process died right after it had created the directory
         # An existing journal is read whatever the options are now: its cells are paid for.
         if plan.config.durability == "cell" or has_journal(out):
             opened, written = open_journal(manifest.commits), len(manifest.groups)
@@ -161,6 +160,7 @@ class OpenCell(Protocol):
         """Add an entry for each answer that has none yet."""
 
 
+@attrs.define(eq=False)
 class Recorder:
     """Collects entries and commits them every `commit_interval`, or sooner when there are `commit_count` of them.
 
@@ -168,37 +168,26 @@ class Recorder:
     always a prefix of all.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        config: RunConfig,
-        *,
-        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        usage: Callable[[], Usage],
-        finished: Callable[[], int],
-        on_commit: Callable[[int], None],
-        on_unpicklable: Callable[[str], None],
-    ) -> None:
-        self._journal = journal
-        self._in_thread = in_thread
-        self._usage = usage
-        self._finished = finished
-        self._on_commit = on_commit
-        self._on_unpicklable = on_unpicklable
-        self._unpicklable: set[str] = set()  # columns that were reported
-        self._unpicklable_total = 0
-        self._config = config
-        self._pending: dict[Key, list[Entry]] = {}
-        self._states: dict[str, bytes] = {}
-        self._has_states = False
-        # Running cells with answers that are in no entry yet. Most finish before the next commit and are removed.
-        self._open: set[OpenCell] = set()
-        self._count = 0
-        self._wanted = trio.Event()  # there is something to commit
-        self._full = trio.Event()  # a commit is due at once
-        self._lock = trio.Lock()  # one thread at a time uses the journal
-        # A commit failed: what came after it must not become durable without it.
-        self._broken = False
+    _journal: Journal
+    _config: RunConfig
+    _in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+    _usage: Callable[[], Usage]
+    _finished: Callable[[], int]
+    _on_commit: Callable[[int], None]
+    _on_unpicklable: Callable[[str], None]
+    _unpicklable: set[str] = attrs.field(init=False, factory=set)  # columns that were reported
+    _unpicklable_total: int = attrs.field(init=False, default=0)
+    _pending: dict[Key, list[Entry]] = attrs.field(init=False, factory=dict)
+    _states: dict[str, bytes] = attrs.field(init=False, factory=dict)
+    _has_states: bool = attrs.field(init=False, default=False)
+    # Running cells with answers that are in no entry yet. Most finish before the next commit and are removed.
+    _open: set[OpenCell] = attrs.field(init=False, factory=set)
+    _count: int = attrs.field(init=False, default=0)
+    _wanted: trio.Event = attrs.field(init=False, factory=trio.Event)  # there is something to commit
+    _full: trio.Event = attrs.field(init=False, factory=trio.Event)  # a commit is due at once
+    _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)  # one thread at a time uses the journal
+    # A commit failed: what came after it must not become durable without it.
+    _broken: bool = attrs.field(init=False, default=False)
 
     def add(self, key: Key, entry: Entry) -> None:
         """Add an entry; it is durable after the next commit."""
@@ -295,7 +284,6 @@ class Recorder:
 
     @property
     def commits(self) -> int:
-        """The number of the last commit."""
         return self._journal.commits
 
     async def store(self, key: Key, entries: Sequence[Entry]) -> None:
@@ -340,14 +328,14 @@ def read_state(step: Step) -> bytes | None:
         ) from error
 
 
+@attrs.frozen(eq=False)
 class GroupEntries:
     """The journal of one row group, as its state machine has it."""
 
-    def __init__(self, recorder: Recorder, key: Key, rows: Rows, plan: BuildPlan) -> None:
-        self._recorder = recorder
-        self._key = key
-        self._rows = rows
-        self._plan = plan
+    _recorder: Recorder
+    _key: Key
+    _rows: Rows
+    _plan: BuildPlan
 
     def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
         name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from ..columns.base import Call, Column
-    from ..observe import events
+    from ..observe.events import Event, Events, TaskEvent
     from ..runtime.throttle import Permit
 
 # Lanes of work that waits for no throttle key.
@@ -286,20 +286,18 @@ class CancelRun:
 Action: TypeAlias = Start | Cancel | Grant | Admit | Close | WakeAt | CancelRun
 
 
+@attrs.frozen(eq=False)
 class Notices:
     """Emits the events of one run; an event is created only while there are readers."""
 
-    def __init__(self, emitter: events.Events, now: Callable[[], float]) -> None:
-        self.events = emitter
-        self._now = now
+    events: Events
+    _now: Callable[[], float]
 
-    def emit(self, kind: type[events.Event], **fields: Any) -> None:
-        """Emit an event that is not about one task."""
+    def emit(self, kind: type[Event], **fields: Any) -> None:
         if self.events.active:
             self.events.emit(kind(time=self._now(), **fields))
 
-    def emit_task(self, kind: type[events.TaskEvent], task: Task, **fields: Any) -> None:
-        """Emit an event about a task."""
+    def emit_task(self, kind: type[TaskEvent], task: Task, **fields: Any) -> None:
         if self.events.active:
             self.events.emit(
                 kind(

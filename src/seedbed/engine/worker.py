@@ -214,7 +214,7 @@ def _settle(
         else:
             permit.finished(tokens)
     if delay is None and isinstance(error, RateLimited):
-        delay = services.unkeyed.rate_limited(task, error)
+        delay = services.shared.unkeyed.rate_limited(task, error)
     return delay or 0.0
 
 
