@@ -125,7 +125,7 @@ def test_edited_objects_are_reported(
 ) -> None:
     """By the code of their class, whether they can be called or not."""
     recipe = module(monkeypatch, old, new).objects
-    told = rf"its code was edited: made:{column} .* there, made:{column} "
+    told = rf"its code was edited: made:{column} .* before, made:{column} "
     with pytest.raises(sb.ManifestError, match=rf"  - columns\.{column}\.function: {told}"):
         sb.build(recipe, rows=5, out=directory / "objects", resume=True)
 
