@@ -102,11 +102,14 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
     recovered = Recovered()
     with contextlib.ExitStack() as on_error:
 
+        def close_journal() -> None:
+            if journal is not None:
+                _close(journal)
+
         def open_journal(commits: int = 0) -> Journal:
             nonlocal journal, recovered
             if journal is None:
                 journal, recovered = Journal.open(out, trusted=plan.runs_own_code, commits=commits)
-                on_error.callback(_close, journal)
             return journal
 
         def forget_states(finished: int | None = None) -> None:
@@ -114,11 +117,13 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             open_journal().forget_states(finished)
             recovered = attrs.evolve(recovered, states={})
 
+        on_error.callback(close_journal)
         # Before the damage is cleared away: a process that dies in between must not find states that look right.
         writer, manifest, damage = DatasetWriter.open(
             out, on_damage=lambda: forget_states() if has_journal(out) else None
         )
         on_error.callback(writer.close)
+        on_error.callback(close_journal)  # before the writer, which locks out other processes
         if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
             raise OutputDirectoryError(f"another process wrote {str(out)!r} while this build started: start it again")
         if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
