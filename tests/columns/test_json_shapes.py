@@ -32,6 +32,20 @@ def schema_checker(schema: dict[str, Any], *, column: str = "x") -> Callable[[An
     return check
 
 
+def test_references_that_double_with_each_level_are_rejected() -> None:
+    """Each definition refers to the one before it twice: neither its type nor a value takes forever."""
+    levels = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at - 1}"}] * 2} for at in range(1, 60)}
+    schema = {"$defs": {"a0": {"type": "string"}, **levels}, "$ref": "#/$defs/a59"}
+    assert schema_dtype(schema) is None
+    with pytest.raises(
+        ConfigError, match=r"schema refers to '#/\$defs/a\d+', which leads to more than 5000 references"
+    ):
+        schema_validator(schema, column="x")
+    # An anchor is resolved by the library: a value is validated within the same limit.
+    few = {"$defs": {name: each for name, each in schema["$defs"].items() if name in ("a0", "a1", "a2")}}
+    assert schema_checker({**few, "$ref": "#/$defs/a2"})("text") is None
+
+
 NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 

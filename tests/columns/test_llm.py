@@ -273,9 +273,28 @@ def test_a_schema_may_be_a_file_beside_the_recipe(tmp_path: Path) -> None:
     assert make_column(structured("person.yaml"), here).dtypes() == {"person": pl.Struct({"name": pl.String})}
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
-    for name, reason in {"none": "cannot be read", "list": "holds no JSON Schema", "broken": "neither JSON"}.items():
+    for name, reason in {
+        "none": "cannot be read",
+        "list": "a JSON Schema is a mapping, not list",
+        "broken": ":1: ",
+    }.items():
         with pytest.raises(ConfigError, match=f"column 'person', schema: .*{name}.json.*{reason}"):
             make_column(structured(f"{name}.json"), here)
+
+
+def test_a_schema_file_is_read_within_the_limits_of_a_recipe(tmp_path: Path) -> None:
+    """Aliases that would expand to very many values, a value that contains itself and a duplicate key are errors."""
+    doubling = [f"a{number}: &a{number} [*a{number - 1}, *a{number - 1}]" for number in range(1, 40)]
+    files = {
+        "aliases": ("\n".join(["a0: &a0 []", *doubling]), r":\d+: a file has at most 100000 keys and values"),
+        "itself": ("type: object\nproperties: &own {a: *own}\n", "nested more than 100 levels deep"),
+        "duplicate": ("type: object\ntype: array\n", ":2: type: duplicate key"),
+    }
+    here = Environment(models={"writer": Scripted()}, base=tmp_path)
+    for name, (text, problem) in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=rf"column 'person', schema: .*{name}.yaml.*{problem}"):
+            make_column(structured(f"{name}.yaml"), here)
 
 
 def test_importing_a_pydantic_model_needs_permission(tmp_path: Path) -> None:

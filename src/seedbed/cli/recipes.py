@@ -25,9 +25,9 @@ def check(recipe: RecipeFile, /, *, changes: RecipeChanges = RecipeChanges(), ma
     """Report every problem of a recipe at once, and list the URLs that it contacts; no model is called."""
     import attrs
 
+    from ..columns.documents import read_document
     from ..engine.source import make_source
     from ..errors import ConfigError, DatasetGenerationError
-    from ..recipe.file import read_document
     from . import output
 
     given, contacts, columns, problems = None, list[Any](), list[str](), list[str]()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import polars as pl
-import yaml
 
 from .. import checks
 from ..errors import BadOutput, ConfigError
 from .chat import ChatSpec, chat_column, check_prompt, extract_json
+from .documents import read_document
 
 if TYPE_CHECKING:
     from .base import Column
@@ -27,6 +29,12 @@ SCHEMA_FILES = (".json", ".yaml", ".yml")
 
 # Errors in one message.
 _SHOWN = 5
+# References that are followed for one value (at start-up for a null), and parts of a schema that determine a type:
+# `allOf` of two references to an `allOf` of two references and so on takes twice as long with each of them.
+_MAX_REFERENCES = 100_000
+_MAX_REFERENCES_AT_START = 5_000
+_MAX_PARTS = 10_000
+_left: ContextVar[Iterator[int]] = ContextVar("references that may still be followed for a value")
 
 
 def _is_file(value: object) -> bool:
@@ -110,26 +118,43 @@ def find_schema(spec: LLMStructured, environment: Environment) -> Any:
 
 def _read_schema(path: Path, where: str) -> Any:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
-    except OSError as error:
-        raise ConfigError(f"{where}: {str(path)!r} cannot be read: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{where}: {str(path)!r} is neither JSON nor YAML: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{where}: {str(path)!r} holds no JSON Schema")
-    return found
+        document = read_document(path, expected="a JSON Schema is a mapping")
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if document.problems:
+        raise ConfigError(f"{where}: {document.problems[0]}")
+    return document.data
 
 
 def fit_schema(validator: Any, value: Any) -> Any:
     """The value if it fits a compiled schema. Raises `BadOutput` with what does not fit."""
-    errors = list(validator.iter_errors(value))
-    if errors:
+    if errors := schema_errors(validator, value):
         from jsonschema.exceptions import best_match  # noqa: PLC0415  slow to import, and few columns need it
 
         # Of an error about alternatives the one of the closest alternative.
         found = filter(None, (best_match([error]) for error in errors))
         raise _misfit((error.json_path, error.message) for error in found)
     return value
+
+
+def schema_errors(validator: Any, value: Any, *, limit: int = _MAX_REFERENCES) -> list[Any]:
+    """The errors of a value by a compiled schema, of which at most `limit` references are followed."""
+    _left.set(iter(range(limit)))
+    return list(validator.iter_errors(value))
+
+
+def _limited(keyword: Callable[..., Iterator[Exception]]) -> Callable[..., Iterator[Exception]]:
+    """A keyword that refers to another part of the schema, with an error in place of too many of them."""
+
+    def follow(validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Exception]:
+        from jsonschema.exceptions import ValidationError  # noqa: PLC0415
+
+        if next(_left.get(), None) is not None:
+            yield from keyword(validator, reference, value, schema)
+        else:
+            yield ValidationError("the schema has too many references to be followed for this value")
+
+    return follow
 
 
 def _fit_model(model: Any, value: Any) -> Any:
@@ -166,6 +191,7 @@ def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
+        **{name: _limited(cls.VALIDATORS[name]) for name in _REFERENCES if name in cls.VALIDATORS},
     }
     # Without "$schema", by which a reference to the whole schema would find the class without these keywords. With a
     # registry of its own the validator fetches nothing.
@@ -175,6 +201,9 @@ def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
     for found in filter(None, (_problem(part, validator) for part in _parts(own))):
         raise ConfigError(f"column {column!r}: schema {found}")
     return validator
+
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -196,11 +225,13 @@ def _problem(part: Mapping[str, Any], validator: Any) -> str | None:
     reference, pattern, by_pattern = part.get("$ref"), part.get("pattern"), part.get("patternProperties")
     if isinstance(reference, str):
         try:
-            validator.evolve(schema={"$ref": reference}).is_valid(None)
+            schema_errors(validator.evolve(schema={"$ref": reference}), None, limit=_MAX_REFERENCES_AT_START)
         except Unresolvable:
             return f"refers to {reference!r}, which is not in it"
         except RecursionError:
             return f"refers to {reference!r}, which leads back to itself"
+        if next(_left.get(), None) is None:
+            return f"refers to {reference!r}, which leads to more than {_MAX_REFERENCES_AT_START} references"
     by_pattern = by_pattern if isinstance(by_pattern, Mapping) else {}
     for each in (*([pattern] if isinstance(pattern, str) else ()), *by_pattern):
         try:
@@ -264,28 +295,30 @@ _SIMPLE: dict[object, pl.DataType] = {
 
 def schema_dtype(schema: Mapping[str, Any]) -> pl.DataType | None:
     """The column type that a schema describes; None if a part of it may be anything."""
-    return _dtype(schema, schema, ())
+    return _dtype(schema, schema, (), itertools.count(1))
 
 
-def _dtype(schema: Any, root: Mapping[str, Any], path: tuple[str, ...]) -> pl.DataType | None:
+def _dtype(
+    schema: Any, root: Mapping[str, Any], path: tuple[str, ...], parts_so_far: Iterator[int]
+) -> pl.DataType | None:
     """The type of a part; `path` has the references that lead to it, by which one that contains itself is noticed."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or next(parts_so_far) > _MAX_PARTS:
         return None
     if "$ref" in schema:
         reference = str(schema["$ref"])
-        return None if reference in path else _dtype(_resolve(root, reference), root, (*path, reference))
+        return None if reference in path else _dtype(_resolve(root, reference), root, (*path, reference), parts_so_far)
     if "const" in schema or "enum" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return _simple({type(value) for value in values if value is not None})
     for key in ("anyOf", "oneOf", "allOf"):
         if key in schema:
             parts = [part for part in schema[key] if not (isinstance(part, Mapping) and part.get("type") == "null")]
-            found = [_dtype(part, root, path) for part in parts]
+            found = [_dtype(part, root, path, parts_so_far) for part in parts]
             return found[0] if found and found.count(found[0]) == len(found) and "properties" not in schema else None
     kinds = schema.get("type")
     given = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"}
     if given == {"array"}:
-        items = _dtype(schema.get("items"), root, path) if "prefixItems" not in schema else None
+        items = _dtype(schema.get("items"), root, path, parts_so_far) if "prefixItems" not in schema else None
         return None if items is None else pl.List(items)
     if given != {"object"}:
         return _simple(given)
@@ -293,7 +326,7 @@ def _dtype(schema: Any, root: Mapping[str, Any], path: tuple[str, ...]) -> pl.Da
     is_open = schema.get("additionalProperties", False) is not False or "patternProperties" in schema
     if not isinstance(properties, Mapping) or not properties or is_open:
         return None
-    fields = {name: _dtype(part, root, path) for name, part in properties.items()}
+    fields = {name: _dtype(part, root, path, parts_so_far) for name, part in properties.items()}
     known = {name: field for name, field in fields.items() if field is not None and "\0" not in name}
     return pl.Struct(known) if len(known) == len(fields) else None
 

@@ -30,7 +30,7 @@ from ..models.urls import split_url
 from .base import Column
 from .code import import_extra
 from .spec import ColumnSpec, Environment
-from .structured import schema_validator
+from .structured import schema_errors, schema_validator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -391,7 +391,7 @@ def _schema_checker(spec: Validation, _: Environment) -> Check:
     validator = schema_validator(spec.schema, column=spec.name)
 
     def misfits(value: Any) -> list[dict[str, Any]]:
-        found = sorted(validator.iter_errors(value), key=lambda error: error.json_path)
+        found = sorted(schema_errors(validator, value), key=lambda error: error.json_path)
         return [_message(error.message, code=error.validator, path=error.json_path) for error in found]
 
     def messages(value: Any) -> list[dict[str, Any]]:

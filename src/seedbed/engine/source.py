@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ..columns.custom import Custom, used_models
+from ..columns.documents import MAX_BYTES
 from ..columns.spec import Grants, make_processor
 from ..errors import ManifestError, StoreError
 from ..models import open_http, open_models
-from ..recipe.file import MAX_BYTES
 from ..recipe.file import load_recipe as load_file
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
