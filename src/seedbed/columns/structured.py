@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -143,18 +143,14 @@ def schema_errors(validator: Any, value: Any, *, limit: int = _MAX_REFERENCES) -
     return list(validator.iter_errors(value))
 
 
-def _limited(keyword: Callable[..., Iterator[Exception]]) -> Callable[..., Iterator[Exception]]:
-    """A keyword that refers to another part of the schema, with an error in place of too many of them."""
+def _follow(keyword: Any, validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """As `keyword`, which refers to another part of the schema, but an error in place of too many references."""
+    from jsonschema.exceptions import ValidationError  # noqa: PLC0415
 
-    def follow(validator: Any, reference: Any, value: Any, schema: Any) -> Iterator[Exception]:
-        from jsonschema.exceptions import ValidationError  # noqa: PLC0415
-
-        if next(_left.get(), None) is not None:
-            yield from keyword(validator, reference, value, schema)
-        else:
-            yield ValidationError("the schema has too many references to be followed for this value")
-
-    return follow
+    if next(_left.get(), None) is not None:
+        yield from keyword(validator, reference, value, schema)
+    else:
+        yield ValidationError("the schema has too many references to be followed for this value")
 
 
 def _fit_model(model: Any, value: Any) -> Any:
@@ -191,7 +187,7 @@ def schema_validator(schema: Mapping[str, Any], *, column: str) -> Any:
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
-        **{name: _limited(cls.VALIDATORS[name]) for name in _REFERENCES if name in cls.VALIDATORS},
+        **{name: partial(_follow, cls.VALIDATORS[name]) for name in _REFERENCES if name in cls.VALIDATORS},
     }
     # Without "$schema", by which a reference to the whole schema would find the class without these keywords. With a
     # registry of its own the validator fetches nothing.
