@@ -22,6 +22,7 @@ import attrs
 import msgspec
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from hostile_pickles import OBJECT_POINTER
 from hypothesis import given, settings
@@ -409,6 +410,42 @@ def test_values_that_are_nested_too_deep_are_not_read() -> None:
         assert decode(encode([(value,), ("next",)])[0], trusted=True) == [(value,), ("next",)]
         if not isinstance(value, tuple):
             assert decode(data, trusted=False) == ["next"]
+
+
+def frame_of(array: pa.Array[Any]) -> msgspec.msgpack.Ext:
+    """A frame as it is stored, of one column."""
+    batch, sink = pa.record_batch([array], names=["a"]), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return msgspec.msgpack.Ext(44, msgspec.msgpack.encode([sink.getvalue().to_pybytes()]))
+
+
+MANY = 2**30
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        codec.pack(np.zeros((2**38, 0))),
+        codec.pack(np.zeros((3, 2**38, 0), "M8[s]")),
+        frame_of(pa.nulls(MANY)),
+        frame_of(pa.LargeListArray.from_arrays(pa.array([0, MANY]), pa.nulls(MANY))),
+        frame_of(pa.FixedSizeListArray.from_arrays(pa.nulls(MANY), MANY)),
+        frame_of(pa.StructArray.from_arrays([pa.nulls(MANY)], ["a"])),
+    ],
+)
+def test_a_few_bytes_are_not_read_as_more_items_than_memory_has_room_for(value: Any) -> None:
+    """Arrays with an axis of length zero and frames of nulls hold any number of items in no bytes."""
+    data = raw(value, "next")
+    assert len(data) < 2_000
+    assert decode(data, trusted=False) == ["next"]
+
+
+@pytest.mark.parametrize("value", [np.zeros((1_000, 0)), np.zeros((0, 768)), pl.Series("a", [None] * 5_000)])
+def test_empty_items_are_restored(value: Any) -> None:
+    """A usual number of items in no bytes is read."""
+    [(found,)] = decode(encode([(value,)])[0], trusted=False)
+    assert (found.shape, found.dtype) == (value.shape, value.dtype)
 
 
 def test_reading_imports_nothing() -> None:

@@ -46,6 +46,9 @@ MAX_DEPTH = 200
 _PICKLE_PROTOCOL = 5
 # From so many floats on, a list or tuple of nothing else is stored as one block: a vector of an embedding.
 _VECTOR = 8
+# Items that take no bytes, such as the rows of an array of shape (n, 0), and may be read all the same: a few bytes must
+# not become a list that no memory has room for.
+_MAX_EMPTY = 1 << 20
 # Numbers, durations and instants of fixed size. Not long double: the C library cannot be trusted with invalid ones.
 _DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[mM]8(\[\d{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)")
 
@@ -230,6 +233,8 @@ def _make_array(text: str, order: str, shape: Sequence[int], data: bytes) -> np.
         raise ValueError("not booleans")
     if found.size != math.prod(shape):
         raise ValueError("not as many items as the shape of an array says")
+    if math.prod(size or 1 for size in shape) > max(found.size, _MAX_EMPTY):
+        raise ValueError("an array of too many empty rows")
     return found.reshape(shape).copy(order="F" if order == "F" else "C")
 
 
@@ -256,7 +261,21 @@ def _make_frame(data: bytes) -> pl.DataFrame:
     table = pa.ipc.open_stream(data).read_all()
     # Reading believes every offset that is written there.
     table.validate(full=True)
+    most = max(8 * len(data), _MAX_EMPTY)
+    for column in table.columns:
+        _check_lengths(column.chunks, most)
     return pl.DataFrame(table)
+
+
+def _check_lengths(arrays: Iterable[pa.Array[Any]], most: int) -> None:
+    """Raise `ValueError` for arrays of nulls, or of structs without fields, that hold more items than `most`."""
+    for array in arrays:
+        if len(array) > most:
+            raise ValueError("a frame of too many empty rows")
+        if isinstance(array, pa.StructArray):
+            _check_lengths(array.flatten(), most)
+        elif isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+            _check_lengths([array.values], most)
 
 
 def _series_fields(value: pl.Series) -> Iterable[Any]:
