@@ -317,6 +317,7 @@ class World:
         self.order: dict[int, list[tuple[int, int, int]]] = {identity: [] for identity in self.shared.instances}
         self.not_before: dict[Task, float] = {}  # of rate-limited tasks: the instant of their next attempt
         self.ended = False
+        self.is_undecided = False  # an attempt has ended since the last decision
         self.failed = False  # a check failed: the rest of the run proves nothing
 
     @property
@@ -336,6 +337,7 @@ class World:
         was_stopping = self.scheduler.stopping is not None
         rounds = {index: group.salvage.rounds for index, group in self.groups.items()}
         queued = self.queued()
+        self.is_undecided = False
         actions = self.scheduler.decide()
         for task in queued:
             group = self.groups[task.group]
@@ -526,6 +528,7 @@ class World:
         abandon: bool = False,
     ) -> None:
         """An attempt ends; `abandon` leaves its thread behind."""
+        self.is_undecided = True
         task, step = attempt.task, attempt.task.step
         group = self.groups[task.group]
         if attempt.request is not None:
@@ -804,7 +807,7 @@ class World:
                 self.finish(attempt, Status.SUCCESS, rows_after=self.plan.salt % 3)
             elif self.threads:
                 self.end_thread(self.threads[0])
-            else:
+            elif not self.is_undecided:  # else a call was granted that would have exceeded the budget
                 assert self.wakes, "the scheduler waits for nothing"
                 self.now = max(self.now, min(self.wakes))
                 self.wakes = [when for when in self.wakes if when > self.now]

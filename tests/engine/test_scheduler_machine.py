@@ -334,3 +334,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+
+
+def test_a_granted_call_that_would_exceed_the_budget_ends_the_run() -> None:
+    """The last task that runs waits for a permit of a call for which nothing is left."""
+    column = ColumnPlan(kind=Kind.FROM_SCRATCH)
+    world = World(Plan(columns=(column,), rows=(1,), config=RunConfig(max_tokens=30)))
+    for _ in range(2):
+        world.decide()
+        if world.admitting is not None:
+            world.open_group()
+    [attempt] = world.attempts.values()
+    world.call(attempt, "k", 11)
+    world.call(attempt, "k", 11)
+    world.throttles["k"].total = 0
+    world.call(attempt, "k", 11)
+    world.run_to_end()
+    assert "max_tokens=30" in str(world.scheduler.stopping)
+    assert not world.written
