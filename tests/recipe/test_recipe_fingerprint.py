@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import attrs
 import polars as pl
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toys import Toy, load
 
@@ -65,6 +65,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(VALUES)
 @example("1e3")
 @example("0o17")

@@ -359,6 +359,7 @@ def test_tags_with_other_values_than_they_hold_cost_only_their_entry(cells: Any)
     check_decode(raw(*cells))
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(st.tuples(st.integers(-1, 8), st.lists(packed))))
 def test_entries_with_other_fields_than_they_have_cost_only_themselves(entries: Any) -> None:
     """Well-formed arrays that are no entries are read or left out."""

@@ -12,7 +12,7 @@ import attrs
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedbed.errors import ManifestError, PartError, SchemaConflict, StoreError
@@ -288,6 +288,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) and type(one) is type(other)
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.data())
 def test_values_survive_the_round_trip(data: st.DataObject) -> None:
     """Values of any one shape, in parts of any size, come back from disk equal, before finishing and after."""

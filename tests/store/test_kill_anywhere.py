@@ -134,7 +134,7 @@ def with_rows(rows: Rows) -> Rows:
     return {index: group for index, group in rows.items() if group}
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(values, values, operations)
 def test_a_writer_that_is_stopped_anywhere_can_be_resumed(
     first: list[Any], second: list[Any], todo: list[tuple[Write | Add | Finish, int]]
