@@ -1,14 +1,14 @@
 """Twice the load that the engine can take, under a deadline of twice the time that a request takes alone.
 
-Requests arrive at twice the rate that the engine answers if 32 are under way all the time and none is in a hurry, those
-that are due in a millisecond together, whatever becomes of those before. They are made by the process that answers
-them, in its own loop.
+Requests arrive at twice the rate that the engine answers with 32 in flight and no deadline, those that are due in the
+same millisecond together, whether or not earlier ones have ended. The process that answers them sends them, on its
+loop.
 
-The peak that is not to be lost is the most that the engine can answer within that deadline: as many requests as serve
-best are under way all the time, all others are dropped as soon as they are made, and of the answers those that are in
-time are counted. It is not the rate with 32 at once, which is in the table too: 32 share each send, each read and each
-turn of the loop, which saves a third of the work, but each takes many times the deadline. With N under way that take L
-seconds each, N / L a second are answered, whoever chooses them; so a deadline is a limit on N.
+The answered rate is compared with the most that the engine can answer within that deadline: the best number of
+requests is in flight all the time, all others are dropped on arrival, and the answers in time are counted. It is not
+the rate with 32 in flight, which is in the table too: 32 share each send, each read and each turn of the loop, which
+saves a third of the work, but each takes many times the deadline. With N in flight that take L seconds each, N / L a
+second are answered, whatever rule admits them; so a deadline is a limit on N.
 
 A machine may be twice as fast in one second as in the next, so all of this is measured in short turns, many times over,
 and each figure is that of all turns together.
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 LATE_BAR = 1.2  # p99 of what is answered ÷ deadline
 THROUGHPUT_BAR = 0.8  # ÷ the most that can be in time
-MANY = 32  # at once, if nobody is in a hurry
-FEW = (1, 2, 3, 4)  # at once, if all are to be in time
+MANY = 32  # in flight, without a deadline
+FEW = (1, 2, 3, 4)  # in flight, under the deadline
 TICK = 0.001
 PAUSE = 0.005  # between requests that are to be alone: the loop sleeps
-REFUSALS = {"OVERLOADED", "DEADLINE_EXCEEDED"}
-PLACES = 64
-"""How many requests the engine is let run at once, and how many may wait: as many run as by default."""
+REJECTIONS = {"OVERLOADED", "DEADLINE_EXCEEDED"}
+SLOTS = 64
+"""How many requests run at once, as by default, and how many may wait."""
 
 
 @attrs.frozen
 class Outcome:
-    """What became of the requests that were made."""
+    """The outcomes of the requests that were sent."""
 
     seconds: float
     latencies: list[float]  # of the answered, seconds
@@ -76,7 +76,7 @@ class Traffic:
         self._plan = plan
 
     async def answer(self, user_id: int) -> list[dict[str, Any]]:
-        """One that has time enough, so that nobody has to be refused."""
+        """Answer a request whose deadline leads to no rejection."""
         return (await self._engine.execute(self._plan, {"user_id": user_id}, deadline=10)).candidates
 
     async def keep_busy(self, requests: int, at_once: int) -> float:
@@ -137,7 +137,7 @@ class Traffic:
         made = await _arrivals(make, rate=rate, seconds=seconds)
         taken = trio.current_time() - began
         expect(made == len(latencies) + sum(errors.values()), "a request has no end")
-        expect(errors.keys() <= REFUSALS, f"requests ended otherwise than they should: {errors}")
+        expect(errors.keys() <= REJECTIONS, f"requests ended in unexpected errors: {errors}")
         return Outcome(taken, latencies, errors)
 
 
@@ -163,8 +163,8 @@ async def _drop(_number: int) -> None:
 async def run(port: int, *, loads: tuple[float, ...], rounds: int, requests: int, seconds: float) -> list[Round]:
     """All rounds, with one engine; the first is not counted, since the engine does not know its requests yet."""
     found: list[Round] = []
-    knobs = Load(port=port, requests=0, at_once=PLACES, client=OWN)
-    async with open_engine(knobs, max_queue=PLACES) as (engine, plan):
+    settings = Load(port=port, requests=0, at_once=SLOTS, client=OWN)
+    async with open_engine(settings, max_queue=SLOTS) as (engine, plan):
         traffic = Traffic(engine, plan)
         await check(traffic.answer)
         for _ in range(rounds + 1):
@@ -194,7 +194,7 @@ def row(load: float, rounds: list[Round], most: float) -> dict[str, Any]:
         "÷ the most that can be in time": answered / most,
         f"÷ rate with {MANY} at once": answered / statistics.mean(each.rate for each in rounds),
         "p99 of the answered ÷ deadline": percentile(late or [float("inf")], 0.99),
-        "refused, %": 100 * sum(outcome.errors["OVERLOADED"] for outcome in outcomes) / made,
+        "rejected, %": 100 * sum(outcome.errors["OVERLOADED"] for outcome in outcomes) / made,
         "too late, %": 100 * sum(outcome.errors["DEADLINE_EXCEEDED"] for outcome in outcomes) / made,
     }
 
@@ -216,7 +216,7 @@ def measure(port: int, *, short: bool) -> tuple[list[Table], list[Bar]]:
     twice = rows[-1]
     return [
         Table(
-            title=f"What can be in time, nobody being refused: {title}",
+            title=f"What can be in time, without rejections: {title}",
             rows=[
                 {"at once": few, "in time a second": each, f"÷ rate with {MANY} at once": each / rate}
                 for few, each in in_time.items()

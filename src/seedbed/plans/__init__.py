@@ -1,6 +1,6 @@
 """Plans, executed for one request under a deadline: format, registries, row sets, ops, compile, execute, endpoints.
 
-An engine of its own beside that of builds: imports errors, graph and runtime, never engine; cli imports it.
+Separate from builds: imports `errors`, `checks`, `graph` and `runtime`, never `engine`; `cli` imports it.
 """
 
 from .builder import EP, Expr, Key, P, Pred, plan

@@ -123,7 +123,6 @@ class Problems:
         return nearest(name, names)
 
     def raise_invalid_plan(self) -> None:
-        """Raise everything that was found wrong with a plan."""
         if self.found:
             raise InvalidPlan(self.found)
 

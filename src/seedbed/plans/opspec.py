@@ -315,7 +315,6 @@ class OpContext:
         return self._shared.predicates[name]
 
     def endpoint(self, endpoint_id: str) -> Any:
-        """The endpoint of that id; identical reads within the request reach it once."""
         return self._shared.endpoint(endpoint_id)
 
     def new_rows(self, ids: Iterable[int], columns: Mapping[int, Iterable[Any]] | None = None) -> RowSet:

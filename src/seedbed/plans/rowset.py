@@ -127,7 +127,6 @@ class RowSet:
         return self if count >= self._length else self[:count]
 
     def __getitem__(self, part: slice) -> RowSet:
-        """The rows of a slice."""
         return RowSet(self.columns, np.arange(*part.indices(self._length)) if self.index is None else self.index[part])
 
     def with_column(self, key_id: int, column: Column) -> RowSet:

@@ -135,6 +135,7 @@ class MemoryEndpoint(RedisEndpoint):
             self._sent += commands
             self._sends += bool(commands)
             return
+        timeout = self._endpoint.policy.request_timeout_ms
         while commands:
             self._waiting += 1
             try:
@@ -146,21 +147,16 @@ class MemoryEndpoint(RedisEndpoint):
                 self._slots.acquire_nowait()
             commands -= together
             try:
-                await self._wait(together)
+                self._sent += together
+                self._sends += 1
+                await trio.sleep(min(self._latency, timeout / 1000))
+                if self._latency > timeout / 1000:
+                    self._errors += 1
+                    self._dropped += together
+                    raise self._unavailable(f"did not answer within {timeout} ms")
             finally:
                 for _ in range(together):
                     self._slots.release()
-
-    async def _wait(self, commands: int) -> None:
-        self._sent += commands
-        self._sends += 1
-        timeout = self._endpoint.policy.request_timeout_ms
-        if self._latency > timeout / 1000:
-            await trio.sleep(timeout / 1000)
-            self._errors += 1
-            self._dropped += commands
-            raise self._unavailable(f"did not answer within {timeout} ms")
-        await trio.sleep(self._latency)
 
     def _unavailable(self, what: str) -> EndpointUnavailable:
         return EndpointUnavailable(f"endpoint {self._endpoint.id!r} (memory) {what}")

@@ -48,7 +48,7 @@ def overload(costs: Costs, *, times: float, load: float = 2.0, seed: int = 0) ->
         pytest.param(USUAL, 2, 0.76, id="twice what one takes alone"),
         pytest.param(USUAL, 3, 0.85, id="three times"),
         pytest.param(USUAL, 10, 0.92, id="ten times"),
-        pytest.param(USUAL, 100, 0.95, id="more time than there are places"),
+        pytest.param(USUAL, 100, 0.95, id="more time than there are slots"),
         pytest.param(STALLING, 2, 0.71, id="a machine that stalls"),
         pytest.param(STALLING, 5, 0.86, id="a machine that stalls, five times"),
         pytest.param(STRUGGLING, 2, 0.66, id="a machine that stalls often"),
