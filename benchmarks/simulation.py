@@ -41,7 +41,7 @@ class Case:
     rows: int
     at_once: Mapping[str, int]
     latency: Mapping[str, Any]
-    refused: float = 0.0
+    rate_limited: float = 0.0
     columns: Sequence[Any]
 
     def recipe(self, urls: Mapping[str, str]) -> sb.Recipe:
@@ -82,11 +82,11 @@ def cases(short: bool) -> list[Case]:
             ],
         ),
         Case(
-            name="two models, a tenth refused",
+            name="two models, a tenth rate-limited",
             rows=int(400 * few),
             at_once={"writer": 32, "critic": 16},
             latency={"writer": {"lognormal": [1.0 * quick, 0.4]}, "critic": {"lognormal": [0.8 * quick, 0.3]}},
-            refused=0.1,
+            rate_limited=0.1,
             columns=[
                 text("question", "topic"),
                 text("answer", "question"),
@@ -101,9 +101,9 @@ def run_really(case: Case) -> sb.BuildReport:
     with ExitStack() as stack:
         urls = {}
         for alias, latency in case.latency.items():
-            refused = case.refused if alias == "writer" else 0.0
+            rate_limited = case.rate_limited if alias == "writer" else 0.0
             server = serve_openai_process(
-                latency=latency, rate_limit_share=refused, error_latency=0.01, max_failures=None, seed=11
+                latency=latency, rate_limit_share=rate_limited, error_latency=0.01, max_failures=None, seed=11
             )
             urls[alias] = stack.enter_context(server).url
 
@@ -119,7 +119,7 @@ def predict(case: Case, seeds: int) -> sb.Simulation:
     calls = {
         alias: sb.CallProfile(
             latency=latency,
-            rate_limited=case.refused if alias == "writer" else 0.0,
+            rate_limited=case.rate_limited if alias == "writer" else 0.0,
             error_latency=0.01,
             output_tokens=20,
         )
@@ -136,7 +136,7 @@ def compare(case: Case, seeds: int) -> dict[str, Any]:
     took = time.perf_counter() - began
     report = run_really(case)
     expect(report.written == case.rows, f"{case.name}: rows are missing: {report}")
-    made = sum(spent.calls for spent in report.usage.values())
+    made = sum(used.calls for used in report.usage.values())
     expect(
         predicted.base.total.calls.mean == made,
         f"{case.name}: {predicted.base.total.calls} calls predicted, {made} made",

@@ -130,7 +130,7 @@ def _link_folder(name: str) -> Callable[[Hostile], None]:
     return lambda found: (found.directory / name).symlink_to(found.home)
 
 
-# Names and links that reach for files outside. Each must be refused by what writes.
+# Names and links that reach for files outside. What writes must reject each.
 LINKS: dict[str, Callable[[Hostile], None]] = {
     name: _link(name)
     for name in (
@@ -201,7 +201,7 @@ def _entry(*fields: Any) -> Callable[[Hostile], None]:
     return _journal_of(msgspec.msgpack.encode(([fields], [])))
 
 
-# What is odd but not refused: read as damaged, or not read at all.
+# What is odd but not rejected: read as damaged, or not read at all.
 ODD: dict[str, Callable[[Hostile], object]] = {
     "a part that is a pipe": lambda found: _pipe(found, "batch_0000000.parquet"),
     "a part that is not parquet": lambda found: change_group(found, part_checksum="0"),

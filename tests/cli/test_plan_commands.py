@@ -145,9 +145,9 @@ def test_a_plan_in_python_needs_permission(tmp_path: Path) -> None:
     """FILE.py:FUNCTION runs the file only with --allow-code, and its result is that of the JSON file."""
     spy = tmp_path / "spy.py"
     spy.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", encoding="utf-8")
-    refused = seedbed("plan", "run", f"{spy}:anything", *REQUEST)
-    assert refused.code == 2
-    assert "--allow-code" in refused.err
+    rejected = seedbed("plan", "run", f"{spy}:anything", *REQUEST)
+    assert rejected.code == 2
+    assert "--allow-code" in rejected.err
     assert not (tmp_path / "ran").exists()
     function = f"{PLANS / 'diamond.py'}:diamond"
     written = seedbed("plan", "run", function, "--allow-code", *MEMORY, *REQUEST, "--json").json

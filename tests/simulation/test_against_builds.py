@@ -47,7 +47,7 @@ def test_a_simulation_takes_as_long_as_the_build(recipe: sb.Recipe, rows: int, b
     longest = max(model.latency for model in recipe.models.values())  # type: ignore[attr-defined]
     assert found.seconds == pytest.approx(report.seconds, rel=0.05, abs=longest)
     assert {each.column: each.calls.mean for each in found.base.columns} == {
-        name: spent.calls for name, spent in report.usage.items()
+        name: used.calls for name, used in report.usage.items()
     }
     if rows <= LEARNED:  # every prompt was rendered
         first = found.base.columns[[each.column for each in found.base.columns].index("c1")]

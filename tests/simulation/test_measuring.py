@@ -48,8 +48,8 @@ def test_a_dataset_with_traces_has_a_whole_profile(tmp_path: Path) -> None:
     assert set(question.latency["choice"]) == {2.0}
     assert question.calls == 1.0
     assert dataset.report is not None
-    spent = dataset.report.usage["question"]
-    assert question.output_tokens == spent.output_tokens / spent.calls
+    used = dataset.report.usage["question"]
+    assert question.output_tokens == used.output_tokens / used.calls
     assert answer.skipped == pytest.approx(1 - dataset.report.usage["answer"].calls / 100)
     assert question.rate_limited == 0
     simulated = sb.simulate(recipe(latency=9.0), rows=100, seeds=1, measured_from=tmp_path / "data", overhead=0.0)
