@@ -195,7 +195,7 @@ def test_a_seed_file_that_grew(tmp_path: Path) -> None:
     sb.build(given, rows=2, out=tmp_path / "d")
     path.write_text("x\n1\n2\n3\n")
     with pytest.raises(
-        sb.ManifestError, match=r"columns\.s\.path: '1 file, 6 bytes, hash \w+' there, '1 file, 8 bytes"
+        sb.ManifestError, match=r"columns\.s\.path: '1 file, 6 bytes, hash \w+' before, '1 file, 8 bytes"
     ):
         sb.resume(tmp_path / "d", rows=3, allow_paths=[tmp_path])
     dataset = sb.resume(tmp_path / "d", rows=3, allow_paths=[tmp_path], accept_changes=True)

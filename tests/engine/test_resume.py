@@ -105,7 +105,7 @@ async def test_another_build_is_rejected_with_the_differences(tmp_path: Path) ->
     other = [Column("n", numbers, kind="from_scratch"), Column("v", Calls()), Column("w", Calls())]
     with pytest.raises(ManifestError) as raised:
         await sb.build_async(other, rows=40, out=out, config=CONFIG, resume=True)
-    assert "columns.w: nothing there" in str(raised.value)
+    assert "columns.w: nothing before" in str(raised.value)
     assert "the dataset has 50 rows, 40 were requested" in str(raised.value)
 
 
