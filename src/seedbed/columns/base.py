@@ -143,19 +143,15 @@ class SyncModel:
         self._run = context.run
 
     def chat(self, prompt: str | Sequence[Message], **options: Any) -> str:
-        """As `Model.chat`."""
         return self._run(partial(self._model.chat, prompt, **options))
 
     def complete(self, prompt: str | Sequence[Message], **options: Any) -> ChatAnswer:
-        """As `Model.complete`."""
         return self._run(partial(self._model.complete, prompt, **options))
 
     def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
-        """As `Model.embed`."""
         return self._run(partial(self._model.embed, texts, **parameters))
 
     def image(self, prompt: str, **parameters: Any) -> Image:
-        """As `Model.image`."""
         return self._run(partial(self._model.image, prompt, **parameters))
 
 

@@ -61,7 +61,6 @@ class Expression(ColumnSpec):
 
     @property
     def where(self) -> str:
-        """The start of messages about it."""
         return f"column {self.name!r}, expr"
 
     def compiled(self) -> Template | Condition | pl.Expr:

@@ -137,7 +137,6 @@ class Validation(ColumnSpec):
             raise ConfigError(f"{self.error_prefix}{required} is required for kind {self.kind}")
 
     def to_column(self, environment: Environment) -> Column:
-        """A column of verdicts."""
         if self.kind == "remote":
             return _remote_column(self, environment)
         check = _CHECKERS[self.kind](self, environment)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, time, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -23,7 +23,7 @@ from ..columns.seed import Seed
 from ..columns.spec import Access, ColumnSpec, Environment, ProcessorSpec, make_column
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Kind, check_columns, closest, nearest
-from ..models.base import NOT_IN_FINGERPRINT
+from ..models.base import NOT_IN_FINGERPRINT, ModelSpec
 
 # Fields that determine how a build runs and not its data, in any spec: the fingerprint omits them, as it does
 # those with the metadata `NOT_IN_FINGERPRINT`.
@@ -33,12 +33,6 @@ _OPERATIONAL = frozenset(
         *("latency_congestion", "requests_per_minute", "timeout", "tokens_per_minute"),
     }
 )
-
-
-class ModelLike(Protocol):
-    """The part of a model's spec that a recipe uses."""
-
-    def problems(self) -> list[str]: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +51,7 @@ def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]
     return (value,) if isinstance(value, ColumnSpec) else tuple(value)
 
 
-def _models(value: Mapping[str, ModelLike]) -> dict[str, ModelLike]:
+def _models(value: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
     return dict(value)
 
 
@@ -83,7 +77,7 @@ class Recipe:
     """
 
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
-    models: Mapping[str, ModelLike] = attrs.field(factory=dict, converter=_models)
+    models: Mapping[str, ModelSpec] = attrs.field(factory=dict, converter=_models)
     seed: int = 0
     processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=tuple)
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
@@ -119,8 +113,7 @@ class Recipe:
 
     def environment(self, **more: Any) -> Environment:
         """The environment of its specs; `more` has what columns need to run, such as open clients."""
-        models: Any = self.models  # specs, as `__attrs_post_init__` checked
-        return Environment(seed=self.seed, models=models, base=self.base, access=self.access, **more)
+        return Environment(seed=self.seed, models=self.models, base=self.base, access=self.access, **more)
 
     def resolve(self, environment: Environment) -> tuple[Column, ...]:
         """The engine's columns. Raises one error that lists all problems."""
