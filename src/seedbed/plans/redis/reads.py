@@ -108,27 +108,20 @@ async def _read_slice(known: dict[str, Any], keys: Sequence[str], read: Read) ->
     # raised it, since its policy may let the request continue.
     while True:
         if missing := list({key: None for key in keys if key not in known}):
-            answers = await _read_missing(known, missing, read)
+            done = trio.Event()
+            known.update(dict.fromkeys(missing, done))
+            try:
+                answers = await read(missing)
+                known.update(zip(missing, answers, strict=True))
+            except BaseException:
+                for key in missing:
+                    del known[key]
+                raise
+            finally:
+                done.set()
             if len(missing) == len(keys):
                 return answers
-            continue
-        waiting = next((found for key in keys if type(found := known[key]) is trio.Event), None)
-        if waiting is None:
+        elif waiting := [found for key in keys if type(found := known[key]) is trio.Event]:
+            await waiting[0].wait()
+        else:
             return [known[key] for key in keys]
-        await waiting.wait()
-
-
-async def _read_missing(known: dict[str, Any], missing: list[str], read: Read) -> list[Any]:
-    done = trio.Event()
-    known.update(dict.fromkeys(missing, done))
-    try:
-        answers = await read(missing)
-        known.update(zip(missing, answers, strict=True))
-    except BaseException:
-        for key in missing:
-            del known[key]
-        raise
-    else:
-        return answers
-    finally:
-        done.set()
