@@ -121,8 +121,7 @@ class HttpClient:
         if pool.http_proxy is not None:
             # The request is sent to the proxy, with the whole URL.
             lines[0] = f"{method} http://{parts.authority}{parts.target} HTTP/1.1"
-            if pool.http_proxy.authorization:
-                lines.append(f"proxy-authorization: {pool.http_proxy.authorization}")
+            lines += pool.http_proxy.headers
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return Endpoint(pool, "\r\n".join(lines).encode("ascii"), self._timeout)
 
@@ -198,11 +197,27 @@ class _Pool:
         stream = await trio.open_tcp_stream(*((self._host, self._port) if proxy is None else (proxy.host, proxy.port)))
         try:
             if proxy is not None and self._context is not None:
-                await proxy.open_tunnel(stream, self._host, self._port)
+                await self._open_tunnel(proxy, stream)
             return await open_wire(stream, self._context, server_hostname=self._host)
         except BaseException:
             stream.socket.close()
             raise
+
+    async def _open_tunnel(self, proxy: Proxy, stream: trio.SocketStream) -> None:
+        """Open a tunnel to the origin with CONNECT, for TLS."""
+        target = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        lines = [f"CONNECT {target} HTTP/1.1", f"host: {target}", *proxy.headers, "", ""]
+        answer = _Parser(proxy.name)
+        try:
+            await stream.send_all("\r\n".join(lines).encode("ascii"))
+            while not answer.status:
+                answer.feed(await stream.receive_some())
+        except trio.BrokenResourceError as error:
+            raise ConnectionResetError(f"{proxy.name} closed the connection") from error
+        if not 200 <= answer.status < 300:
+            raise proxy.rejection(answer.status, target)
+        if answer.body:  # a page in place of the tunnel; the server waits for TLS to begin
+            raise Retryable(f"{proxy.name} answered CONNECT {target} with a page and opened no tunnel")
 
     def _too_many_files(self) -> RateLimited:
         """Flow control: nothing was sent, and the call can be sent when another has ended."""
@@ -289,14 +304,11 @@ class Endpoint:
         return Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
 
 
-class _Connection:
-    """A wire and the parser's callbacks. Used by one call at a time."""
+class _Parser:
+    """The responses of one connection, one after the other, and the callbacks of httptools."""
 
-    def __init__(self, wire: Wire, name: str) -> None:
-        self.wire = wire
+    def __init__(self, name: str) -> None:
         self._name = name
-        self.idle_since: float | None = None  # when it was last put back; None for a new one
-        self.taken_at = 0.0  # when it was last taken from the idle ones
         self.can_be_reused = False
         self._parser = httptools.HttpResponseParser(self)
         self.begin()
@@ -334,11 +346,6 @@ class _Connection:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEADERS:
                 raise Retryable(f"{self._name} sent more than {MAX_HEADERS} bytes of headers")
-
-    def was_closed_idle(self) -> bool:
-        """True if the server had closed the connection before it received the call, which can then be sent again."""
-        reused = self.idle_since is not None
-        return reused and not self.has_received and trio.current_time() - self.taken_at < _STALE_WITHIN
 
     def _at_end(self) -> None:
         # A body without a length ends with the connection; any other response is truncated.
@@ -387,6 +394,21 @@ class _Connection:
     def _fail(self, problem: str) -> NoReturn:
         self._problem = problem
         raise ValueError(problem)  # stops the parser, which wraps it in its own error
+
+
+class _Connection(_Parser):
+    """A wire and its responses. Used by one call at a time."""
+
+    def __init__(self, wire: Wire, name: str) -> None:
+        super().__init__(name)
+        self.wire = wire
+        self.idle_since: float | None = None  # when it was last put back; None for a new one
+        self.taken_at = 0.0  # when it was last taken from the idle ones
+
+    def was_closed_idle(self) -> bool:
+        """True if the server had closed the connection before it received the call, which can then be sent again."""
+        reused = self.idle_since is not None
+        return reused and not self.has_received and trio.current_time() - self.taken_at < _STALE_WITHIN
 
 
 def _decode(response: HttpResponse, name: str) -> HttpResponse:

@@ -14,7 +14,6 @@ import socket
 from urllib.parse import quote, unquote, urlsplit
 
 import attrs
-import trio
 
 from ..errors import ConfigError, ModelMisconfigured, Permanent, Retryable
 
@@ -22,7 +21,6 @@ _AUTHORITY = re.compile(r"\w+://([^/?#]*)")
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}", re.IGNORECASE)
 # Characters that are not percent-encoded; all others are, including those outside of ASCII.
 _PATH_SAFE = "/%:@!$&'()*+,;=~?"
-_MAX_ANSWER = 65_536  # bytes of a proxy's answer to CONNECT
 
 
 @attrs.frozen(kw_only=True)
@@ -113,30 +111,9 @@ class Proxy:
     def name(self) -> str:
         return f"the proxy {self.host}:{self.port}"
 
-    async def open_tunnel(self, stream: trio.SocketStream, host: str, port: int) -> None:
-        """Open a tunnel to a host with CONNECT, for TLS. Raises `Permanent` or `Retryable`."""
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        lines = [f"CONNECT {target} HTTP/1.1", f"host: {target}"]
-        if self.authorization:
-            lines.append(f"proxy-authorization: {self.authorization}")
-        answer = bytearray()
-        try:
-            await stream.send_all("\r\n".join([*lines, "", ""]).encode("ascii"))
-            while b"\r\n\r\n" not in answer:
-                received = await stream.receive_some()
-                answer += received
-                if not received or len(answer) > _MAX_ANSWER:
-                    break
-        except trio.BrokenResourceError as error:
-            raise ConnectionResetError(f"{self.name} closed the connection") from error
-        version, _, rest = bytes(answer).partition(b"\r\n")[0].partition(b" ")
-        status = rest[:3]
-        if b"\r\n\r\n" not in answer or not version.startswith(b"HTTP/1.") or not status.isdigit():
-            raise Retryable(f"{self.name} did not answer CONNECT {target} in HTTP")
-        if not 200 <= int(status) < 300:
-            raise self.rejection(int(status), target)
-        if not answer.endswith(b"\r\n\r\n"):  # a page in place of the tunnel; the server waits for TLS to begin
-            raise Retryable(f"{self.name} answered CONNECT {target} with a page and opened no tunnel")
+    @property
+    def headers(self) -> list[str]:
+        return [f"proxy-authorization: {self.authorization}"] if self.authorization else []
 
     def rejection(self, status: int, target: str) -> Permanent | Retryable:
         """The failure for an error status of the proxy itself."""
