@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import seedbed as sb
 from seedbed.engine.stateful import Gate, Instance
-from seedbed.graph import GROUP, Frontier, Graph, Kind
+from seedbed.graph import GROUP, Graph, Kind
+from seedbed.graph.frontier import Frontier
 from seedbed.runtime.lanes import Turnstile
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import seedbed as sb
 from seedbed.engine.fingerprint import check_resumable
 from seedbed.engine.source import make_source
 from seedbed.errors import ConfigError, ManifestError
-from seedbed.store.records import Header
+from seedbed.store.manifest import Header
 
 if TYPE_CHECKING:
     from pathlib import Path

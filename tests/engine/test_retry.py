@@ -16,7 +16,7 @@ from seedbed.errors import Permanent
 from seedbed.observe.report import Drop
 from seedbed.store.entries import KeptRows
 from seedbed.store.journal import has_journal
-from seedbed.store.records import GroupRecord
+from seedbed.store.manifest import GroupRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from plain import Plain
 
-from seedbed.graph import GROUP, Frontier, Kind, build_graph
+from seedbed.graph import GROUP, Kind, build_graph
+from seedbed.graph.frontier import Frontier
 
 if TYPE_CHECKING:
     from seedbed.graph import Graph

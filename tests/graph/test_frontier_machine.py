@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plain import Plain
 
-from seedbed.graph import GROUP, Frontier, Graph, Kind, build_graph
+from seedbed.graph import GROUP, Graph, Kind, build_graph
+from seedbed.graph.frontier import Frontier
 
 if TYPE_CHECKING:
     from seedbed.graph.frontier import Ready

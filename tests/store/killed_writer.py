@@ -16,7 +16,7 @@ import polars as pl
 
 from seedbed.observe.report import Drop
 from seedbed.runtime import faults
-from seedbed.store.records import GroupRecord, Header
+from seedbed.store.manifest import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 HEADER = Header(rows=4, buffer_size=2, columns=("a", "b"), publishes_at_end=True, created=0.0, version="0")

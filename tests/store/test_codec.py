@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import enum
-import ipaddress
 import math
 import os
 import struct
 import subprocess
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -55,7 +53,6 @@ scalars = (
     | st.datetimes(timezones=st.none() | st.timezone_keys(allow_prefix=False).map(ZoneInfo) | st.just(UTC))
     | st.timedeltas()
     | st.decimals()
-    | st.fractions()
     | st.uuids()
 )
 values = st.recursive(
@@ -66,8 +63,6 @@ values = st.recursive(
         | st.dictionaries(texts | st.integers(), inner)
         | st.frozensets(texts)
         | st.sets(st.integers())
-        | st.lists(inner).map(deque)
-        | st.dictionaries(texts, inner).map(OrderedDict)
     ),
     max_leaves=12,
 )
@@ -103,7 +98,7 @@ def same(one: Any, other: Any) -> bool:
         return same(one.real, other.real) and same(one.imag, other.imag)
     if isinstance(one, dict):
         return same(list(one.items()), list(other.items()))
-    if isinstance(one, (list, tuple, deque)):
+    if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Decimal):
         return one.as_tuple() == other.as_tuple()
@@ -128,12 +123,9 @@ def test_values_are_restored_exactly(entries: list[tuple[Any, ...]], trusted: bo
         np.datetime64("2020-01-01"),
         pl.Series("a", [1, None, 3]),
         pl.DataFrame({"a": [[1.5], None], "b": ["x", "y"]}),
-        Counter("hello"),
-        PurePosixPath("a/b"),
         timezone(timedelta(hours=2), "home"),
         RateLimited("later", retry_after=2.5),
         CellTimeout("slow"),
-        range(3),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -197,6 +189,8 @@ class Mapped(dict):  # type: ignore[type-arg]
         os.getcwd,
         np.str_("a"),
         defaultdict(list),
+        deque([1]),
+        Fraction(1, 3),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -259,7 +253,7 @@ def test_values_that_cannot_be_read_cost_only_their_entry() -> None:
     """A class that raises when it is unpickled, or no longer exists, costs only its entry."""
     data, _ = encode([("a",), ("b", Moody()), ("c", date(2020, 1, 1), time(1))])
     assert [entry[0] for entry in decode(data, trusted=True)] == ["a", "c"]
-    data, _ = encode([("x", Shape(1)), ("y", UUID(int=1), Fraction(1, 3), ZoneInfo("UTC"))])
+    data, _ = encode([("x", Shape(1)), ("y", UUID(int=1), ZoneInfo("UTC"))])
     assert [entry[0] for entry in decode(data.replace(b"Shape", b"Shade"), trusted=True)] == ["y"]
 
 
@@ -288,12 +282,11 @@ def check_decode(data: bytes) -> None:
 
 every_kind: list[tuple[Any, ...]] = [
     ("ok", "column", 3, 1, 0, {"a": [1.5, None, True, "\ud800"], "b": {1: 2}}, (1, 2, 0.5)),
-    ("numbers", 1 << 80, -1, 1.5, 1j, Decimal("1.50"), Fraction(1, 3), [0.5] * 9, (0.25,) * 9),
+    ("numbers", 1 << 80, -1, 1.5, 1j, Decimal("1.50"), [0.5] * 9, (0.25,) * 9),
     ("times", date(2020, 1, 1), time(1, fold=1), datetime(2020, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")), timedelta(1)),
     ("zones", UTC, timezone(timedelta(hours=2), "home"), ZoneInfo("UTC")),
-    ("containers", (1, (2,)), {1}, frozenset("a"), deque([1], 3), OrderedDict(a=1), Counter("aa")),
-    ("others", b"x", bytearray(b"y"), range(3), slice(1, None), UUID(int=5), PurePosixPath("a/b"), Path("c")),
-    ("addresses", *map(ipaddress.ip_address, ("1.2.3.4", "::1")), *map(ipaddress.ip_network, ("10.0.0.0/8", "::/8"))),
+    ("containers", (1, (2,)), {1}, frozenset("a")),
+    ("others", b"x", bytearray(b"y"), UUID(int=5)),
     ("arrays", np.arange(6.0).reshape(2, 3), np.array([True, False])),
     ("scalars", np.float32(1), np.bool_(True), np.datetime64(1, "s"), np.timedelta64(1, "D")),
     ("frames", pl.Series("a", [1, None]), pl.DataFrame({"a": [[1.5], None], "b": ["x", "y"]})),
@@ -322,7 +315,7 @@ def test_every_kind_of_the_sample_is_plain() -> None:
             msgspec.msgpack.decode(data, ext_hook=note)
 
     msgspec.msgpack.decode(sample, ext_hook=note)
-    assert seen == tags | set(codec._MAKERS) - {38}  # but for paths of Windows, whose tag differs in nothing else
+    assert seen == tags | set(codec._MAKERS)
 
 
 def test_a_date_is_not_made_from_the_bytes_of_a_pickle() -> None:

@@ -19,7 +19,7 @@ from seedbed.store.entries import Entry, Finished, Key, Purpose
 from seedbed.store.files import PRIVATE
 from seedbed.store.journal import Journal, Recovered, inspect_journal
 from seedbed.store.log import scan
-from seedbed.store.records import Header
+from seedbed.store.manifest import Header
 from seedbed.store.writer import DatasetWriter
 
 SPENT = (("review", "small", 3, 10, 20, 0.5),)

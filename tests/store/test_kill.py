@@ -16,8 +16,8 @@ import seedbed
 from seedbed.errors import ManifestError
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
+from seedbed.store.manifest import GroupRecord
 from seedbed.store.parts import PARTS, internal_name, part_name
-from seedbed.store.records import GroupRecord
 from seedbed.store.writer import DatasetWriter, check_output
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,8 @@ from seedbed.observe.report import Drop
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
+from seedbed.store.manifest import GroupRecord, Header
 from seedbed.store.parts import PARTS, internal_name, part_name
-from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Write:
         """Do it on disk."""
         if self.index not in rows:
             start = 2 * self.index
-            drop = attrs.evolve(DROP, row=start)
+            drop = msgspec.structs.replace(DROP, row=start)
             writer.write_group(
                 GroupRecord(index=self.index, start=start, stop=start + 2, drops=(drop,)), {"a": self.values}
             )

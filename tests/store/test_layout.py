@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.store.records import Layout
+from seedbed.store.manifest import Layout
 
 
 def ranges(layout: Layout) -> list[range]:

@@ -16,15 +16,26 @@ from msgspec.structs import replace
 from seedbed.errors import ManifestError
 from seedbed.observe.report import Drop
 from seedbed.store.log import scan
-from seedbed.store.manifest import MANIFEST_NAME, Manifest, append, encode, parse, read
-from seedbed.store.parts import internal_name, part_name, staged_name
-from seedbed.store.records import Finished, GroupRecord, Header, PartRecord, Published, decode_record
+from seedbed.store.manifest import (
+    MANIFEST_NAME,
+    Finished,
+    GroupRecord,
+    Header,
+    Manifest,
+    Published,
+    append,
+    decode_record,
+    encode,
+    parse,
+    read,
+)
+from seedbed.store.parts import PartRecord, internal_name, part_name, staged_name
 from seedbed.store.schema import Conflict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from seedbed.store.records import Record
+    from seedbed.store.manifest import Record
 
 HEADER = Header(
     rows=25,

@@ -16,7 +16,7 @@ from seedbed.store.parts import PARTS, checksum, damage, discard, part_name, pla
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from seedbed.store.records import PartRecord
+    from seedbed.store.parts import PartRecord
 
 TABLE = pa.table({"a": [1, 2, 3], "s": [{"x": 1}, None, {"x": 2}]})
 

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from seedbed.store.schema import arrow_table, cast, conform, stored_table, unify
+from seedbed.store.schema import arrow_table, conform, stored_table, unify
 
 TEXT: pa.DataType = pa.large_string()
 
@@ -89,6 +89,13 @@ def test_empty_structs_are_stored_and_read_back() -> None:
     back, conflicts = conform(on_disk, schema, part="p")
     assert conflicts == ()
     assert back.equals(table)
+
+
+def cast(column: Any, wanted: pa.DataType) -> Any:
+    """Cast a column as that of a table is that has to have a schema."""
+    table, conflicts = conform(pa.table({"c": column}), pa.schema({"c": wanted}), part="p")
+    assert conflicts == ()
+    return table["c"]
 
 
 @pytest.mark.parametrize(

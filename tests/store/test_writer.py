@@ -17,9 +17,8 @@ from seedbed.observe.report import Drop
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
-from seedbed.store.manifest import MANIFEST_NAME, encode, read
+from seedbed.store.manifest import MANIFEST_NAME, GroupRecord, Header, encode, read
 from seedbed.store.parts import PARTS, internal_name, part_name
-from seedbed.store.records import GroupRecord, Header
 from seedbed.store.writer import DatasetWriter, check_output
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ class TestOpen:
             writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [1, None]})
             assert writer.finish() == ()
         dataset = Dataset.open(tmp_path)
-        assert (dataset.complete, dataset.damaged_ranges) == (True, ())
+        assert (dataset.complete, dataset.damage()) == (True, ())
         assert dataset.to_polars()["a"].to_list() == [1, None, 3, 4]
 
     def test_damaged_parts_do_not_count(self, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "cost": sum(entry["cost"] for entry in usage),
         "schema": {name: str(dtype) for name, dtype in dataset.schema.items()},
         "conflicts": [str(conflict) for conflict in dataset.conflicts],
-        "damaged_manifest_bytes": list(map(list, dataset.damaged_ranges)),
+        "damaged_manifest_bytes": list(map(list, manifest.damaged)),
     }
 
 
@@ -118,7 +118,7 @@ def _print_facts(found: dict[str, Any]) -> None:
     if found["journal_entries"]:
         print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
     if found["running"]:
-        print("a run is writing it now; its journal is not read")
+        print("a run is writing it now")
     elif not found["complete"]:
         print(f"to resume: {resume_command(found['path'])}", markup=False)
     for sentence in found.get("damage", ()):

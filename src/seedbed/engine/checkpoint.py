@@ -14,7 +14,7 @@ from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import FinishedRows, KeptRows, Key, Purpose
-from ..store.records import GroupRecord
+from ..store.manifest import GroupRecord
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
 from .resume import call_entries, kept_entries
@@ -196,8 +196,7 @@ async def finish(services: Services) -> None:
         if plan.after_generation:
             await _wind_up(services, lambda abandoned: writer.unify(abandoned=abandoned))
             frame = await _process_all(services, writer)
-            names = ", ".join(processor.label for processor in plan.after_generation)
-            await _wind_up(services, lambda abandoned: writer.publish(frame, processors=names, abandoned=abandoned))
+            await _wind_up(services, lambda abandoned: writer.publish(frame, abandoned=abandoned))
         dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
         # Last: a dataset that says that it is complete has the rows that the processors returned.
         conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))

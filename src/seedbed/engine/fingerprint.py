@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..columns.base import Column
     from ..columns.spec import Environment
     from ..recipe.recipe import Recipe
-    from ..store.records import Header
+    from ..store.manifest import Header
     from .tasks import Processor
 
 CODE, DATA = "code", "data"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..store.entries import Entry
-    from ..store.records import GroupRecord
+    from ..store.manifest import GroupRecord
     from .resume import RetriedRows
     from .rows import Identity
     from .services import Services

@@ -15,9 +15,8 @@ from ..graph import Graph, Kind, build_graph, check_columns, nearest
 from ..recipe.recipe import code_fields
 from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
-from ..store.manifest import Manifest, is_dataset
+from ..store.manifest import Layout, Manifest, is_dataset
 from ..store.manifest import read as read_manifest
-from ..store.records import Layout
 from ..store.schema import declared_type
 from ..store.writer import check_output
 from .config import RunConfig
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..columns.base import Call
     from ..graph import Node
-    from ..store.records import Header
+    from ..store.manifest import Header
     from .source import Source
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger, Resized
     from ..store.entries import Entry
-    from ..store.manifest import Manifest
-    from ..store.records import GroupRecord
+    from ..store.manifest import GroupRecord, Manifest
     from .budget import Budget
     from .plan import BuildPlan
     from .row_group import RowGroup

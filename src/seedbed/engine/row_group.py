@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from ..errors import CellError, ProcessorFailed
-from ..graph import GROUP, Frontier, Kind
+from ..graph import GROUP, Kind
+from ..graph.frontier import Frontier
 from ..observe import events
 from .failures import Salvage, error_text
 from .stateful import Gate, Instance, always_nodes, stateful_nodes

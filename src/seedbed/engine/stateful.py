@@ -12,7 +12,8 @@ from ..runtime.lanes import Turnstile
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..graph import Frontier, Graph
+    from ..graph import Graph
+    from ..graph.frontier import Frontier
     from .tasks import Step
 
 

@@ -19,7 +19,7 @@ from ..store import codec
 from ..store.entries import Answer, Failed, Finished, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
-from ..store.records import Header
+from ..store.manifest import Header
 from ..store.writer import DatasetWriter
 from .source import RECIPE_NAME, store_recipe
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .graph import Kind
+from . import GROUP, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .graph import Graph
-
-# The row of a task that is for the whole row group.
-GROUP = -1
+    from . import Graph
 
 Ready = tuple[int, int]  # node index, row (or GROUP)
 

@@ -24,7 +24,7 @@ logger = logging.getLogger("seedbed")
 
 BLOCKING = 0.1
 """Seconds in one step of a task that are worth a warning."""
-
+_DROPS_EACH = 3
 
 # The level and text of each kind of event that has one line of its own.
 _LINES: dict[type[events.Event], tuple[int, str]] = {
@@ -48,13 +48,11 @@ _LINES: dict[type[events.Event], tuple[int, str]] = {
 class LogReader:
     """Logs drops, skips, conflicts, damage and stops as warnings, salvage rounds and checkpoints as info.
 
-    Of rows dropped by one column for one reason in one row group, the first `drops_each` are logged and the rest
-    counted when the row group ends: a server that is down must not fill a disk with lines.
+    Of rows dropped by one column for one reason in one row group, the first three are logged and the rest counted when
+    the row group ends: a server that is down must not fill a disk with lines.
     """
 
-    def __init__(self, log: logging.Logger = logger, *, drops_each: int = 3) -> None:
-        self._log = log
-        self._drops_each = drops_each
+    def __init__(self) -> None:
         # By row group: how many rows were dropped by each column for each reason.
         self._drops: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
 
@@ -65,13 +63,13 @@ class LogReader:
             self._log_further_drops(event.row_group)
         if type(event) in _LINES:
             level, text = _LINES[type(event)]
-            self._log.log(level, "%s", text.format_map(attrs.asdict(event)))
+            logger.log(level, "%s", text.format_map(attrs.asdict(event)))
 
     def _log_drop(self, event: events.RowDropped) -> None:
         drops, reason = self._drops[event.row_group], (event.column, event.error)
         drops[reason] += 1
-        if drops[reason] <= self._drops_each:
-            self._log.warning(
+        if drops[reason] <= _DROPS_EACH:
+            logger.warning(
                 "row %d dropped after %s: %s (column=%s, row_group=%d)",
                 event.row,
                 "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts",
@@ -82,8 +80,8 @@ class LogReader:
 
     def _log_further_drops(self, row_group: int) -> None:
         for (column, error), count in self._drops.pop(row_group, {}).items():
-            if (more := count - self._drops_each) > 0:
-                self._log.warning("%d more rows dropped: %s (column=%s, row_group=%d)", more, error, column, row_group)
+            if (more := count - _DROPS_EACH) > 0:
+                logger.warning("%d more rows dropped: %s (column=%s, row_group=%d)", more, error, column, row_group)
 
 
 class BlockingWatch(trio.abc.Instrument):

@@ -8,41 +8,38 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import attrs
 import msgspec
 import polars as pl
-from attrs.validators import and_, ge, instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
-_COUNT = and_(instance_of(int), ge(0))
-
+# Directories may come from someone else: msgspec checks the types and ranges of what is read from them.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 # Per processor, in their order: its name, and how many rows it removed and added.
-Resized: TypeAlias = tuple[tuple[str, int, int], ...]
+Resized: TypeAlias = tuple[tuple[str, Count, Count], ...]
 
 
-@attrs.frozen(kw_only=True)
-class Drop:
+class Drop(msgspec.Struct, frozen=True, kw_only=True):
     """A row that is not in the dataset, and why.
 
     `row` is its number. After pre-batch processors, rows are numbered by their position in what these returned; `copy`
-    is 0, or 1, 2, … for rows that were added after the last number of the row group. The manifest stores drops and may
-    come from someone else, so fields are checked.
+    is 0, or 1, 2, … for rows that were added after the last number of the row group.
     """
 
-    row: int = attrs.field(validator=_COUNT)
-    copy: int = attrs.field(default=0, validator=_COUNT)
-    column: str = attrs.field(validator=instance_of(str))
-    attempts: int = attrs.field(validator=_COUNT)
-    error: str = attrs.field(validator=instance_of(str))
+    row: Count
+    copy: Count = 0
+    column: str
+    attempts: Count
+    error: str
     # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
-    kind: str = attrs.field(validator=instance_of(str))
+    kind: str
 
     @property
     def reason(self) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..observe.report import BuildReport, Drop, TaskTrace
-    from .records import PartRecord
+    from .parts import PartRecord
 
 
 class Dataset:
@@ -96,11 +96,6 @@ class Dataset:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
             return _frame(arrow_table(dropped_columns(drops), {})[0])
         return _frame(read_table(self.path, finished.dropped))
-
-    @property
-    def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
-        """The ranges of bytes of the manifest that cannot be read; what they said is not in the dataset."""
-        return self._manifest.damaged
 
     @property
     def complete(self) -> bool:

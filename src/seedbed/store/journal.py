@@ -205,12 +205,8 @@ class Journal:
 
     @classmethod
     def create(cls, directory: Path) -> Journal:
-        """Start an empty journal in a dataset directory."""
-        journal = cls(directory, _Index(), trusted=True)
-        with journal._closed_on_error():
-            journal._append([])
-            faults.reach("journal made")
-        return journal
+        """Start the journal of a new dataset directory."""
+        return cls.open(directory, trusted=True)[0]
 
     @classmethod
     def open(cls, directory: Path, *, trusted: bool, commits: int = 0) -> tuple[Journal, Recovered]:
@@ -220,16 +216,20 @@ class Journal:
         directory is `trusted`, that is, may run code as the caller's own does; other entries are left out. `commits` is
         the number of the last commit that the manifest mentions: a journal that ends before it has lost something.
         """
-        if not has_journal(directory) and not commits:
-            return cls.create(directory), Recovered()
         with _errors_named(directory):
             index, damaged = _read(directory, commits)
         journal = cls(directory, index, trusted=trusted)
-        if damaged:
-            index.number = max(index.number, commits)
-            with journal._closed_on_error():
+        try:
+            if damaged:
+                index.number = max(index.number, commits)
                 journal._copy([number for number in damaged if number in index.segments])
                 faults.reach("journal recovered")
+            elif not index.segments:
+                journal._append([])
+                faults.reach("journal made")
+        except BaseException:
+            journal._end_segment()
+            raise
         return journal, index.recovered(damaged.values())
 
     @property
@@ -429,14 +429,6 @@ class Journal:
                 remove(self.directory, _name(number))
                 del self._index.segments[number]
             sync_directory(self.directory / PRIVATE)
-
-    @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._end_segment()
-            raise
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,7 +7,7 @@ import io
 import os
 import re
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 import polars as pl
@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import PartError
+from ..observe.report import Count  # noqa: TC001 - msgspec reads the annotations
 from ..runtime import faults
 from .files import PRIVATE, create, open_file, remove, rename, sync_directory, temporary_name
-from .records import PartRecord
 from .schema import stored_table
 
 if TYPE_CHECKING:
@@ -28,6 +28,24 @@ if TYPE_CHECKING:
 PARTS = f"{PRIVATE}/parts"
 # The dropped rows of a finished dataset: what was generated of them, and why they were dropped.
 DROPPED = f"{PRIVATE}/dropped.part"
+
+
+# Rows are counted with `len(range(...))`.
+Rows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A parquet file of the dataset: how many rows, how many bytes, what they must hash to, and their types.
+
+    `staged` is the name that the file has until it takes the place of one that was listed before under `name`.
+    """
+
+    name: str
+    rows: Rows
+    size: Count
+    checksum: str
+    schema: pa.Schema
+    staged: str | None = None
 
 
 def part_name(index: int) -> str:

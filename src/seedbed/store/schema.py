@@ -12,11 +12,10 @@ import typing
 from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-from attrs.validators import instance_of
 
 from ..errors import ConfigError, SchemaConflict
 from .values import arrow_array, text_array
@@ -231,14 +230,13 @@ def _unite_numbers(one: Any, other: Any) -> pa.DataType | None:
     return None
 
 
-@attrs.frozen(kw_only=True)
-class Conflict:
+class Conflict(msgspec.Struct, frozen=True, kw_only=True):
     """A column whose values do not fit the type `expected`; the part has them as `found`."""
 
-    column: str = attrs.field(validator=instance_of(str))
-    part: str = attrs.field(validator=instance_of(str))
-    found: str = attrs.field(validator=instance_of(str))
-    expected: str = attrs.field(validator=instance_of(str))
+    column: str
+    part: str
+    found: str
+    expected: str
 
     def __str__(self) -> str:
         return f"column {self.column!r} of {self.part} holds {self.found}, expected {self.expected}"
@@ -328,21 +326,14 @@ def stored_table(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def cast(array: Any, wanted: pa.DataType) -> Any:
-    """Cast an arrow column; `TypeError` if the types do not fit, an `ArrowException` if a value would be lost."""
-    if not fits(array.type, wanted):
-        raise TypeError(f"{array.type} does not fit {wanted}")
-    return _convert(array, wanted)
-
-
 def _fit(column: Any, wanted: pa.DataType, name: str, part: str) -> tuple[Any, list[Conflict]]:
     """Cast a column; if its values do not fit, return it unchanged with the conflict."""
-    try:
-        return cast(column, wanted), []
-    except TypeError:
-        found = str(column.type)
-    except pa.ArrowException as error:
-        found = f"{column.type} ({error})"
+    found = str(column.type)
+    if fits(column.type, wanted):
+        try:
+            return _convert(column, wanted), []
+        except pa.ArrowException as error:  # a value would be lost
+            found += f" ({error})"
     return column, [Conflict(column=name, part=part, found=found, expected=str(wanted))]
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 
-_KNOWN = frozenset({bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, dict, list})
 _NONE = type(None)
 
 
@@ -41,11 +40,11 @@ def arrow_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
     kinds.discard(_NONE)
     if not kinds:
         return pa.nulls(len(values))
-    if not kinds <= _KNOWN:
+    if not kinds <= _BUILDERS.keys():
         vectors = _vectors(values, kinds)
         if vectors is not None:
             return vectors
-        converters = {kind: _converter(kind) for kind in kinds - _KNOWN}
+        converters = {kind: _converter(kind) for kind in kinds - _BUILDERS.keys()}
         return arrow_array([converters[type(v)](v) if type(v) in converters else v for v in values])
     if len(kinds) == 1:
         built: pa.Array[Any] = _BUILDERS[kinds.pop()](values)

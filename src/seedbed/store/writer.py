@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from contextlib import ExitStack, contextmanager
@@ -15,10 +14,25 @@ from msgspec.structs import replace
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from .files import PRIVATE, check_links, create, is_temporary, open_file, remove, rename, sync_directory
-from .manifest import MANIFEST_NAME, Manifest, append, lock, read
+from .manifest import (
+    LOCK_NAME,
+    MANIFEST_NAME,
+    Finished,
+    GroupRecord,
+    Header,
+    Manifest,
+    Published,
+    Record,
+    States,
+    UsageRecord,
+    append,
+    lock,
+    read,
+)
 from .parts import (
     DROPPED,
     PARTS,
+    PartRecord,
     damage,
     discard,
     generated_name,
@@ -28,11 +42,11 @@ from .parts import (
     read_table,
     stage,
 )
-from .records import Finished, GroupRecord, Header, PartRecord, Published, Record, States, UsageRecord
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import io
+    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import polars as pl
@@ -75,7 +89,9 @@ def _check_unused(directory: Path) -> None:
 
 def _is_leftover(path: Path) -> bool:
     """True for a private folder in which nothing was ever finished."""
-    return path.name == PRIVATE and path.is_dir() and not path.is_symlink() and all(map(is_temporary, path.iterdir()))
+    if path.name != PRIVATE or not path.is_dir() or path.is_symlink():
+        return False
+    return all(f"{PRIVATE}/{inner.name}" == LOCK_NAME or is_temporary(inner) for inner in path.iterdir())
 
 
 def _probe(existing: Path, directory: Path) -> None:
@@ -109,12 +125,13 @@ class DatasetWriter:
     the process, releases it).
     """
 
-    def __init__(self, directory: Path, file: io.FileIO, header: Header, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, owned: io.FileIO, file: io.FileIO, manifest: Manifest) -> None:
+        assert manifest.header is not None, "read() refuses a manifest without a header"
         self.path = directory
-        self.header = header
-        self.declared: dict[str, pa.DataType] = {field.name: field.type for field in header.declared}
+        self.header = manifest.header
+        self.declared: dict[str, pa.DataType] = {field.name: field.type for field in self.header.declared}
+        self._owned = owned  # the lock of the directory
         self._file = file
-        self._replaced: io.FileIO | None = None
         # Guards the manifest, in the file and here.
         self._lock = threading.Lock()
         self._manifest = manifest
@@ -136,16 +153,12 @@ class DatasetWriter:
         with _closed_on_error(directory) as opened:
             directory.mkdir(parents=True, exist_ok=True)
             check_links(directory)
-            file = opened.enter_context(_claim(directory))
+            owned = opened.enter_context(lock(directory))
             _check_unused(directory)
-            append(file, header)
-            rename(directory, _TEMPORARY, MANIFEST_NAME)
-            faults.reach("manifest renamed")
-            (directory / PARTS).mkdir(exist_ok=True)
-            sync_directory(directory / PRIVATE)
             sync_directory(directory)
-            faults.reach("manifest directory synced")
-        return cls(directory, file, header, Manifest(header=header))
+            manifest = Manifest(header=header)
+            file = _write_manifest(directory, manifest)
+        return cls(directory, owned, file, manifest)
 
     @classmethod
     def open(
@@ -162,15 +175,11 @@ class DatasetWriter:
         read(directory)  # raises for what is no dataset before anything is opened for writing
         with _closed_on_error(directory) as opened:
             check_links(directory)
+            owned = opened.enter_context(lock(directory))
             file = opened.enter_context(open_file(directory, MANIFEST_NAME, writable=True))
-            _lock_file(file, directory)
-            if not _is_named(file, directory / MANIFEST_NAME):
-                # Another process has replaced it since, and has released both.
-                raise OutputDirectoryError(f"another process was writing {str(directory)!r} just now: try again")
             manifest = read(directory)
             file.truncate(manifest.length)
-            assert manifest.header is not None, "read() refuses a manifest without a header"
-            writer = cls(directory, file, manifest.header, manifest)
+            writer = cls(directory, owned, file, manifest)
             opened.enter_context(writer)
             lost = (*manifest.damage, *writer._check_groups())
             found = (*lost, *writer._check_others())
@@ -179,7 +188,8 @@ class DatasetWriter:
                 manifest.states = None
                 on_damage()
             if found:
-                writer._renew(manifest)
+                file.close()
+                writer._file = _write_manifest(directory, manifest)
             writer._remove_leftovers()
         return writer, manifest, found
 
@@ -217,18 +227,6 @@ class DatasetWriter:
         """Rename the staged files of a listed group."""
         part, generated = (None if each is None else place(self.path, each) for each in (group.part, group.generated))
         return replace(group, part=part, generated=generated)
-
-    def _renew(self, manifest: Manifest) -> None:
-        """Replace a damaged manifest by one with the records of this one."""
-        # The old file stays open and thereby locked: a process that has opened it already must not get its lock.
-        self._replaced = self._file
-        self._file = create(self.path, _TEMPORARY)
-        _lock_file(self._file, self.path)
-        append(self._file, *manifest.records())
-        rename(self.path, _TEMPORARY, MANIFEST_NAME)
-        faults.reach("manifest renamed")
-        sync_directory(self.path / PRIVATE)
-        faults.reach("manifest directory synced")
 
     def grow(self, header: Header) -> None:
         """Replace the header: the dataset has more rows now, or its code changed.
@@ -365,10 +363,8 @@ class DatasetWriter:
         self._list(replace(group, part=stage(self.path, part.name, table)))
         return conflicts
 
-    def publish(
-        self, frame: pl.DataFrame, *, processors: str = "", abandoned: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Replace the files of the root by the rows that after-generation `processors` returned; `finish` comes next.
+    def publish(self, frame: pl.DataFrame, *, abandoned: Callable[[], bool] = lambda: False) -> bool:
+        """Replace the files of the root by the rows that after-generation processors returned; `finish` comes next.
 
         All files are written to `.seedbed/parts` and listed before the first is renamed: a process that dies in between
         loses no rows, and the next one publishes again. False if `abandoned()` turned true before they were listed:
@@ -389,10 +385,8 @@ class DatasetWriter:
             with self._alone():
                 if abandoned():
                     return False
-                before, after = sum(group.rows for group in self._manifest.groups.values()), table.num_rows
-                resized = ((processors, max(0, before - after), max(0, after - before)),)
                 schema = table.schema.remove_metadata()
-                self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
+                self._append(Published(schema=schema, parts=tuple(parts), conflicts=conflicts))
                 faults.reach("published listed")
                 placed, parts = parts, []
                 for part in placed:
@@ -426,8 +420,7 @@ class DatasetWriter:
         if self._lock.acquire(blocking=False):
             try:
                 self._file.close()
-                if self._replaced is not None:
-                    self._replaced.close()
+                self._owned.close()
             finally:
                 self._lock.release()
 
@@ -451,41 +444,18 @@ class DatasetWriter:
                     remove(self.path, folder + path.name)
 
 
-def _claim(directory: Path) -> io.FileIO:
-    """Create the file that becomes the manifest, and lock it: of several processes, one gets the directory.
-
-    Only the process that has the lock of the file of that name writes or renames it.
-    """
-    while True:
-        try:
-            file = create(directory, _TEMPORARY, replace=False)
-        except FileExistsError:
-            try:
-                file = open_file(directory, _TEMPORARY, writable=True)
-            except FileNotFoundError:
-                continue
-        with ExitStack() as opened:
-            opened.enter_context(file)
-            _lock_file(file, directory)
-            if _is_named(file, directory / _TEMPORARY):
-                file.truncate(0)  # a process that died may have written to it
-                opened.pop_all()
-                return file
-
-
-def _is_named(file: io.FileIO, path: Path) -> bool:
-    """Whether a name is still that of an open file: another process may have put a new one in its place."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock_file(file: io.FileIO, directory: Path) -> None:
-    if not lock(file, exclusive=True):
-        raise OutputDirectoryError(
-            f"another process is writing {str(directory)!r}: wait for it or stop it; nothing was changed"
-        )
+def _write_manifest(directory: Path, manifest: Manifest) -> io.FileIO:
+    """Write a new manifest, or replace a damaged one, and return it open."""
+    with ExitStack() as opened:
+        file = opened.enter_context(create(directory, _TEMPORARY))
+        append(file, *manifest.records())
+        rename(directory, _TEMPORARY, MANIFEST_NAME)
+        faults.reach("manifest renamed")
+        (directory / PARTS).mkdir(exist_ok=True)
+        sync_directory(directory / PRIVATE)
+        faults.reach("manifest directory synced")
+        opened.pop_all()
+        return file
 
 
 def _joined(
