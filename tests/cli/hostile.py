@@ -137,6 +137,7 @@ LINKS: dict[str, Callable[[Hostile], None]] = {
         ".seedbed/.recipe.yaml.tmp",
         ".seedbed/recipe.yaml",
         ".seedbed/.manifest.log.tmp",
+        ".seedbed/lock",
         ".seedbed/journal-0000001.log",
         ".seedbed/journal-0000002.log",
         "batch_0000000.parquet",

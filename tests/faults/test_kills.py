@@ -163,5 +163,6 @@ def test_a_finished_dataset_leaves_no_journal(builds: Builds, tmp_path: Path) ->
         trial.run().through  # noqa: B018
         made = Made.read(trial.out)
     parts = {part.name for part in sb.Dataset.open(trial.out).parts}
-    assert made.files == {*parts, ".seedbed", ".seedbed/manifest.log", ".seedbed/parts", ".seedbed/recipe.yaml"}
+    private = {f".seedbed/{name}" for name in ("lock", "manifest.log", "parts", "recipe.yaml")}
+    assert made.files == {*parts, ".seedbed", *private}
     assert made.lost == set()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.observe.report import TaskTrace, chrome_events, profile_frame, traces_frame, write_chrome_trace
-from seedbed.store.dataset import TRACES, load_profile, save_traces
+from seedbed.store.dataset import TRACES, load_traces, save_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,11 +63,11 @@ def test_waits_are_counted_by_their_reason() -> None:
 
 def test_traces_of_all_runs_are_stored_with_the_dataset(tmp_path: Path) -> None:
     """Each run stores its traces in its own file, and the profile covers all of them."""
-    assert load_profile(tmp_path) == []
+    assert profile_frame(load_traces(tmp_path)) == []
     save_traces([trace(), trace(row=None, finished=20.0)], tmp_path)
     save_traces([trace(row_group=7)], tmp_path)
     assert sorted(path.name for path in (tmp_path / TRACES).iterdir()) == ["run_0001.arrow", "run_0002.arrow"]
-    (found,) = load_profile(tmp_path)
+    (found,) = profile_frame(load_traces(tmp_path))
     assert (found.tasks, found.call, found.longest) == (3, 2.5 + 7.5 + 2.5, 7.5)
 
 
@@ -75,14 +75,14 @@ def test_calls_are_separated_from_parsing_if_the_trace_has_them(tmp_path: Path) 
     """Seconds inside calls count as call, waits between them as permit, and the rest as parse."""
     path = save_traces([trace()], tmp_path)
     pl.read_ipc(path).with_columns(called=pl.lit(1.0), waited=pl.lit(0.5)).write_ipc(path)
-    (found,) = load_profile(tmp_path)
+    (found,) = profile_frame(load_traces(tmp_path))
     assert (found.permit, found.call, found.parse) == (2.5, 1.0, 1.0)
 
 
 def test_a_run_without_tasks_has_a_profile(tmp_path: Path) -> None:
     """Without traces the profile is empty."""
     save_traces([], tmp_path)
-    assert load_profile(tmp_path) == []
+    assert profile_frame(load_traces(tmp_path)) == []
 
 
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(0, 10)), max_size=40)

@@ -43,7 +43,8 @@ def inspect(
         Read every file, including the journal, and report damage and what it costs; nothing is changed.
 
     """
-    from ..store.dataset import Dataset, load_profile
+    from ..observe.report import profile_frame
+    from ..store.dataset import Dataset, load_traces
     from ..store.manifest import is_being_written, read
     from . import output
     from .exit_codes import ExitCode
@@ -58,7 +59,7 @@ def inspect(
     conflicting = {conflict.column for conflict in dataset.conflicts}
     usable = [name for name in dataset.columns if name not in conflicting]
     rows = [] if damage else dataset.head(sample, usable).to_dicts()
-    profiles = load_profile(directory) if profile else []
+    profiles = profile_frame(load_traces(directory)) if profile else []
     if machine.json:
         more = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
         output.print_json({**found, "sample": rows, **more})

@@ -115,7 +115,6 @@ class Frontier:
         return bool(self._done[node][row])
 
     def live_rows(self) -> list[int]:
-        """The rows that are not dropped, in order."""
         return [row for row in range(self.rows) if not self.dropped[row]]
 
     def complete_cell(self, node: int, row: int) -> list[Ready]:
@@ -137,7 +136,6 @@ class Frontier:
         return ready
 
     def complete_group(self, node: int) -> list[Ready]:
-        """A task for the whole row group is finished: all of its rows are done."""
         self._from_scratch_left -= node in self._from_scratch
         return self.complete_rows(node, range(self.rows))
 

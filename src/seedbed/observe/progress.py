@@ -275,7 +275,6 @@ class Display:
             self.close()
 
     def close(self) -> None:
-        """Show the end, once."""
         if self._open:
             self._open = False
             with suppress(Exception):

@@ -165,7 +165,6 @@ class Ledger:
         return dict(found)
 
     def waste(self, column: str, calls: int, tokens: int, seconds: float) -> None:
-        """Count work of a column whose result is not in the dataset."""
         known = self.wasted[column]
         self.wasted[column] = Wasted(
             calls=known.calls + calls, tokens=known.tokens + tokens, seconds=known.seconds + seconds
@@ -272,15 +271,12 @@ def traces_frame(traces: Sequence[TaskTrace]) -> pl.DataFrame:
 
 def profile_frame(frame: pl.DataFrame) -> list[ColumnProfile]:
     """Sum up a table of traces by column, in the order of their first tasks."""
-    # Seconds inside model calls and of waiting between them; a trace file that was converted may lack them.
-    known = [pl.col(name) if name in frame.columns else pl.lit(0.0).alias(name) for name in ("called", "waited")]
     wait = pl.col("submitted") - pl.col("ready")
     has_permit, has_slot = pl.col("permit").is_not_null(), pl.col("slot").is_not_null()
     running = pl.col("finished") - pl.col("started")
     calls = pl.col("called") > 0
     rows = (
-        frame.with_columns(known)
-        .select(
+        frame.select(
             "column",
             failed=~pl.col("status").is_in(["success", "rate_limited", "cancelled"]),
             queue=pl.when(has_permit | has_slot).then(0.0).otherwise(wait) + pl.col("started") - pl.col("submitted"),

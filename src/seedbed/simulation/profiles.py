@@ -233,13 +233,12 @@ def _chrome_frame(document: Any) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
-def measure(frame: pl.DataFrame | None, usage: Mapping[str, Usage]) -> dict[str, CallProfile]:
+def measure(frame: pl.DataFrame, usage: Mapping[str, Usage]) -> dict[str, CallProfile]:
     """Profiles by column: latencies and shares from traces, tokens and calls from the usage."""
     found: dict[str, CallProfile] = {}
-    if frame is not None:
-        rows = frame.filter(pl.col("row").is_not_null()).select("row_group", "row").n_unique()
-        for (column,), tasks in frame.group_by("column", maintain_order=True):
-            found[str(column)] = _of_tasks(tasks, usage.get(str(column), Usage()).calls, rows)
+    rows = frame.filter(pl.col("row").is_not_null()).select("row_group", "row").n_unique()
+    for (column,), tasks in frame.group_by("column", maintain_order=True):
+        found[str(column)] = _of_tasks(tasks, usage.get(str(column), Usage()).calls, rows)
     for column, used in usage.items():
         if used.calls:
             tokens = CallProfile(

@@ -12,7 +12,7 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ..errors import PartError, StoreError
-from ..observe.report import TRACE_SCHEMA, ColumnProfile, profile_frame, traces_frame
+from ..observe.report import TRACE_SCHEMA, traces_frame
 from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
@@ -242,15 +242,9 @@ def save_traces(traces: Sequence[TaskTrace], dataset: Path) -> Path:
     return dataset / name
 
 
-def load_profile(dataset: Path) -> list[ColumnProfile]:
-    """The profile of a dataset's runs, as far as their traces were stored; empty if none were."""
-    frame = load_traces(dataset)
-    return [] if frame is None else profile_frame(frame)
-
-
-def load_traces(dataset: Path) -> pl.DataFrame | None:
-    """The traces of all runs of a dataset that were stored, a row for each task; None if none were."""
-    frames = []
+def load_traces(dataset: Path) -> pl.DataFrame:
+    """The traces of all runs of a dataset that were stored, a row for each task; empty if none were."""
+    frames = [pl.DataFrame(schema=TRACE_SCHEMA)]
     for _, name in sorted(_runs(dataset).items()):
         try:
             found = pl.read_ipc(io.BytesIO(read_file(dataset, f"{TRACES}/{name}")))
@@ -258,11 +252,10 @@ def load_traces(dataset: Path) -> pl.DataFrame | None:
             # Polars panics on some damaged files, and a panic is no `Exception`.
             reason = str(error).partition("\n")[0]
             raise StoreError(f"the traces {name!r} in {str(dataset)!r} cannot be read: {reason}") from error
-        # A file that was converted may lack the seconds inside and between calls.
-        if {"called": pl.Float64(), "waited": pl.Float64(), **found.schema} != TRACE_SCHEMA:
+        if found.schema != TRACE_SCHEMA:
             raise StoreError(f"the traces {name!r} in {str(dataset)!r} have other columns than a run writes")
         frames.append(found)
-    return pl.concat(frames, how="diagonal") if frames else None
+    return pl.concat(frames)
 
 
 def _runs(dataset: Path) -> dict[int, str]:

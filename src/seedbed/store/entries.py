@@ -62,7 +62,6 @@ class Finished(_Entry, frozen=True, kw_only=True, tag=1):
 
     @property
     def cells(self) -> int:
-        """How many cells it finishes."""
         return len(self.value[0]) if self.row < 0 else 1
 
 

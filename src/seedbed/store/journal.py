@@ -205,7 +205,6 @@ class Journal:
 
     @classmethod
     def create(cls, directory: Path) -> Journal:
-        """Start the journal of a new dataset directory."""
         return cls.open(directory, trusted=True)[0]
 
     @classmethod
@@ -234,7 +233,6 @@ class Journal:
 
     @property
     def commits(self) -> int:
-        """The number of the last commit."""
         return self._index.number
 
     def commit(
@@ -262,7 +260,6 @@ class Journal:
         return sum(each.count for each in stored)
 
     def read(self, key: Key) -> list[Entry]:
-        """Return the entries of a key, in the order of their commits."""
         with self._lock:
             self._check_open()
             with _errors_named(self.directory):

@@ -56,11 +56,9 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """The number of groups."""
         return sum(map(len, self._runs()))
 
     def group_rows(self, index: int) -> range:
-        """Return the rows of a group."""
         left = index
         for run in self._runs():
             if left < len(run):
@@ -105,7 +103,6 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
 
     @property
     def layout(self) -> Layout:
-        """Which rows belong to which row group."""
         return Layout(rows=self.rows, size=self.buffer_size, segments=self.segments)
 
 
@@ -132,22 +129,18 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
 
     @property
     def rows(self) -> int:
-        """Rows in the part."""
         return self.part.rows if self.part else 0
 
     @property
     def removed(self) -> int:
-        """How many rows its processors removed."""
         return sum(removed for _, removed, _ in self.resized)
 
     @property
     def added(self) -> int:
-        """How many rows its processors added."""
         return sum(added for _, _, added in self.resized)
 
     @property
     def parts(self) -> tuple[PartRecord, ...]:
-        """The files that it has."""
         return tuple(part for part in (self.part, self.generated) if part is not None)
 
 
@@ -272,7 +265,6 @@ class Manifest:
 
     @property
     def in_order(self) -> list[GroupRecord]:
-        """The row groups in the order of their rows."""
         return [group for _, group in sorted(self.groups.items())]
 
     @property
@@ -290,7 +282,6 @@ class Manifest:
 
     @property
     def expected_groups(self) -> int:
-        """How many row groups the whole dataset has."""
         return self.header.layout.count if self.header else 0
 
     @property

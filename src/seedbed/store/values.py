@@ -245,7 +245,6 @@ class Buffer:
         return buffer
 
     def update_cell(self, row: int, column: str, value: object) -> None:
-        """Set one cell."""
         self._columns[column][row] = value
 
     def values(self, column: str) -> list[Any]:

@@ -139,7 +139,6 @@ class DatasetWriter:
 
     @property
     def groups(self) -> list[GroupRecord]:
-        """The row groups that are listed, in order."""
         with self._lock:
             return self._manifest.in_order
 
@@ -302,12 +301,10 @@ class DatasetWriter:
         return group
 
     def write_usage(self, usage: Usage) -> None:
-        """Record what all runs of this dataset have used so far."""
         with self._lock:
             self._append(UsageRecord(entries=usage))
 
     def write_states(self, states: Mapping[str, bytes]) -> None:
-        """Record the states of stateful generators when everything is generated."""
         with self._lock:
             self._append(States(states=dict(states)))
 
