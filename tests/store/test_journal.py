@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from seedbed.errors import StoreError
 from seedbed.models.base import ChatAnswer
-from seedbed.observe.report import Drop
+from seedbed.observe.report import Drop, Usage
 from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import (
@@ -35,7 +35,7 @@ from seedbed.store.entries import (
 from seedbed.store.files import PRIVATE
 from seedbed.store.journal import SEGMENT_SIZE, Journal, Recovered
 
-SPENT = (("review", "small", 3, 10, 20, 0.5),)
+SPENT = (("review", "small", Usage(calls=3, input_tokens=10, output_tokens=20, cost=0.5)),)
 
 
 def names(directory: Path) -> list[str]:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedbed.errors import StoreError
+from seedbed.observe.report import Usage
 from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import Entry, Finished, Key, Purpose
@@ -22,7 +23,7 @@ from seedbed.store.log import scan
 from seedbed.store.manifest import Header
 from seedbed.store.writer import DatasetWriter
 
-SPENT = (("review", "small", 3, 10, 20, 0.5),)
+SPENT = (("review", "small", Usage(calls=3, input_tokens=10, output_tokens=20, cost=0.5)),)
 
 
 def finished(row: int, value: str) -> Finished:

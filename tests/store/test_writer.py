@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from seedbed.errors import ManifestError, OutputDirectoryError, StoreError
-from seedbed.observe.report import Drop
+from seedbed.observe.report import Drop, Usage
 from seedbed.runtime import faults
 from seedbed.store.dataset import Dataset
 from seedbed.store.files import PRIVATE
@@ -367,7 +367,7 @@ class TestOpen:
         """A damaged manifest is replaced by one of what is left, and a second time nothing is damaged."""
         with DatasetWriter.create(tmp_path, HEADER) as writer:
             two_groups(writer, {"a": [1, 2]}, {"a": [3, 4]})
-            writer.write_usage((("a", "small", 1, 2, 3, 0.5),))
+            writer.write_usage((("a", "small", Usage(calls=1, input_tokens=2, output_tokens=3, cost=0.5)),))
             writer.finish()
         path = tmp_path / MANIFEST_NAME
         before = read(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import msgspec
 from cyclopts import Parameter
 
 from .options import Flag, Machine
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from ..observe.report import ColumnProfile
     from ..store.dataset import Dataset
     from ..store.manifest import Manifest
-
-
-_USAGE = ("column", "model", "calls", "input_tokens", "output_tokens", "cost")
 
 
 def inspect(
@@ -79,10 +77,12 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     assert manifest.header is not None  # a manifest without one cannot be read
     journal = inspect_journal(dataset.path, commits=manifest.commits)
     # The usage since the last checkpoint is in the journal only.
-    used = {entry[:2]: entry for entry in manifest.usage}
-    for entry in journal.usage if journal else ():
-        used[entry[:2]] = max(entry, used.get(entry[:2], entry), key=lambda each: each[2])
-    usage = [dict(zip(_USAGE, entry, strict=True)) for entry in used.values()]
+    used = {(column, model): each for column, model, each in manifest.usage}
+    for column, model, each in journal.usage if journal else ():
+        used[column, model] = max(each, used.get((column, model), each), key=lambda usage: usage.calls)
+    usage: list[dict[str, Any]] = [
+        {"column": column, "model": model, **msgspec.structs.asdict(each)} for (column, model), each in used.items()
+    ]
     return {
         "path": str(dataset.path),
         "complete": dataset.complete,
@@ -140,7 +140,7 @@ def _print_facts(found: dict[str, Any]) -> None:
         print(f"damaged bytes of the manifest: {found['damaged_manifest_bytes']}", style="red")
     if found["usage"]:
         rows = [list(entry.values()) for entry in found["usage"]]
-        output.print_table([head.replace("_", " ") for head in _USAGE], rows, title="usage")
+        output.print_table([head.replace("_", " ") for head in found["usage"][0]], rows, title="usage")
     output.print_table(("column", "type"), found["schema"].items(), title="schema")
 
 

@@ -15,7 +15,6 @@ import attrs
 
 from ..errors import StoreError
 from ..graph import Kind
-from ..observe.report import Drop, Usage
 from ..store import codec
 from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
 from ..store.journal import Recovered
@@ -25,7 +24,7 @@ from .rows import identities_by_position
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from ..observe.report import Ledger, Resized
+    from ..observe.report import Drop, Ledger, Resized
     from ..store.entries import Entry
     from ..store.manifest import GroupRecord, Manifest
     from .budget import Budget
@@ -79,12 +78,9 @@ class History:
             else:
                 ledger.dropped.extend(group.drops)
         # The journal is usually ahead of the manifest, which was written at the last checkpoint.
-        entries = (*manifest.usage, *recovered.usage)
-        for column, model, calls, input_tokens, output_tokens, cost in entries:
-            if calls >= ledger.usage[column, model].calls:
-                ledger.usage[column, model] = Usage(
-                    calls=calls, input_tokens=input_tokens, output_tokens=output_tokens, cost=cost
-                )
+        for column, model, used in (*manifest.usage, *recovered.usage):
+            if used.calls >= ledger.usage[column, model].calls:
+                ledger.usage[column, model] = used
         for (column, _), usage in ledger.usage.items():
             budget.take_over(column, usage)
         if manifest.groups or recovered.groups:

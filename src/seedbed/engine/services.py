@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
-import msgspec
 import trio
 
 from ..graph import GROUP
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
     from ..runtime.throttle import Permit
-    from ..store.entries import Key
+    from ..store.entries import Key, UsageEntries
     from .plan import BuildPlan
     from .resume import History, RetriedRows
     from .row_group import RowGroup, Shared
@@ -80,9 +79,9 @@ class Services:
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)
     store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
 
-    def usage_entries(self) -> tuple[tuple[str, str, int, int, int, float], ...]:
+    def usage_entries(self) -> UsageEntries:
         """The usage of all runs of this dataset so far, as the store writes it."""
-        return tuple((*key, *msgspec.structs.astuple(usage)) for key, usage in self.ledger.usage.items())
+        return tuple((*key, usage) for key, usage in self.ledger.usage.items())
 
     def committed(self, cells: int) -> None:
         """More finished cells are durable."""

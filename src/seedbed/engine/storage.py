@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from ..store.entries import Entry, Key, Usage
+    from ..store.entries import Entry, Key, UsageEntries
     from ..store.manifest import Manifest
     from .config import RunConfig
     from .plan import BuildPlan
@@ -176,7 +176,7 @@ class Recorder:
     _journal: Journal
     _config: RunConfig
     _in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
-    _usage: Callable[[], Usage]
+    _usage: Callable[[], UsageEntries]
     _finished: Callable[[], int]
     _on_commit: Callable[[int], None]
     _on_unpicklable: Callable[[str], None]

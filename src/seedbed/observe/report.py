@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Directories may come from someone else: msgspec checks the types and ranges of what is read from them.
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 # Per processor, in their order: its name, and how many rows it removed and added.
 Resized: TypeAlias = tuple[tuple[str, Count, Count], ...]
@@ -60,9 +60,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The usage that calls reported."""
 
     # A struct, because every call creates some of them: that takes a tenth of the time (overhead benchmark).
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    calls: Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
     cost: float = 0.0
 
     @property

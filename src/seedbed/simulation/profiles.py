@@ -207,8 +207,8 @@ def measure_path(path: Path) -> Measured:
         if not is_dataset(path):
             raise ConfigError(f"{str(path)!r} is not a dataset whose run could be measured")
         usage, models = defaultdict[str, Usage](Usage), dict[str, tuple[str, ...]]()
-        for column, model, calls, prompt, answer, cost in read_manifest(path).usage:
-            usage[column] += Usage(calls=calls, input_tokens=prompt, output_tokens=answer, cost=cost)
+        for column, model, used in read_manifest(path).usage:
+            usage[column] += used
             models[column] = (*models.get(column, ()), model)
         return Measured(profiles=measure(load_traces(path), usage), models=models)
     try:

@@ -228,7 +228,7 @@ def _make_array(text: str, order: str, shape: Sequence[int], data: bytes) -> np.
     if found.dtype.kind == "b" and found.size and found.view(np.uint8).max() > 1:
         raise ValueError("not booleans")
     if found.size != math.prod(shape):
-        raise ValueError("not as many items as the shape of an array says")
+        raise ValueError("not as many items as the shape of an array has")
     if math.prod(size or 1 for size in shape) > max(found.size, _MAX_EMPTY):
         raise ValueError("an array of too many empty rows")
     return found.reshape(shape).copy(order="F" if order == "F" else "C")

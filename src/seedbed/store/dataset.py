@@ -17,7 +17,7 @@ from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
 from .parts import damage, open_part, part_errors, read_table
-from .schema import Conflict, arrow_table, conflict_error, conform, distinct_conflicts, unify
+from .schema import Conflict, arrow_table, conflict_error, conform
 
 if TYPE_CHECKING:
     import os
@@ -52,7 +52,8 @@ class Dataset:
             self.parts, self.arrow_schema, self.conflicts = published.parts, published.schema, published.conflicts
         else:
             self.parts = tuple(group.part for group in manifest.in_order if group.part is not None)
-            self.arrow_schema, self.conflicts = self._unified()
+            found = manifest.finished
+            self.arrow_schema, self.conflicts = (found.schema, found.conflicts) if found else manifest.unified()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dataset:
@@ -168,17 +169,6 @@ class Dataset:
             return damage(self.path, part) if part is not None else None
         except OSError as error:
             return f"part {part.name!r} cannot be read: {error}" if part is not None else None
-
-    def _unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
-        manifest = self._manifest
-        if manifest.finished is not None:
-            return manifest.finished.schema, manifest.finished.conflicts
-        header = manifest.header
-        declared = {field.name: field.type for field in header.declared} if header else {}
-        schemas = ((part.name, part.schema) for part in self.parts)
-        schema, conflicts = unify(schemas, declared=declared, order=header.columns if header else ())
-        written = (conflict for group in manifest.in_order for conflict in group.conflicts)
-        return schema, distinct_conflicts((*written, *conflicts))
 
     def _selected(self, columns: Sequence[str] | None) -> pa.Schema:
         names = self.arrow_schema.names if columns is None else list(columns)

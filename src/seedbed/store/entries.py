@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
-from ..observe.report import Drop, Resized  # noqa: TC001 - msgspec reads the annotations
+from ..observe.report import Count, Drop, Resized, Usage
 from . import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Identity: TypeAlias = tuple[int, int]
-# Column, model, calls, input tokens, output tokens, cost: what all runs have used.
-Usage: TypeAlias = tuple[tuple[str, str, Number, Number, Number, float], ...]
+# The usage of all runs by column and model.
+UsageEntries: TypeAlias = tuple[tuple[str, str, Usage], ...]
 
 
 class Purpose(enum.IntEnum):
@@ -36,8 +35,8 @@ class Purpose(enum.IntEnum):
 class Key(msgspec.Struct, array_like=True, frozen=True, kw_only=True, cache_hash=True):
     """What entries of the journal belong to."""
 
-    group: Number
-    revision: Number = 0
+    group: Count
+    revision: Count = 0
     purpose: Purpose = Purpose.BUILD
 
     @property
@@ -98,7 +97,7 @@ class FinishedRows(_Entry, frozen=True, kw_only=True, tag=5):
     """Finished rows of a column, of rows that are retried."""
 
     column: str
-    rows: list[Number]
+    rows: list[Count]
     columns: list[list[Any]]
 
 

@@ -22,8 +22,9 @@ import attrs
 import msgspec
 
 from ..errors import StoreError
+from ..observe.report import Count  # noqa: TC001 - msgspec reads the annotations
 from ..runtime import faults
-from .entries import Entry, Key, Number, Usage, decode, encode
+from .entries import Entry, Key, UsageEntries, decode, encode
 from .files import PRIVATE, create, open_file, read_file, remove, sync_directory
 from .log import HEADER_SIZE, append, frame, scan
 
@@ -44,8 +45,8 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     """Entries of one key that were committed together; `number` is that of the commit."""
 
     key: Key
-    number: Number
-    count: Number
+    number: Count
+    count: Count
     data: bytes
 
 
@@ -57,13 +58,13 @@ class _Commit(msgspec.Struct, array_like=True, frozen=True):
     the number of row groups in the manifest: if it has fewer later, records of it are lost.
     """
 
-    number: Number
+    number: Count
     stored: list[_Stored] = []
     states: dict[str, bytes | None] = {}
-    usage: Usage | None = None
-    freed: list[tuple[Key, Number]] = []
-    lengths: list[tuple[Number, Number]] = []
-    finished: Number = 0
+    usage: UsageEntries | None = None
+    freed: list[tuple[Key, Count]] = []
+    lengths: list[tuple[Count, Count]] = []
+    finished: Count = 0
 
 
 _DECODER = msgspec.msgpack.Decoder(_Commit)
@@ -78,7 +79,7 @@ class Recovered:
 
     groups: Mapping[Key, int] = attrs.field(factory=dict)
     kept: frozenset[Key] = frozenset()
-    usage: Usage = ()
+    usage: UsageEntries = ()
     states: Mapping[str, bytes] = attrs.field(factory=dict)
     finished: int = 0  # row groups that were in the manifest at the last commit
     damage: tuple[str, ...] = ()
@@ -119,7 +120,7 @@ class _Index:
     entries: dict[Key, dict[int, _Place]] = attrs.field(factory=dict)
     # The states of generators and the usage, each with the segment that holds it.
     states: dict[str, tuple[bytes | None, int]] = attrs.field(factory=dict)
-    usage: Usage = ()
+    usage: UsageEntries = ()
     number: int = 0
     finished: int = 0
     # Keys that were freed, and before which commit, as long as a segment holds such entries.
@@ -198,7 +199,7 @@ class Journal:
         self._trusted = trusted
         self._lock = threading.Lock()  # guards all that follows
         self._index = index
-        self._freed: set[Key] = set()  # not on disk yet: the manifest says the same
+        self._freed: set[Key] = set()  # not on disk yet: the manifest implies it
         self._file: io.FileIO | None = None
         self._active = max(index.segments, default=0)
         self._closed = False
@@ -225,7 +226,7 @@ class Journal:
                 faults.reach("journal recovered")
             elif not index.segments:
                 journal._append([])
-                faults.reach("journal made")
+                faults.reach("journal created")
         except BaseException:
             journal._end_segment()
             raise
@@ -240,7 +241,7 @@ class Journal:
         groups: Mapping[Key, Sequence[Entry]],
         *,
         states: Mapping[str, bytes] | None = None,
-        usage: Usage | None = None,
+        usage: UsageEntries | None = None,
         finished: int | None = None,
     ) -> int:
         """Make entries, in order by key, and states durable; return how many entries are: all that can be stored.
@@ -249,7 +250,12 @@ class Journal:
         number of row groups in the manifest, each if it changed. `StoreError` if the commit cannot be written or the
         directory is gone; then nothing of it is durable.
         """
-        stored, unpicklable = self._encode(groups)
+        stored, unpicklable = [], Counter[str]()
+        for key, entries in groups.items():
+            data, lost = encode(entries)
+            unpicklable.update(getattr(entry, "column", "") for entry in lost)
+            if count := len(entries) - len(lost):
+                stored.append(_Stored(key, 0, count, data))
         with self._lock:
             for key in groups:
                 if key.is_long_lived:
@@ -318,15 +324,6 @@ class Journal:
                 self._end_segment()
         faults.reach("journal closed")
 
-    def _encode(self, groups: Mapping[Key, Sequence[Entry]]) -> tuple[list[_Stored], Counter[str]]:
-        stored, unpicklable = [], Counter[str]()
-        for key, entries in groups.items():
-            data, lost = encode(entries)
-            unpicklable.update(getattr(entry, "column", "") for entry in lost)
-            if count := len(entries) - len(lost):
-                stored.append(_Stored(key, 0, count, data))
-        return stored, unpicklable
-
     def _free(self, key: Key) -> bool:
         if key not in self._index.entries:
             return False
@@ -337,8 +334,8 @@ class Journal:
     def _stored(self, key: Key) -> Iterator[tuple[_Place, _Stored]]:
         for _, place in sorted(self._index.entries.get(key, {}).items()):
             with open_file(self.directory, _name(place.segment)) as file:
-                start = place.start + HEADER_SIZE
-                payload = os.pread(file.fileno(), place.end - start, start)
+                start = file.seek(place.start + HEADER_SIZE)
+                payload = file.read(place.end - start)
             yield place, _DECODER.decode(payload).stored[place.position]
 
     def _append(
@@ -346,7 +343,7 @@ class Journal:
         stored: Sequence[_Stored],
         *,
         states: Mapping[str, bytes | None] | None = None,
-        usage: Usage | None = None,
+        usage: UsageEntries | None = None,
         finished: int | None = None,
     ) -> None:
         """Append one commit to the newest segment and wait for the disk; the index follows only then."""

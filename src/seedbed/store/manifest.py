@@ -23,10 +23,10 @@ from ..errors import ManifestError, OutputDirectoryError
 from ..observe.report import Count, Drop, Resized  # noqa: TC001 - msgspec reads the annotations
 from ..runtime import faults
 from . import log
-from .entries import Usage  # noqa: TC001 - as above
+from .entries import UsageEntries  # noqa: TC001 - as above
 from .files import PRIVATE, create, exists, open_file, read_file
-from .parts import DROPPED, PartRecord, Rows, generated_name, internal_name, is_staged_name, part_name
-from .schema import Conflict, canonical
+from .parts import DROPPED, PartRecord, generated_name, internal_name, is_staged_name, part_name
+from .schema import Conflict, canonical, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import io
@@ -87,9 +87,9 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     `segments` are the numbers of rows that were requested before the dataset was grown, as `Layout` has them.
     """
 
-    rows: Rows
-    buffer_size: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
-    segments: tuple[Rows, ...] = ()
+    rows: Count
+    buffer_size: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    segments: tuple[Count, ...] = ()
     columns: tuple[str, ...]
     declared: pa.Schema = pa.schema([])
     fingerprint: dict[str, Any] = {}
@@ -100,6 +100,10 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     created: float
     version: str
     format: int = FORMAT
+
+    @property
+    def declared_types(self) -> dict[str, pa.DataType]:
+        return {field.name: field.type for field in self.declared}
 
     @property
     def layout(self) -> Layout:
@@ -125,7 +129,7 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
     skipped: str | None = None
     revision: Count = 0
     # The number of the last commit to the journal before this: a journal that ends earlier has lost something.
-    commits: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
+    commits: Count = 0
 
     @property
     def rows(self) -> int:
@@ -167,7 +171,7 @@ class Published(_Record, frozen=True, kw_only=True, tag="published"):
 class UsageRecord(_Record, frozen=True, kw_only=True, tag="usage"):
     """What all runs of this dataset have used so far."""
 
-    entries: Usage
+    entries: UsageEntries
 
 
 class States(_Record, frozen=True, kw_only=True, tag="states"):
@@ -229,7 +233,7 @@ class Manifest:
     finished: Finished | None = None
     # Also of a dataset that was grown since: these files are in the root until others replace them.
     published: Published | None = None
-    usage: Usage = ()
+    usage: UsageEntries = ()
     states: States | None = None
     # Ranges of bytes of the file that cannot be read, and the length of what counts: what follows is a record that was
     # being written when the process died.
@@ -266,6 +270,16 @@ class Manifest:
     @property
     def in_order(self) -> list[GroupRecord]:
         return [group for _, group in sorted(self.groups.items())]
+
+    def unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
+        """Return the schema of all rows as generated, and the columns that cannot have one type."""
+        groups = self.in_order
+        schema, found = unify(
+            ((group.part.name, group.part.schema) for group in groups if group.part is not None),
+            declared=self.header.declared_types if self.header else {},
+            order=self.header.columns if self.header else (),
+        )
+        return schema, distinct_conflicts((*(conflict for group in groups for conflict in group.conflicts), *found))
 
     @property
     def damage(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import io
 import os
 import re
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -30,10 +30,6 @@ PARTS = f"{PRIVATE}/parts"
 DROPPED = f"{PRIVATE}/dropped.part"
 
 
-# Rows are counted with `len(range(...))`.
-Rows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A parquet file of the dataset: how many rows, how many bytes, what they must hash to, and their types.
 
@@ -41,7 +37,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    rows: Rows
+    rows: Count
     size: Count
     checksum: str
     schema: pa.Schema

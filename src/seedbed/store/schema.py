@@ -55,9 +55,9 @@ def declared_type(declared: object) -> pa.DataType:
         arrow = declared
     elif isinstance(declared, pl.DataType) or (isinstance(declared, type) and issubclass(declared, pl.DataType)):
         if isinstance(declared, type) and issubclass(declared, (pl.List, pl.Array, pl.Struct)):
-            raise ConfigError(f"{problem}: say what it holds, as in pl.List(pl.Int64)")
+            raise ConfigError(f"{problem}: give the type of what it holds, as in pl.List(pl.Int64)")
         if declared in (pl.Object, pl.Unknown, pl.Null):
-            raise ConfigError(f"{problem}: it says nothing about what is stored")
+            raise ConfigError(f"{problem}: it does not determine what is stored")
         try:
             arrow = pl.Series([], dtype=declared).to_arrow().type
         except (pa.ArrowException, ValueError, TypeError) as error:
@@ -357,7 +357,7 @@ def _convert(array: Any, wanted: Any) -> Any:
         offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths).cast(pa.int64())])
         return pa.LargeListArray.from_arrays(offsets, items, mask=array.is_null())
     if pa.types.is_integer(array.type) and pa.types.is_decimal(wanted):
-        # arrow asks for room for every integer there could be; by way of the widest decimal it looks at the values.
+        # arrow requires room for any integer of the type; from the widest decimal it checks the values.
         array = array.cast(pa.decimal128(DECIMAL_DIGITS, wanted.scale))
     return array.cast(wanted)
 

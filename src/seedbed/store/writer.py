@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from .entries import Usage
+    from .entries import UsageEntries
 
 
 _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
@@ -129,7 +129,7 @@ class DatasetWriter:
         assert manifest.header is not None, "read() refuses a manifest without a header"
         self.path = directory
         self.header = manifest.header
-        self.declared: dict[str, pa.DataType] = {field.name: field.type for field in self.header.declared}
+        self.declared = self.header.declared_types
         self._owned = owned  # the lock of the directory
         self._file = file
         # Guards the manifest, in the file and here.
@@ -300,7 +300,7 @@ class DatasetWriter:
         self._manifest.groups[group.index] = group = self._placed(group)
         return group
 
-    def write_usage(self, usage: Usage) -> None:
+    def write_usage(self, usage: UsageEntries) -> None:
         with self._lock:
             self._append(UsageRecord(entries=usage))
 
@@ -336,23 +336,19 @@ class DatasetWriter:
         Parts are rewritten one at a time and only where they differ, until `abandoned()` turns true.
         """
         with self._alone():
-            groups = self._manifest.in_order
-            schema, found = unify(
-                ((group.part.name, group.part.schema) for group in groups if group.part is not None),
-                declared=self.declared,
-                order=self.header.columns,
-            )
-            conflicts = [*(conflict for group in groups for conflict in group.conflicts), *found]
-            for group in groups:
+            schema, conflicts = self._manifest.unified()
+            for group in self._manifest.in_order:
                 if abandoned():
                     break
                 if group.part is not None and group.part.schema != schema:
-                    conflicts += self._rewrite(group, group.part, schema, {conflict.column for conflict in conflicts})
+                    conflicts += self._rewrite(group, group.part, schema, conflicts)
             return schema, distinct_conflicts(conflicts)
 
-    def _rewrite(self, group: GroupRecord, part: PartRecord, schema: pa.Schema, kept: set[str]) -> Sequence[Conflict]:
-        """Rewrite a part in the unified schema; columns in conflict (`kept`, or found so now) stay as they are."""
-        own = set(part.schema.names) & kept
+    def _rewrite(
+        self, group: GroupRecord, part: PartRecord, schema: pa.Schema, known: Sequence[Conflict]
+    ) -> tuple[Conflict, ...]:
+        """Rewrite a part in the unified schema, but for columns in conflict; return conflicts that were not `known`."""
+        own = {conflict.column for conflict in known}.intersection(part.schema.names)
         target = pa.schema([part.schema.field(field.name) if field.name in own else field for field in schema])
         if target == part.schema:
             return ()
@@ -443,16 +439,14 @@ class DatasetWriter:
 
 def _write_manifest(directory: Path, manifest: Manifest) -> io.FileIO:
     """Write a new manifest, or replace a damaged one, and return it open."""
-    with ExitStack() as opened:
-        file = opened.enter_context(create(directory, _TEMPORARY))
+    with create(directory, _TEMPORARY) as file:
         append(file, *manifest.records())
-        rename(directory, _TEMPORARY, MANIFEST_NAME)
-        faults.reach("manifest renamed")
-        (directory / PARTS).mkdir(exist_ok=True)
-        sync_directory(directory / PRIVATE)
-        faults.reach("manifest directory synced")
-        opened.pop_all()
-        return file
+    rename(directory, _TEMPORARY, MANIFEST_NAME)
+    faults.reach("manifest renamed")
+    (directory / PARTS).mkdir(exist_ok=True)
+    sync_directory(directory / PRIVATE)
+    faults.reach("manifest directory synced")
+    return open_file(directory, MANIFEST_NAME, writable=True)
 
 
 def _joined(
