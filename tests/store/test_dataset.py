@@ -178,7 +178,7 @@ def test_a_damaged_record_costs_its_group(tmp_path: Path) -> None:
     path = tmp_path / MANIFEST_NAME
     path.write_bytes(path.read_bytes().replace(part_name(1).encode(), b"botch_0000001.parquet"))
     dataset = Dataset.open(tmp_path)
-    assert (dataset.complete, len(dataset.damage())) == (False, 1)
+    assert (dataset.complete, len(dataset.damaged_ranges)) == (False, 1)
     assert dataset.to_polars()["a"].to_list() == [1, 2, 5, 6]
     dataset.verify()
 
@@ -189,7 +189,7 @@ def test_a_damaged_header_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / MANIFEST_NAME
     path.write_bytes(b"?" + path.read_bytes()[1:])
     dataset = Dataset.open(tmp_path)
-    assert (dataset.complete, len(dataset.damage()), dataset.rows) == (True, 1, 2)
+    assert (dataset.complete, len(dataset.damaged_ranges), dataset.rows) == (True, 1, 2)
 
 
 def test_published_rows_are_read_and_raw_ones_stay(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ class TestOpen:
             writer.write_group(GroupRecord(index=0, start=0, stop=2), {"a": [1, None]})
             assert writer.finish() == ()
         dataset = Dataset.open(tmp_path)
-        assert (dataset.complete, dataset.damage()) == (True, ())
+        assert (dataset.complete, dataset.damaged_ranges) == (True, ())
         assert dataset.to_polars()["a"].to_list() == [1, None, 3, 4]
 
     def test_damaged_parts_do_not_count(self, tmp_path: Path) -> None:

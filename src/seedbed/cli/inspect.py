@@ -101,7 +101,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "cost": sum(entry["cost"] for entry in usage),
         "schema": {name: str(dtype) for name, dtype in dataset.schema.items()},
         "conflicts": [str(conflict) for conflict in dataset.conflicts],
-        "damaged_manifest_bytes": list(map(list, manifest.damaged)),
+        "damaged_manifest_bytes": list(map(list, dataset.damaged_ranges)),
     }
 
 

@@ -99,6 +99,11 @@ class Dataset:
         return _frame(read_table(self.path, finished.dropped))
 
     @property
+    def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of bytes of the manifest that cannot be read; row groups listed there are not in the dataset."""
+        return self._manifest.damaged
+
+    @property
     def complete(self) -> bool:
         """Whether the build finished and every row group is here."""
         return self._manifest.complete
