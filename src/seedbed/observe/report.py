@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Directories may come from someone else: msgspec checks the types and ranges of what is read from them.
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+# Directories may come from someone else: msgspec checks the types and ranges of what is read from them. `len` of a
+# range of rows allows no more.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 # Per processor, in their order: its name, and how many rows it removed and added.
 Resized: TypeAlias = tuple[tuple[str, Count, Count], ...]

@@ -173,6 +173,10 @@ def _dict(*pairs: Any) -> dict[Any, Any]:
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
+def _date_fields(value: dt.date) -> Iterable[Any]:
+    return value.year, value.month, value.day
+
+
 def _make_date(year: int, month: int, day: int) -> dt.date:
     # `date` alone also takes the bytes of a pickle, and does not check them.
     return dt.date(year, month, day)
@@ -183,14 +187,7 @@ def _time_fields(value: dt.datetime | dt.time) -> Iterable[Any]:
 
 
 def _make_time(*fields: Any) -> dt.time:
-    hour, minute, second, microsecond, zone, fold = fields
-    return dt.time(hour, minute, second, microsecond, zone, fold=fold)
-
-
-def _make_datetime(*fields: Any) -> dt.datetime:
-    *day, hour, minute, second, microsecond, zone, fold = fields
-    year, month, number = day
-    return dt.datetime(year, month, number, hour, minute, second, microsecond, zone, fold=fold)
+    return dt.time(*fields[:5], fold=fields[5])
 
 
 def _zone_fields(value: zoneinfo.ZoneInfo) -> Iterable[Any]:
@@ -238,10 +235,6 @@ def _scalar_fields(value: np.generic) -> Iterable[Any]:
     return _array_fields(np.asarray(value))
 
 
-def _make_scalar(*fields: Any) -> Any:
-    return _make_array(*fields)[()]
-
-
 def _frame_fields(value: pl.DataFrame) -> Iterable[Any]:
     table = value.to_arrow()
     # Some types of polars are others after Arrow.
@@ -278,10 +271,6 @@ def _series_fields(value: pl.Series) -> Iterable[Any]:
     return value.name, *_frame_fields(value.alias("values").to_frame())
 
 
-def _make_series(name: str, data: bytes) -> pl.Series:
-    return _make_frame(data).to_series().alias(name)
-
-
 _ERRORS: dict[str, type[errors.CellError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.CellError)
 }
@@ -313,10 +302,6 @@ def _attrs_tag(tag: int, kind: type[Any]) -> tuple[int, type[Any], Callable[[Any
     return tag, kind, fields, make
 
 
-def _make_uuid(data: bytes, safe: int | None) -> uuid.UUID:
-    return uuid.UUID(bytes=data, is_safe=uuid.SafeUUID(safe))
-
-
 def _of(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Require a value of exactly this type: `bytes` of a number, for instance, would be that many zeros."""
 
@@ -328,31 +313,37 @@ def _of(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return checked
 
 
-def _sequence(make: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
-    return lambda *items: make(items)
-
-
 # The tags. A number is never given to another type, or old journals would be read wrong.
 _TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE, _PICKLE = 1, 2, 3, 4, 70
 
 _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
-    (5, tuple, iter, _sequence(tuple)),
+    (5, tuple, iter, lambda *items: items),
     (6, dict, _pairs, _dict),
-    (7, set, iter, _sequence(set)),
-    (8, frozenset, iter, _sequence(frozenset)),
+    (7, set, iter, lambda *items: set(items)),
+    (8, frozenset, iter, lambda *items: frozenset(items)),
     (9, bytearray, lambda value: (bytes(value),), _of(bytes, bytearray)),
     (10, complex, lambda value: (value.real, value.imag), complex),
-    (20, dt.date, lambda value: (value.year, value.month, value.day), _make_date),
+    (20, dt.date, _date_fields, _make_date),
     (21, dt.time, _time_fields, _make_time),
-    (22, dt.datetime, lambda value: (value.year, value.month, value.day, *_time_fields(value)), _make_datetime),
+    (
+        22,
+        dt.datetime,
+        lambda value: (*_date_fields(value), *_time_fields(value)),
+        lambda year, month, day, *time: dt.datetime.combine(_make_date(year, month, day), _make_time(*time)),
+    ),
     (23, dt.timedelta, lambda value: (value.days, value.seconds, value.microseconds), dt.timedelta),
     (24, dt.timezone, lambda value: value.__getinitargs__(), dt.timezone),
     (25, zoneinfo.ZoneInfo, _zone_fields, _make_zone),
     (30, Decimal, lambda value: (str(value),), _of(str, Decimal)),
-    (32, uuid.UUID, lambda value: (value.bytes, value.is_safe.value), _make_uuid),
+    (
+        32,
+        uuid.UUID,
+        lambda value: (value.bytes, value.is_safe.value),
+        lambda data, safe: uuid.UUID(bytes=data, is_safe=uuid.SafeUUID(safe)),
+    ),
     (40, np.ndarray, _array_fields, _make_array),
     (44, pl.DataFrame, _frame_fields, _make_frame),
-    (45, pl.Series, _series_fields, _make_series),
+    (45, pl.Series, _series_fields, lambda name, data: _make_frame(data).to_series().alias(name)),
     _attrs_tag(50, Tokens),
     _attrs_tag(51, ChatAnswer),
     _attrs_tag(52, EmbeddingAnswer),
@@ -371,6 +362,6 @@ _TAGS_BY_TYPE: dict[type[Any], tuple[int, Callable[[Any], Iterable[Any]]]] = {
 }
 _MAKERS: dict[int, Callable[..., Any]] = {
     **{tag: make for tag, _, _, make in _TAGS},
-    _SCALAR: _make_scalar,
+    _SCALAR: lambda *fields: _make_array(*fields)[()],
     _ERROR: _make_error,
 }

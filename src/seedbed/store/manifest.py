@@ -88,7 +88,7 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     """
 
     rows: Count
-    buffer_size: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    buffer_size: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     segments: tuple[Count, ...] = ()
     columns: tuple[str, ...]
     declared: pa.Schema = pa.schema([])
