@@ -48,6 +48,7 @@ HEADER = Header(
 )
 SCHEMA = pa.schema({"a": pa.large_string(), "b": pa.large_list(pa.struct([("x", pa.int64())]))})
 
+counts = st.integers(0, 2**63 - 1)
 texts = st.text(st.characters(), max_size=8)
 
 
@@ -64,7 +65,7 @@ def part_records(name: str) -> st.SearchStrategy[PartRecord]:
 
 
 drop_records = st.builds(
-    Drop, row=st.integers(0), copy=st.integers(0, 3), column=texts, attempts=st.integers(0), error=texts, kind=texts
+    Drop, row=counts, copy=st.integers(0, 3), column=texts, attempts=counts, error=texts, kind=texts
 )
 conflict_records = st.builds(Conflict, column=texts, part=texts, found=texts, expected=texts)
 
@@ -78,11 +79,11 @@ def _group_records(index: int) -> st.SearchStrategy[GroupRecord]:
     return st.builds(
         GroupRecord,
         index=st.just(index),
-        start=st.integers(0),
-        stop=st.integers(0),
+        start=counts,
+        stop=counts,
         part=st.none() | part_records(part_name(index)) | part_records(internal_name(index)),
         drops=st.lists(drop_records, max_size=3).map(tuple),
-        resized=st.lists(st.tuples(texts, st.integers(0), st.integers(0)), max_size=2).map(tuple),
+        resized=st.lists(st.tuples(texts, counts, counts), max_size=2).map(tuple),
         conflicts=st.lists(conflict_records, max_size=2).map(tuple),
         skipped=st.none() | texts,
     )
