@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import polars as pl
@@ -21,6 +23,10 @@ from seedbed.columns.spec import (
     spec_types,
 )
 from seedbed.errors import ConfigError
+from seedbed.recipe.file import load_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 
@@ -106,6 +112,25 @@ def test_a_broken_plugin_is_named(installed: Path) -> None:
         assert "(seedbed.processors: broken_plugin_b:x) is neither a module nor a spec class but 3" in str(caught.value)
     # A recipe in Python needs no plug-in and is not affected.
     assert make_column(Expression("a", "1"), Environment()).name == "a"
+
+
+def test_plugins_are_found_once_for_a_recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding plug-ins reads files of every installed package, so a file of many columns does it no more often."""
+    lookups: list[str] = []
+
+    def find(*, group: str) -> Iterable[EntryPoint]:
+        lookups.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.setattr("seedbed.columns.spec.entry_points", find)
+    counts = []
+    for columns in (1, 50):
+        fields = [{"name": f"c{n}", "type": "expression", "expr": "1"} for n in range(columns)]
+        (tmp_path / "r.json").write_text(json.dumps({"columns": fields}), encoding="utf-8")
+        load_recipe(tmp_path / "r.json")
+        counts.append(len(lookups))
+        lookups.clear()
+    assert counts[0] == counts[1]
 
 
 SAME = """

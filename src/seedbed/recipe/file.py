@@ -66,14 +66,17 @@ class _Reader:
         }
         columns: list[ColumnSpec] = []
         unreadable: dict[int, str] = {}
+        # Once for the file: finding plug-ins reads files of every installed package.
+        types = spec_types()
+        of_processors = processor_types() if data.get("processors") else {}
         for index, fields in enumerate(self._get("columns", list)):
-            if spec := self._column(f"columns[{index}]", fields):
+            if spec := self._column(f"columns[{index}]", fields, types):
                 columns.append(spec)
             else:
                 name = fields.get("name") if isinstance(fields, Mapping) else None
                 unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
         processors = [
-            self._typed(f"processors[{index}]", fields, processor_types(), "processor")
+            self._typed(f"processors[{index}]", fields, of_processors, "processor")
             for index, fields in enumerate(self._get("processors", list))
         ]
         run = self._get("run", dict)
@@ -101,8 +104,8 @@ class _Reader:
             raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
         return recipe
 
-    def _column(self, path: str, fields: Any) -> ColumnSpec | None:
-        spec: ColumnSpec | None = self._typed(path, fields, spec_types(), "column")
+    def _column(self, path: str, fields: Any, types: Mapping[str, type[ColumnSpec]]) -> ColumnSpec | None:
+        spec: ColumnSpec | None = self._typed(path, fields, types, "column")
         if spec is not None and not self._access.grants.code and (code := spec.code()):
             names = ", ".join(map(repr, code))
             self._problem(path, f"column {spec.name!r} runs user-defined code ({names}), which needs --allow-code")
