@@ -57,6 +57,8 @@ HOSTILE = {
     "deep-block.yaml": "columns:\n " + "- " * 5_000 + "x",
     "huge.yaml": "# " + "x" * 5_000_000,
     "many-values.yaml": "columns: [" + "1," * 150_000 + "]",
+    "long-text.yaml": "seed: " + "x" * 300_000,
+    "long-key.yaml": "x" * 300_000 + ": 1\n",
     "long-number.yaml": "seed: " + "9" * 100_000,
     "wrong-tag.yaml": "columns: !!int x\n",
     "wrong-flag.yaml": "columns: !!bool x\n",

@@ -11,6 +11,7 @@ import attrs
 import polars as pl
 import pytest
 
+import seedbed as sb
 from seedbed.columns.base import Column
 from seedbed.columns.expression import Expression
 from seedbed.columns.spec import (
@@ -23,7 +24,6 @@ from seedbed.columns.spec import (
     spec_types,
 )
 from seedbed.errors import ConfigError
-from seedbed.recipe.file import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,7 +127,7 @@ def test_plugins_are_found_once_for_a_recipe_file(tmp_path: Path, monkeypatch: p
     for columns in (1, 50):
         fields = [{"name": f"c{n}", "type": "expression", "expr": "1"} for n in range(columns)]
         (tmp_path / "r.json").write_text(json.dumps({"columns": fields}), encoding="utf-8")
-        load_recipe(tmp_path / "r.json")
+        sb.load_recipe(tmp_path / "r.json")
         counts.append(len(lookups))
         lookups.clear()
     assert counts[0] == counts[1]
