@@ -396,8 +396,8 @@ def test_retried_rows_have_the_values_of_the_processors(tmp_path: Path) -> None:
         "  - {name: shout, type: custom, function: 'mine:shout'}\n"
         "  - {name: picky, type: custom, function: 'mine:picky'}\n"
         "processors:\n"
-        "  - {type: filter, stage: before_batch, expr: stars > 2}\n"
-        "  - {type: schema_transform, stage: before_batch, template: {thing: '{{ thing | upper }}'}}\n",
+        "  - {type: filter, stage: pre_batch, expr: stars > 2}\n"
+        "  - {type: schema_transform, stage: pre_batch, template: {thing: '{{ thing | upper }}'}}\n",
     )
     arguments = ("run", path, "-n", "12", "--allow-code", "--json")
     assert seedbed(*arguments, "-o", tmp_path / "whole").code == 0

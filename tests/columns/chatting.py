@@ -76,7 +76,7 @@ class Script:
 
     def said(self, turn: int = -1) -> list[tuple[str, str]]:
         """The conversation of a call."""
-        return [(message.role, message.text) for message in self.requests[turn].messages]
+        return [(message.role, message.content) for message in self.requests[turn].messages]
 
 
 @asynccontextmanager

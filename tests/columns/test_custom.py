@@ -50,7 +50,7 @@ class Echo:
         yield self
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        return ChatAnswer(text=f"{self.model}: {request.messages[-1].text}", tokens=Tokens(input=2, output=3))
+        return ChatAnswer(text=f"{self.model}: {request.messages[-1].content}", tokens=Tokens(input=2, output=3))
 
 
 ECHOES = {"writer": Echo(), "fast": Echo(model="fast")}

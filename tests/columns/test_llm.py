@@ -143,8 +143,8 @@ async def test_trace_and_reasoning_are_side_effects() -> None:
     assert cell["list"] == [1, 2]
     assert cell["list__reasoning_content"] == "second"
     assert [turn["role"] for turn in cell["list__trace"]] == ["user", "assistant", "user", "assistant"]
-    assert cell["list__trace"][1]["text"] == "no idea"
-    assert "it is not JSON" in cell["list__trace"][2]["text"]
+    assert cell["list__trace"][1]["content"] == "no idea"
+    assert "it is not JSON" in cell["list__trace"][2]["content"]
 
 
 def test_side_effects_have_types() -> None:
@@ -153,7 +153,7 @@ def test_side_effects_have_types() -> None:
     assert column.side_effects == ("answer__trace", "answer__reasoning_content")
     assert column.dtypes() == {
         "answer": pl.String,
-        "answer__trace": pl.List(pl.Struct({"role": pl.String, "text": pl.String})),
+        "answer__trace": pl.List(pl.Struct({"role": pl.String, "content": pl.String})),
         "answer__reasoning_content": pl.String,
     }
 
@@ -177,8 +177,8 @@ async def test_an_answer_that_does_not_fit_is_repaired() -> None:
     first, second = script.requests
     assert first.schema == PERSON
     assert second.schema == PERSON
-    assert second.messages[1].text == '{"name": 1, "age": -1}'
-    correction = second.messages[2].text
+    assert second.messages[1].content == '{"name": 1, "age": -1}'
+    correction = second.messages[2].content
     assert "$.age: -1 is less than the minimum of 0; $.name: 1 is not of type 'string'" in correction
     assert "one JSON value that fits the schema" in correction
 
@@ -200,7 +200,7 @@ async def test_a_correction_mentions_the_token_limit() -> None:
     cut = ChatAnswer(text='{"friend": {"name": "Bo", "age": 3}, "na', finish_reason="length")
     script = Script(cut, '{"name": "Ada", "age": 36}')
     assert (await fill(structured(), script))["name"] == "Ada"
-    assert "it was cut off at its token limit (it is not JSON: " in script.requests[1].messages[-1].text
+    assert "it was cut off at its token limit (it is not JSON: " in script.requests[1].messages[-1].content
 
 
 async def test_a_long_answer_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ async def test_a_pydantic_model_validates_and_completes() -> None:
         "owner": None,
         "label": "Rex the dog",
     }
-    correction = script.requests[1].messages[-1].text
+    correction = script.requests[1].messages[-1].content
     assert "$.name: Value error, a name begins with a capital; $.type: Input should be 'cat' or 'dog'" in correction
     assert script.requests[0].schema == Pet.model_json_schema()
     column = make_column(structured(Pet), Environment(models={"writer": Scripted()}))
@@ -352,7 +352,7 @@ async def test_invalid_or_missing_code_is_repaired(language: str, answer: str, r
     """Syntax errors and answers without code are in the correction."""
     script = Script(answer, f"```{language}\n1\n```")
     assert await fill(code(language), script) == "1"
-    assert reason in script.requests[1].messages[-1].text
+    assert reason in script.requests[1].messages[-1].content
 
 
 async def test_check_false_accepts_invalid_code() -> None:
@@ -526,7 +526,7 @@ async def test_aliases_that_share_a_key_have_their_own_limits() -> None:
 
     class Client:
         async def chat(self, request: Any) -> ChatAnswer:
-            name = request.messages[0].text.split()[0]
+            name = request.messages[0].content.split()[0]
             running[name] += 1
             most[name] = max(most[name], running[name])
             await trio.sleep(0.01)

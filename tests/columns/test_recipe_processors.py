@@ -102,7 +102,7 @@ def test_processors_run_at_their_stages_in_order() -> None:
         columns=[number, Expression("half", "number / 2")],
         processors=[
             DropColumns(columns=["whole"]),
-            Filter(expr="number is even", stage="before_batch"),
+            Filter(expr="number is even", stage="pre_batch"),
             SchemaTransform(rename={"number": "whole"}, name="naming"),
         ],
     )
@@ -127,10 +127,10 @@ def test_processors_after_generation_see_the_whole_dataset(tmp_path: Path) -> No
 
 
 def test_stages_have_the_names_of_the_engine() -> None:
-    """A processor is passed to the engine with its label and the engine's name of its stage."""
+    """A processor is passed to the engine with its stage and its label."""
     stages = [
         make_processor(Filter(expr="true", stage=stage, name=name), Environment())[:2]
-        for stage, name in (("before_batch", None), ("after_batch", "mine"), ("after_generation", None))
+        for stage, name in (("pre_batch", None), ("post_batch", "mine"), ("after_generation", None))
     ]
     assert stages == [("pre_batch", "filter"), ("post_batch", "mine"), ("after_generation", "filter")]
 
@@ -142,12 +142,14 @@ def test_stages_have_the_names_of_the_engine() -> None:
         (Filter, {"expr": "a >", "language": "sql"}, "filter: 'a >' is not a polars SQL expression"),
         (Filter, {"expr": "max(a) > 1", "language": "sql"}, "looks at more than its own row"),
         (Filter, {"expr": "a", "language": "x"}, "filter: language must be 'jinja' or 'sql', not 'x'"),
-        (Filter, {"expr": "a", "stage": "later"}, "filter: stage must be 'before_batch' or 'after_batch'"),
-        (DropColumns, {"columns": "a", "stage": "before_batch"}, "drop_columns: cannot drop columns at stage before"),
+        (Filter, {"expr": "a", "stage": "later"}, "filter: stage must be 'pre_batch', 'post_batch' or 'after_"),
+        (Filter, {"expr": "a", "stage": "before_batch"}, "not 'before_batch'; did you mean 'pre_batch'?"),
+        (Filter, {"expr": "a", "stage": "after_batch"}, "not 'after_batch'; did you mean 'post_batch'?"),
+        (DropColumns, {"columns": "a", "stage": "pre_batch"}, "drop_columns: cannot drop columns at stage pre"),
         (SchemaTransform, {}, "schema_transform: has neither cast nor rename nor template"),
         (SchemaTransform, {"cast": {"a": "nope"}}, "unknown type 'nope'"),
         (SchemaTransform, {"rename": {"a": "b"}, "keep_others": False}, "would leave no columns"),
-        (SchemaTransform, {"rename": {"a": "b"}, "stage": "before_batch"}, "cannot rename or drop columns"),
+        (SchemaTransform, {"rename": {"a": "b"}, "stage": "pre_batch"}, "cannot rename or drop columns"),
         (SchemaTransform, {"template": {"x": {"y": ["{{ a"]}}}, r"schema_transform, template.x.y\[0\], line 1: "),
     ],
 )
@@ -169,13 +171,13 @@ def test_unknown_columns_of_processors_are_reported() -> None:
     assert problems(
         [
             Filter(expr="nmber > 1"),
-            Filter(expr="half > 1", stage="before_batch"),
+            Filter(expr="half > 1", stage="pre_batch"),
             SchemaTransform(rename={"half": "number"}),
             Deduplicate(subset=["half"], name="once"),
         ]
     ) == (
-        "processors[1]: filter: unknown column 'half' at stage before_batch (known: 'number')",
-        "processors[0]: filter: unknown column 'nmber' at stage after_batch; did you mean 'number'?",
+        "processors[1]: filter: unknown column 'half' at stage pre_batch (known: 'number')",
+        "processors[0]: filter: unknown column 'nmber' at stage post_batch; did you mean 'number'?",
         "processors[2]: schema_transform: rename gives two columns the name 'number'",
         "processors[3]: once: unknown column 'half' at stage after_generation (known: 'number', 'number')",
     )
@@ -183,14 +185,14 @@ def test_unknown_columns_of_processors_are_reported() -> None:
         [SchemaTransform(rename={"half": "part"}, template={"x": "{{ half }}"}), DropColumns(columns=["y"])]
     ) == (
         "processors[0]: schema_transform, template.x: unknown column 'half' (known: 'number', 'part')",
-        "processors[1]: drop_columns: unknown column 'y' at stage after_batch (known: 'number', 'part', 'x')",
+        "processors[1]: drop_columns: unknown column 'y' at stage post_batch (known: 'number', 'part', 'x')",
     )
     assert problems([DropColumns(columns=["half", "number"]), Filter(expr="1 == 1")]) == (
         "processors[0]: drop_columns: removes the last column",
     )
-    assert problems([SchemaTransform(template={"x": "{{ number }}"}, stage="before_batch")]) == (
+    assert problems([SchemaTransform(template={"x": "{{ number }}"}, stage="pre_batch")]) == (
         (
-            "processors[0]: schema_transform: cannot add column 'x' at stage before_batch, "
+            "processors[0]: schema_transform: cannot add column 'x' at stage pre_batch, "
             "which keeps the columns as they are"
         ),
     )

@@ -391,7 +391,7 @@ class TestAfterGeneration:
 class TestProcessor:
     def test_its_stage_is_checked(self) -> None:
         """An unknown stage is answered with the known ones."""
-        with pytest.raises(ConfigError, match="stage must be one of 'pre_batch', 'post_batch', 'after_generation'"):
+        with pytest.raises(ConfigError, match="stage must be 'pre_batch', 'post_batch' or 'after_generation'"):
             Processor(stage="before", apply=len)
 
     def test_its_function_is_checked(self) -> None:

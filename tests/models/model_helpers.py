@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def ask(text: str, **options: Any) -> ChatRequest:
     """A request with one user message."""
-    return ChatRequest(messages=(Message(role="user", text=text),), **options)
+    return ChatRequest(messages=(Message(role="user", content=text),), **options)
 
 
 @asynccontextmanager

@@ -47,10 +47,10 @@ async def test_the_wire_format(monkeypatch: pytest.MonkeyPatch) -> None:
         answer = await client.chat(
             ChatRequest(
                 messages=(
-                    Message(role="system", text="Be brief."),
-                    Message(role="user", text="What is it?", images=(image,)),
-                    Message(role="assistant", text="A dog."),
-                    Message(role="user", text="Look again."),
+                    Message(role="system", content="Be brief."),
+                    Message(role="user", content="What is it?", images=(image,)),
+                    Message(role="assistant", content="A dog."),
+                    Message(role="user", content="Look again."),
                 ),
                 parameters={"temperature": 0.1},
             )

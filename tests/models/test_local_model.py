@@ -102,4 +102,4 @@ def test_fields_are_validated() -> None:
     """Counts must be whole numbers."""
     with pytest.raises(ConfigError, match="context_size must be a whole number"):
         Local(context_size=0)
-    assert Message(role="user", text="x").images == ()
+    assert Message(role="user", content="x").images == ()

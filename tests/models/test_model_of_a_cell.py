@@ -66,10 +66,11 @@ async def test_a_conversation_can_be_passed() -> None:
     spec = Scripted(answers=lambda request: seen.append(request) or "x")
     async with spec.open() as client:
         model = CellModel("writer", spec, client, FakeContext())
-        turns = [Message(role="user", text="a"), Message(role="assistant", text="b"), Message(role="user", text="c")]
+        roles = {"a": "user", "b": "assistant", "c": "user"}
+        turns = [Message(role=role, content=content) for content, role in roles.items()]
         await model.chat(turns, system="s")
         await model.complete("look", images=[Image(data=b"1")])
-    assert [message.text for message in seen[0].messages] == ["s", "a", "b", "c"]
+    assert [message.content for message in seen[0].messages] == ["s", "a", "b", "c"]
     assert seen[1].messages[0].images == (Image(data=b"1"),)
 
 
@@ -162,7 +163,7 @@ def test_the_key_of_a_request() -> None:
     """Model, text, roles, images, parameters and schema are part of the key; the seed is not."""
     base = request_key("m", ask("hi", parameters={"a": 1, "b": 2}))
     assert base == request_key("m", ask("hi", parameters={"b": 2, "a": 1}, seed_parts=(9,)))
-    picture = Message(role="user", text="hi", images=(Image(data=b"1"),))
+    picture = Message(role="user", content="hi", images=(Image(data=b"1"),))
     others = [
         request_key("n", ask("hi", parameters={"a": 1, "b": 2})),
         request_key("m", ask("ho", parameters={"a": 1, "b": 2})),

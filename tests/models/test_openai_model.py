@@ -29,7 +29,7 @@ async def test_a_chat() -> None:
     async with open_pair(record=True, answer="four") as (server, client):
         answer = await client.chat(
             ChatRequest(
-                messages=(Message(role="system", text="Be brief."), Message(role="user", text="2+2?")),
+                messages=(Message(role="system", content="Be brief."), Message(role="user", content="2+2?")),
                 parameters={"temperature": 0.5, "max_tokens": 5},
             )
         )
@@ -88,7 +88,7 @@ async def test_a_schema_for_servers_without_schema_support(how: str, format_: An
 
 async def test_images_are_sent_as_data_urls() -> None:
     """An image is part of its message."""
-    message = Message(role="user", text="What is it?", images=(Image(data=b"abc", media_type="image/jpeg"),))
+    message = Message(role="user", content="What is it?", images=(Image(data=b"abc", media_type="image/jpeg"),))
     async with open_pair(record=True) as (server, client):
         await client.chat(ChatRequest(messages=(message,)))
         (request,) = server.requests

@@ -47,7 +47,7 @@ async def test_the_same_prompt_has_the_same_answer() -> None:
         (["only"], "hello", "only"),
         ({"tea": "hot", "*": "other"}, "A cup of Tea?", "hot"),
         ({"tea": ["hot"], "*": "other"}, "rain", "other"),
-        (lambda request: request.messages[-1].text.upper(), "hello", "HELLO"),
+        (lambda request: request.messages[-1].content.upper(), "hello", "HELLO"),
         (lambda _: ChatAnswer(text="whole", reasoning="why"), "hello", "whole"),
     ],
 )

@@ -37,7 +37,7 @@ RECIPE = Recipe(
         Expression("text", "two\nlines of {{ number }}\n", skip_when="number == 2", skip_policy="skip", timeout=3.0),
     ],
     processors=[
-        Filter(expr="number > 0", stage="before_batch"),
+        Filter(expr="number > 0", stage="pre_batch"),
         SchemaTransform(cast={"number": pl.Int32}, rename={"text": "no"}, template={"x": {"y": ["{{ number }}"]}}),
     ],
     run=RunConfig(buffer_size=10),

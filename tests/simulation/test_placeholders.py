@@ -181,8 +181,8 @@ def test_recipe_processors_before_a_batch_are_run() -> None:
         recipe(
             sb.LLMText("text", model="writer", prompt="About {{ topic }}."),
             processors=[
-                sb.Filter(expr="topic != 'tea'", stage="before_batch"),
-                sb.Filter(expr="text == 'never'", stage="after_batch"),
+                sb.Filter(expr="topic != 'tea'", stage="pre_batch"),
+                sb.Filter(expr="text == 'never'", stage="post_batch"),
             ],
         ),
         rows=300,

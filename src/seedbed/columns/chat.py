@@ -103,7 +103,7 @@ Read = Callable[[str], Any]
 """From the text of an answer to the value of the cell. Raises `BadOutput` with what is wrong."""
 Ask = Callable[[Mapping[str, Any]], "str | None"]
 """From the values of a row to the prompt; None for a cell that is null without a call."""
-_TRACE = pl.List(pl.Struct({"role": pl.String, "text": pl.String}))
+_TRACE = pl.List(pl.Struct({"role": pl.String, "content": pl.String}))
 # A longer answer is read in a thread: validating 100 kB may take 50 ms.
 _LONG = 20_000
 _SHOWN = 1_000
@@ -143,11 +143,11 @@ def chat_column(
             return {spec.name: None} if side_effects else None
         if not prompt.strip() and not spec.images:
             raise Permanent(f"{where}: its prompt is empty")
-        messages = [] if system is None else [Message(role="system", text=system.render(values))]
+        messages = [] if system is None else [Message(role="system", content=system.render(values))]
         pictures: list[Image] = []
         for name in spec.images:
             pictures += await _load_pictures(values[name], environment, f"{where}, images: {name!r}")
-        messages.append(Message(role="user", text=prompt, images=tuple(pictures)))
+        messages.append(Message(role="user", content=prompt, images=tuple(pictures)))
         model = environment.bind(context_, spec.model, dedupe)
         for repairs in range(spec.max_repairs + 1):
             answer = await model.complete(messages, schema=schema, **spec.parameters)
@@ -167,8 +167,8 @@ def chat_column(
                 raise BadOutput(f"{where}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}")
             correction = f"{problem}\nAnswer again with {expected}, and with nothing else."
             messages += (
-                Message(role="assistant", text=text),
-                Message(role="user", text=f"That answer cannot be used: {correction}"),
+                Message(role="assistant", content=text),
+                Message(role="user", content=f"That answer cannot be used: {correction}"),
             )
             # Only first requests are shared: a cell that waits for the repair of another would still hold its own
             # permit, and the other may wait for that permit.
@@ -178,8 +178,8 @@ def chat_column(
             return value
         cell: dict[str, Any] = {spec.name: value}
         if spec.trace:
-            turns = (*messages, Message(role="assistant", text=text))
-            cell[trace_name] = [{"role": turn.role, "text": turn.text} for turn in turns]
+            turns = (*messages, Message(role="assistant", content=text))
+            cell[trace_name] = [{"role": turn.role, "content": turn.content} for turn in turns]
         if spec.reasoning:
             cell[reasoning_name] = answer.reasoning or thoughts
         return cell

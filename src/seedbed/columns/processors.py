@@ -1,4 +1,4 @@
-"""Processors of whole frames: before a row group is generated, after it, or after generation."""
+"""Processors of whole frames: of a row group before or after it is generated, or of the whole dataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DropColumns(ProcessorSpec):
     columns: tuple[str, ...] = attrs.field(converter=checks.as_names, validator=checks.names)
 
     def __attrs_post_init__(self) -> None:
-        self._reject_before_batch("drop columns")
+        self._reject_pre_batch("drop columns")
 
     def needs(self) -> Iterable[str]:
         return self.columns
@@ -77,7 +77,8 @@ class Filter(ProcessorSpec):
 class Deduplicate(ProcessorSpec):
     """Keep the first of rows that are equal in the columns of `subset` (by default in all).
 
-    Before or after a batch only the rows of one row group are compared, so by default it runs after generation.
+    At the stages `pre_batch` and `post_batch` only the rows of one row group are compared, so by default it runs after
+    generation.
     """
 
     type: ClassVar[str] = "deduplicate"
@@ -112,7 +113,7 @@ class SchemaTransform(ProcessorSpec):
 
     def __attrs_post_init__(self) -> None:
         if self.rename or not self.keep_others:
-            self._reject_before_batch("rename or drop columns")
+            self._reject_pre_batch("rename or drop columns")
         if not (self.cast or self.rename or self.template):
             raise ConfigError(f"{self.label}: has neither cast nor rename nor template")
         if not self.keep_others and not self.template:
@@ -141,9 +142,9 @@ class SchemaTransform(ProcessorSpec):
                 for name in template.requires
                 if name not in named
             ]
-        if self.stage == "before_batch":
+        if self.stage == "pre_batch":
             problems += [
-                f"{self.label}: cannot add column {name!r} at stage before_batch, which keeps the columns as they are"
+                f"{self.label}: cannot add column {name!r} at stage pre_batch, which keeps the columns as they are"
                 for name in self.template
                 if name not in named
             ]

@@ -19,7 +19,7 @@ import attrs
 
 from .. import checks
 from ..errors import ConfigError
-from ..graph import name_problem, nearest
+from ..graph import Stage, name_problem, nearest
 from .code import import_object
 from .dtypes import read_dtype
 from .templates import SkipRule, compile_condition
@@ -223,9 +223,13 @@ class ColumnSpec:
         return SkipRule(requires=condition.requires, decide=condition.decide)
 
 
-# Names of stages in recipes, and those of the engine.
-STAGES = {"before_batch": "pre_batch", "after_batch": "post_batch", "after_generation": "after_generation"}
-check_stage = checks.one_of(*STAGES)
+@checks.field_check
+def check_stage(spec: ProcessorSpec, _: object, value: Any) -> None:
+    """The name of a stage."""
+    try:
+        Stage.named(value)
+    except ConfigError as error:
+        raise ConfigError(f"{spec.error_prefix}{error}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -234,7 +238,7 @@ class ProcessorSpec:
 
     type: ClassVar[str]
 
-    stage: str = attrs.field(default="after_batch", validator=check_stage)
+    stage: str = attrs.field(default="post_batch", validator=check_stage)
     name: str | None = None
 
     @property
@@ -267,11 +271,11 @@ class ProcessorSpec:
             if name not in columns
         ]
 
-    def _reject_before_batch(self, change: str) -> None:
-        if self.stage == "before_batch":
+    def _reject_pre_batch(self, change: str) -> None:
+        if self.stage == "pre_batch":
             raise ConfigError(
-                f"{self.label}: cannot {change} at stage before_batch, where other columns still require them; "
-                "use after_batch or after_generation"
+                f"{self.label}: cannot {change} at stage pre_batch, where other columns still require them; "
+                "use post_batch or after_generation"
             )
 
 
@@ -282,7 +286,7 @@ _OWN = (
 )
 # An entry point of a plug-in names a module, whose specs are registered, or one spec.
 GROUPS = ("seedbed.columns", "seedbed.processors")
-# A processor's stage as the engine names it, its label, and its function from frame to frame.
+# A processor's stage, its label, and its function from frame to frame.
 Processing = tuple[str, str, Callable[[Any], Any]]
 
 
@@ -305,7 +309,7 @@ def make_column(spec: ColumnSpec, environment: Environment) -> Column:
 
 def make_processor(spec: ProcessorSpec, environment: Environment) -> Processing:
     """The stage, label and function of a processor."""
-    return STAGES[spec.stage], spec.label, spec.to_function(environment)
+    return spec.stage, spec.label, spec.to_function(environment)
 
 
 def spec_types() -> Mapping[str, type[ColumnSpec]]:

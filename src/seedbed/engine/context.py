@@ -315,11 +315,11 @@ class CellModel:
         **parameters: Any,
     ) -> Coroutine[Any, Any, ChatAnswer]:
         if isinstance(prompt, str):
-            messages = [Message(role="user", text=prompt, images=tuple(images))]
+            messages = [Message(role="user", content=prompt, images=tuple(images))]
         else:
             messages = list(prompt)
         if system is not None:
-            messages.insert(0, Message(role="system", text=system))
+            messages.insert(0, Message(role="system", content=system))
         parts, drawn = self._draw(parameters)
         scope, self._scope = self._scope, None
         request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=scope)

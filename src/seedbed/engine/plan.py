@@ -11,7 +11,7 @@ import attrs
 from ..checks import is_number, is_whole
 from ..columns.base import Column
 from ..errors import ConfigError, DatasetGenerationError
-from ..graph import Graph, Kind, build_graph, check_columns, nearest
+from ..graph import Graph, Kind, Stage, build_graph, check_columns, nearest
 from ..recipe.recipe import code_fields
 from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
@@ -22,7 +22,7 @@ from ..store.writer import check_output
 from .config import RunConfig
 from .fingerprint import check_resumable, columns_fingerprint
 from .stateful import stateful_nodes
-from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Stage, Step
+from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Step
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

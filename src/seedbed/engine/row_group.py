@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from ..errors import CellError, ProcessorFailed
-from ..graph import GROUP, Kind
+from ..graph import GROUP, Kind, Stage
 from ..graph.frontier import Frontier
 from ..observe import events
 from .failures import Salvage, error_text
 from .stateful import Gate, Instance, always_nodes, stateful_nodes
-from .tasks import Outcome, Stage, State, Status, Task
+from .tasks import Outcome, State, Status, Task
 
 if TYPE_CHECKING:
     import random

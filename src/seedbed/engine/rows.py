@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from ..graph import Stage
 from ..observe.report import Drop
 from ..store.entries import Rebuilt
 from ..store.values import Buffer, make_frame
-from .tasks import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import attrs
 
 from ..errors import ConfigError
-from ..graph import GROUP, Kind
+from ..graph import GROUP, Kind, Stage
 from ..observe.report import Usage
 
 if TYPE_CHECKING:
@@ -27,20 +27,8 @@ PROCESS_LANE = ("local", "process")
 NO_USAGE = Usage()
 
 
-class Stage(enum.Enum):
-    """When a processor runs."""
-
-    PRE_BATCH = "pre_batch"  # after the columns from scratch of a row group
-    POST_BATCH = "post_batch"  # after all columns of a row group, before it is written
-    AFTER_GENERATION = "after_generation"  # once, over the whole dataset
-
-
 def _stage(value: Stage | str) -> Stage:
-    try:
-        return Stage(value)
-    except ValueError:
-        allowed = ", ".join(repr(stage.value) for stage in Stage)
-        raise ConfigError(f"stage must be one of {allowed}, not {value!r}") from None
+    return Stage.named(value)  # mypy does not know class methods as converters
 
 
 def _apply(_: object, __: object, value: Any) -> None:

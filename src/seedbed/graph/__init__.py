@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import attrs
 
-from ..errors import DatasetGenerationError, SeedbedError
+from ..errors import ConfigError, DatasetGenerationError, SeedbedError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +34,25 @@ class Kind(enum.Enum):
     FROM_SCRATCH = "from_scratch"  # column × row group, at admission
     CELL = "cell"  # column × row, when that row's inputs are done
     FULL_COLUMN = "full_column"  # column × row group, when the inputs of all rows are done
+
+
+class Stage(enum.Enum):
+    """When a processor runs."""
+
+    PRE_BATCH = "pre_batch"  # after the columns from scratch of a row group
+    POST_BATCH = "post_batch"  # after all columns of a row group, before it is written
+    AFTER_GENERATION = "after_generation"  # once, over the whole dataset
+
+    @classmethod
+    def named(cls, value: object) -> Stage:
+        """The stage of a name. Raises `ConfigError`."""
+        found = next((stage for stage in cls if value in (stage, stage.value)), None)
+        if found is None:
+            *others, last = (repr(stage.value) for stage in cls)
+            meant = {"before_batch": cls.PRE_BATCH, "after_batch": cls.POST_BATCH}.get(str(value))
+            hint = "" if meant is None else f"; did you mean {meant.value!r}?"
+            raise ConfigError(f"stage must be {', '.join(others)} or {last}, not {value!r}{hint}")
+        return found
 
 
 class ColumnLike(Protocol):

@@ -62,7 +62,7 @@ class AnthropicClient(HttpModelClient[Anthropic]):
                     schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
                 body["tools"] = [{"name": _TOOL, "description": "Give the answer.", "input_schema": schema}]
                 body["tool_choice"] = {"type": "tool", "name": _TOOL}
-        system = "\n\n".join(message.text for message in messages if message.role == "system")
+        system = "\n\n".join(message.content for message in messages if message.role == "system")
         if system:
             body["system"] = system
         body["messages"] = [_message(message) for message in messages if message.role != "system"]
@@ -103,7 +103,7 @@ class AnthropicClient(HttpModelClient[Anthropic]):
 
 def _message(message: Message) -> dict[str, Any]:
     if not message.images:
-        return {"role": message.role, "content": message.text}
+        return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = [
         {
             "type": "image",
@@ -115,6 +115,6 @@ def _message(message: Message) -> dict[str, Any]:
         }
         for image in message.images
     ]
-    if message.text:
-        parts.append({"type": "text", "text": message.text})
+    if message.content:
+        parts.append({"type": "text", "text": message.content})
     return {"role": message.role, "content": parts}

@@ -161,14 +161,14 @@ def with_instruction(messages: Sequence[Message], schema: Mapping[str, Any]) -> 
     words = f"Answer with one JSON value that fits this JSON Schema, and with nothing else:\n{json.dumps(schema)}"
     first = messages[0]
     if first.role == "system":
-        return (msgspec.structs.replace(first, text=f"{first.text}\n\n{words}"), *messages[1:])
-    return (Message(role="system", text=words), *messages)
+        return (msgspec.structs.replace(first, content=f"{first.content}\n\n{words}"), *messages[1:])
+    return (Message(role="system", content=words), *messages)
 
 
 def _message(message: Message) -> dict[str, Any]:
     if not message.images:
-        return {"role": message.role, "content": message.text}
-    parts: list[dict[str, Any]] = [{"type": "text", "text": message.text}]
+        return {"role": message.role, "content": message.content}
+    parts: list[dict[str, Any]] = [{"type": "text", "text": message.content}]
     for image in message.images:
         url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
@@ -198,7 +198,7 @@ def tokens_of(usage: object, messages: Sequence[Message], answered: str) -> Toke
     sent = token_count(usage, "prompt_tokens", "input_tokens")
     generated = token_count(usage, "completion_tokens", "output_tokens")
     return Tokens(
-        input=sum(count_tokens(message.text) for message in messages) if sent is None else sent,
+        input=sum(count_tokens(message.content) for message in messages) if sent is None else sent,
         output=count_tokens(answered) if generated is None else generated,
     )
 

@@ -280,7 +280,7 @@ class ScriptedClient:
         self._in_flight = 0
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        prompt = request.messages[-1].text
+        prompt = request.messages[-1].content
         outcome = await self._simulate(prompt)
         scripted = self._answer(request, prompt)
         answer = scripted if isinstance(scripted, ChatAnswer) else ChatAnswer(text=scripted)
@@ -288,7 +288,7 @@ class ScriptedClient:
         if reasoning is None and self._spec.reasoning is not None:
             reasoning = _fill(self._spec.reasoning, request)
         if tokens == Tokens():
-            prompted = sum(count_tokens(message.text) for message in request.messages)
+            prompted = sum(count_tokens(message.content) for message in request.messages)
             tokens = Tokens(input=prompted, output=count_tokens(answer.text + (reasoning or "")))
         reason = "length" if outcome.outcome == "length" else answer.finish_reason or "stop"
         return ChatAnswer(text=answer.text, reasoning=reasoning, finish_reason=reason, tokens=tokens)
@@ -345,7 +345,7 @@ class ScriptedClient:
 
 
 def _fill(template: str, request: ChatRequest) -> str:
-    prompt = request.messages[-1].text
+    prompt = request.messages[-1].content
 
     def insert(found: re.Match[str]) -> str:
         name, _, given = found.group(1).partition(":")
@@ -354,7 +354,7 @@ def _fill(template: str, request: ChatRequest) -> str:
         if name == "after":
             text = prompt.partition(given)[2].partition("\n")[0].strip()
         elif name == "system":
-            text = next((message.text for message in request.messages if message.role == "system"), "")
+            text = next((message.content for message in request.messages if message.role == "system"), "")
         elif name == "prompt":
             text = prompt
         else:

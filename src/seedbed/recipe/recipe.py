@@ -205,7 +205,7 @@ class Recipe:
         problems: list[str] = []
         everything = _outputs(made)
         scratch = _outputs(column for column in made if column.kind is Kind.FROM_SCRATCH)
-        for stages, columns in ((("before_batch",), scratch), (("after_batch", "after_generation"), everything)):
+        for stages, columns in ((("pre_batch",), scratch), (("post_batch", "after_generation"), everything)):
             seen: Sequence[str] = columns
             listed = [
                 (index, each) for stage in stages for index, each in enumerate(self.processors) if each.stage == stage

@@ -203,8 +203,8 @@ class SimulatedClient:
         return Tokens(input=prompt, output=answer)
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        tokens = await self._call("chat", [message.text for message in request.messages])
-        prompt = request.messages[-1].text
+        tokens = await self._call("chat", [message.content for message in request.messages])
+        prompt = request.messages[-1].content
         if request.schema:
             text = fitting_json(request.schema, prompt)
         elif found := _CODE.search(prompt):

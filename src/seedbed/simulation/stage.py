@@ -21,9 +21,8 @@ from ..columns.templates import SkipRule
 from ..columns.validation import Validation
 from ..engine.plan import BuildPlan, plan_build
 from ..engine.source import DOMAINS, make_source
-from ..engine.tasks import Stage
 from ..errors import ConfigError
-from ..graph import nearest
+from ..graph import Stage, nearest
 from ..models.distributions import mean, stable_seed
 from ..recipe.recipe import Recipe
 from .calls import (
