@@ -34,19 +34,27 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def expect(expected: str, accepts: Callable[[Any], bool]) -> Validator:
+@attrs.frozen(eq=False)
+class Expect:
     """A validator that raises "NAME must be EXPECTED, not VALUE" unless `accepts(value)`.
 
-    The message starts with the `error_prefix` of an instance that has one, as the specs of columns have.
+    The message starts with the `error_prefix` of an instance that has one, as the specs of columns have. The reference
+    shows `expected` as the type of a field.
     """
 
-    def validate(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not accepts(value):
+    expected: str
+    accepts: Callable[[Any], bool]
+
+    def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        """Raise `ConfigError` if the value is not accepted."""
+        if not self.accepts(value):
             prefix = getattr(instance, "error_prefix", "")
             name = attribute.alias or attribute.name  # as its user writes it
-            raise ConfigError(f"{prefix}{name} must be {expected}, not {value!r}", field=name)
+            raise ConfigError(f"{prefix}{name} must be {self.expected}, not {value!r}", field=name)
 
-    return validate
+
+# Called as the functions below are.
+expect = Expect
 
 
 def whole(least: int | None = None) -> Validator:

@@ -25,20 +25,28 @@ R_co = TypeVar("R_co", covariant=True)
 
 @runtime_checkable
 class CellContext(Protocol):
-    """The context of a call, passed to a generator that has a parameter of this type.
-
-    `row` is the row's number in the whole dataset (None if the task is for a whole row group), `attempt` counts
-    from 1.
-    """
+    """The context of a call, passed to a generator that has a parameter of this type."""
 
     @property
-    def column(self) -> str: ...
+    def column(self) -> str:
+        """The name of the column."""
+        ...
+
     @property
-    def row_group(self) -> int: ...
+    def row_group(self) -> int:
+        """The number of the row group."""
+        ...
+
     @property
-    def row(self) -> int | None: ...
+    def row(self) -> int | None:
+        """The number of the row in the whole dataset; None if the task is for a whole row group."""
+        ...
+
     @property
-    def attempt(self) -> int: ...
+    def attempt(self) -> int:
+        """Counts from 1."""
+        ...
+
     @property
     def rows(self) -> Sequence[tuple[int, int]]:
         """The rows of a task for a whole row group, in order: source row and copy (0: the row itself)."""
@@ -109,7 +117,10 @@ class Model(Protocol):
     """
 
     @property
-    def alias(self) -> str: ...
+    def alias(self) -> str:
+        """Its name in the recipe."""
+        ...
+
     @property
     def sync(self) -> SyncModel:
         """The same model for synchronous functions, which run in worker threads."""
@@ -319,37 +330,49 @@ class Column:
     """
 
     name: str = attrs.field(kw_only=False)
+    """Its name."""
     generator: Any = attrs.field(kw_only=False)
+    """The function or object that fills it."""
     kind: Kind = attrs.field(default=Kind.CELL, converter=_as_kind)
-    # Columns that it requires; by default the parameters of a cell function.
+    """`cell`, `full_column` or `from_scratch`."""
     requires: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names)
-    # Throttle key of its calls, if it has any.
+    """The columns that it needs; by default the parameters of a cell function."""
     key: str | None = None
-    # Other keys of its calls through `CellContext.call`; they may have limits too.
+    """The throttle key of its calls, if it makes any."""
     other_keys: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
-    # Tokens that one call is expected to use, for tokens-per-minute limits and max_tokens.
+    """Other keys of its calls through `CellContext.call`; they may have limits too."""
     tokens: int = 0
+    """How many tokens one call is expected to use, for `tokens_per_minute` and `max_tokens`."""
     outputs: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names)
+    """The names of its outputs if it has several."""
     side_effects: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
-    # A polars, pyarrow or Python type, or a mapping of them by output.
+    """Names of further outputs, which may be missing."""
     dtype: Any = None
+    """A polars, pyarrow or Python type, or a mapping of them by output; by default inferred."""
     timeout: float | None = None
+    """How long one attempt may take, in seconds."""
     # That of its first chat, if its function awaits nothing before it and nothing after a chat that failed. Then the
     # cell's cancel scope carries the deadline of that chat, which is cheaper than a scope for it (overhead benchmark).
     first_call_timeout: float | None = None
+    """The timeout of its first chat, if nothing else of its function takes time."""
     is_stateful: bool = attrs.field(default=None)
+    """One call at a time, in row order, over all row groups; also for rows that another column drops."""
     process: bool = False
-    # The event loop that its async function targets, `trio` (the default) or `asyncio`.
+    """Run a sync function in a worker process; a script that uses it builds under `if __name__ == "__main__":`."""
     runtime: str | None = None
+    """The event loop that its async function targets, `trio` (the default) or `asyncio`."""
     allow_resize: bool = False
-    # Exceptions of its own code that are retried.
+    """Not supported: it is an error to set it."""
     retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions)
+    """Exceptions of its own code that are retried."""
     skip: SkipRule | None = None
-    # A cell with a skipped input is `run` with a null, or `skip`ped too.
+    """The compiled `skip_when` of a recipe's column."""
     skip_policy: str = "run"
-    # The limit of its concurrent calls if it is lower than that of its key; columns of one `lane` share it.
+    """A cell with a skipped input is `run` with a null, or `skip`ped too."""
     lane: str | None = None
+    """Columns of one `lane` share its limit."""
     lane_limit: int | None = None
+    """The limit of its concurrent calls, if it is lower than that of its key."""
     # The columns whose values its generator gets: `requires` without those that only its skip rule reads.
     inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
     # How the generator is called, or why it cannot be.

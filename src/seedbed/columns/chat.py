@@ -52,12 +52,14 @@ def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: 
 
 @attrs.frozen(kw_only=True)
 class ModelColumnSpec(ColumnSpec):
-    """The fields of all columns of one model; `parameters` override the inference parameters of the model."""
+    """The fields of all columns of one model."""
 
     model: str = attrs.field(
         validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
     )
+    """The alias of the model."""
     parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
+    """Inference parameters that override those of the model."""
 
     def template(self, field: str) -> Template:
         """The compiled template of a field that is set."""
@@ -76,22 +78,20 @@ class ModelColumnSpec(ColumnSpec):
 
 @attrs.frozen(kw_only=True)
 class ChatSpec(ModelColumnSpec):
-    """The fields of all columns of a chat model.
-
-    `prompt` and `system` are Jinja2 templates over other columns. `images` names columns that hold pictures: bytes, a
-    data URL, or the path of a file.
-
-    The model is asked to correct an answer that does not fit up to `max_repairs` times; then the cell fails. `trace`
-    stores the conversation in the column `<name>__trace`, `reasoning` the model's reasoning in
-    `<name>__reasoning_content`. With `dedupe` equal requests are sent once, unless the temperature is above 0.
-    """
+    """The fields of all columns of a chat model; prompts are Jinja2 templates over other columns."""
 
     system: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
+    """The system prompt, a template."""
     images: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    """Columns that hold pictures to send with the prompt: bytes, a data URL, or the path of a file."""
     max_repairs: int = attrs.field(default=2, validator=checks.whole(0), metadata=NOT_IN_FINGERPRINT)
+    """How often the model is asked to correct an answer that does not fit, before the cell fails."""
     trace: bool = attrs.field(default=False, validator=checks.flag)
+    """Also store the conversation, in the column `NAME__trace`."""
     reasoning: bool = attrs.field(default=False, validator=checks.flag)
+    """Also store the reasoning of the model, in the column `NAME__reasoning_content`."""
     dedupe: bool = attrs.field(default=False, validator=checks.flag)
+    """Send equal requests once, unless the temperature is above 0."""
 
 
 def as_text(value: Any) -> str:

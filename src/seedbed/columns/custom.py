@@ -66,30 +66,37 @@ _EXCEPTIONS = {name: each for name, each in vars(builtins).items() if _is_except
 class Custom(ColumnSpec, Generic[P, R]):
     """A column that a user-defined function fills; `@seedbed.column` returns one, which can be called as the function.
 
-    `function` may also be an object with `generate` or `agenerate`, which may have a state. In a recipe file it is
-    `module:name`, and is imported only if the user allows code. `requires` are its columns (by default the function's
-    parameters); `models` maps parameters of type `Model` to aliases (by default the parameter's name); `key` is the
-    throttle key (by default that of its first model). `runtime` is the event loop that an async function targets,
-    `trio` (the default) or `asyncio`.
+    In a recipe file it needs `--allow-code`.
     """
 
     type: ClassVar[str] = "custom"
 
     function: Callable[P, R] | str = attrs.field(kw_only=False)
+    """The function, or an object with `generate` or `agenerate`; in a recipe file its `module:name`."""
     requires: tuple[str, ...] | None = attrs.field(default=None, converter=checks.as_names, validator=_names)
+    """The columns that it needs; by default its parameters."""
     outputs: tuple[str, ...] | None = attrs.field(default=None, converter=checks.as_names, validator=_names)
+    """The names of its columns if it has several; it then returns a mapping by name."""
     side_effects: tuple[str, ...] | None = attrs.field(default=(), converter=checks.as_names, validator=_names)
+    """Names of further columns in what it returns, which may be missing there."""
     models: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    """The alias of the model for each parameter of type `Model`; by default the name of the parameter."""
     is_stateful: bool = False
+    """Call it for one row at a time, in row order, over all row groups."""
     retry_on: tuple[ExceptionClass | str, ...] = attrs.field(
         default=(), converter=_retry_on, metadata=NOT_IN_FINGERPRINT
     )
+    """Exceptions of its own that are retried."""
     key: str | None = attrs.field(default=None, metadata=NOT_IN_FINGERPRINT)
+    """The throttle key of its calls; by default that of its first model."""
     tokens: int = attrs.field(default=0, metadata=NOT_IN_FINGERPRINT)
+    """How many tokens one call is expected to use, for limits of tokens."""
     process: bool = attrs.field(default=False, metadata=NOT_IN_FINGERPRINT)
+    """Run it in a worker process: for functions that compute for long in Python."""
     runtime: str | None = attrs.field(
         default=None, validator=checks.optional(checks.one_of(*RUNTIMES)), metadata=NOT_IN_FINGERPRINT
     )
+    """The event loop that an async function is written for; by default trio."""
 
     def __attrs_post_init__(self) -> None:
         function: Any = self.function

@@ -54,11 +54,14 @@ GRID_SLACK = 1e-6
 
 @attrs.frozen(kw_only=True)
 class _Bounded(Sampler):
-    """A value outside of `low` and `high` is set to that bound; values are rounded to `decimals`."""
+    """A number within bounds, rounded."""
 
     low: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
+    """Values below it are set to it."""
     high: float | Reference | None = attrs.field(default=None, converter=as_reference, validator=_optional_number)
+    """Values above it are set to it."""
     decimals: int | None = attrs.field(default=None, validator=_decimals)
+    """Round to so many decimals; 0 gives whole numbers."""
 
     def __attrs_post_init__(self) -> None:
         check_order(self, self.low, self.high)
@@ -82,14 +85,15 @@ class _Bounded(Sampler):
 class Uniform(_Bounded):
     """A number from `low` to `high`, all equally likely.
 
-    With `decimals` every number of that many decimals within the bounds is equally likely, the bounds included;
-    `decimals=0` gives whole numbers.
+    With `decimals` every number of that many decimals within the bounds is equally likely, the bounds included.
     """
 
     type: ClassVar[str] = "uniform"
 
     low: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number)
+    """The lowest value."""
     high: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=any_number)
+    """The highest value."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -115,15 +119,14 @@ class Uniform(_Bounded):
 
 @attrs.frozen(kw_only=True)
 class Gaussian(_Bounded):
-    """A normally distributed number; a value outside of `low` and `high` is set to that bound.
-
-    `decimals=0` gives whole numbers.
-    """
+    """A normally distributed number; a value outside of `low` and `high` is set to that bound."""
 
     type: ClassVar[str] = "gaussian"
 
     mean: float | Reference = attrs.field(default=0.0, converter=as_reference, validator=any_number)
+    """The mean."""
     std: float | Reference = attrs.field(default=1.0, converter=as_reference, validator=_spread)
+    """The standard deviation."""
 
     def sample(self, draw: Draw) -> pl.Series:
         mean, std = draw.numbers("mean", self.mean), draw.numbers("std", self.std, _spread)
@@ -139,6 +142,7 @@ class Bernoulli(Sampler):
     type: ClassVar[str] = "bernoulli"
 
     p: float | Reference = attrs.field(default=0.5, converter=as_reference, validator=_probability)
+    """The probability of true."""
 
     def sample_dtype(self) -> Any:
         return pl.Boolean
@@ -154,7 +158,9 @@ class Binomial(Sampler):
     type: ClassVar[str] = "binomial"
 
     n: int | Reference = attrs.field(converter=as_reference, validator=_trials)
+    """The number of trials."""
     p: float | Reference = attrs.field(default=0.5, converter=as_reference, validator=_probability)
+    """The probability that one trial succeeds."""
 
     def sample_dtype(self) -> Any:
         return pl.Int64
@@ -171,6 +177,7 @@ class Poisson(Sampler):
     type: ClassVar[str] = "poisson"
 
     mean: float | Reference = attrs.field(converter=as_reference, validator=_expected)
+    """How many events are expected."""
 
     def sample_dtype(self) -> Any:
         return pl.Int64
@@ -185,16 +192,17 @@ def _parameters(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Scipy(_Bounded):
-    """A value of any distribution of scipy.stats: `dist="beta", params={"a": 2, "b": 5}`; needs `seedbed[scipy]`.
+    """A value of any distribution of scipy.stats; needs `seedbed[scipy]`.
 
-    A value outside of `low` and `high` is set to that bound; `decimals=0` gives whole numbers. Distributions of
-    several dimensions give lists, and take constant parameters only.
+    Distributions of several dimensions give lists, and take constant parameters only.
     """
 
     type: ClassVar[str] = "scipy"
 
     dist: str = attrs.field(validator=checks.text)
+    """The name of the distribution in scipy.stats."""
     params: Mapping[str, Any] = attrs.field(factory=dict, converter=_parameters, validator=checks.mapping)
+    """Its parameters by name, as scipy calls them."""
 
     def references(self) -> dict[str, Reference]:
         """The parameters that are taken from other columns; those of the distribution are named `params.…`."""

@@ -51,7 +51,9 @@ class Expression(ColumnSpec):
     type: ClassVar[str] = "expression"
 
     expr: str | pl.Expr = attrs.field(eq=_key)
+    """The template, expression or SQL; in Python also a polars expression."""
     language: str = attrs.field(default="jinja", kw_only=True, validator=checks.one_of(*LANGUAGES))
+    """The language of an expression without `{{ }}`."""
 
     def __attrs_post_init__(self) -> None:
         """Compile it, so that its problems are known before anything runs."""

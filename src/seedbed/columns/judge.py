@@ -58,20 +58,20 @@ def _check_options(_: object, __: object, given: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Score:
-    """One score: a `range` such as `(1, 5)`, whole numbers if its bounds are, or `options` and what each means.
-
-    Options are numbers or texts: `{1: "wrong", 3: "partly right", 5: "right"}`, `["formal", "casual"]`.
-    """
+    """One score, by a `range` or by `options`."""
 
     description: str = attrs.field(default="", validator=checks.expect("text", lambda value: isinstance(value, str)))
+    """What the score measures, for the model."""
     range: tuple[float, float] | None = attrs.field(
         default=None,
         converter=checks.as_names,
         validator=checks.optional(checks.expect("two numbers, the lower one first", _is_range)),
     )
+    """The lowest and the highest score; whole numbers if both are."""
     options: Mapping[Any, str] | None = attrs.field(
         default=None, converter=_options, validator=checks.optional(_check_options)
     )
+    """The possible scores, numbers or texts: a list, or a mapping from each to its meaning."""
 
     def __attrs_post_init__(self) -> None:
         if (self.range is None) == (self.options is None):
@@ -158,11 +158,9 @@ _check_scores = checks.expect(
 
 @attrs.frozen(kw_only=True)
 class Judge(ChatSpec):
-    """Scores that a model gives by a rubric.
+    """Scores that a model gives by a rubric, for columns, for its own prompt, or for both.
 
-    It judges the columns `of`, or its `prompt`, or both. The result has a field for each score, as in
-    `quality.clarity >= 4`, and its reasoning, `quality.clarity_reasoning`, unless `explain` is false. If all columns
-    `of` are null the result is null.
+    The result has a field for each score, as in `quality.clarity >= 4`, and its reasoning, `quality.clarity_reasoning`.
     """
 
     type: ClassVar[str] = "llm-judge"
@@ -172,9 +170,13 @@ class Judge(ChatSpec):
         converter=attrs.Converter(_scores, takes_self=True),  # type: ignore[misc]
         validator=_check_scores,
     )
+    """The scores by name."""
     of: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    """The columns that are judged; where all of them are null, the result is null."""
     prompt: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
+    """What to judge, or how: a template, in front of the columns."""
     explain: bool = attrs.field(default=True, validator=checks.flag)
+    """Ask for the reasoning of each score and store it as `NAME_reasoning`."""
 
     def __attrs_post_init__(self) -> None:
         if not self.of and self.prompt is None:

@@ -46,19 +46,18 @@ _check_locales = checks.expect(
 
 @attrs.frozen(kw_only=True)
 class Person(Sampler):
-    """A person who does not exist, as one structured value: name, age, address, education, occupation, interests ...
-
-    Needs Faker (`seedbed[person]`). `locale` is one or several (each person is from one of them); `age` is the youngest
-    and the oldest age; `sex` is "female" or "male", by default both. Ages are those on the day `as_of`, a constant, so
-    that the same seed always gives the same people.
-    """
+    """A person who does not exist, as one structured value; needs Faker (`seedbed[person]`)."""
 
     type: ClassVar[str] = "person"
 
     locale: tuple[str, ...] = attrs.field(default=("en_US",), converter=checks.as_names, validator=_check_locales)
+    """Where the person is from; of several locales, each person is from one."""
     age: tuple[int, int] = attrs.field(default=(18, 90), converter=checks.as_tuple, validator=_check_ages)
+    """The youngest and the oldest age."""
     sex: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of("female", "male")))
+    """Only persons of this sex; by default both."""
     as_of: date = attrs.field(default=date(2025, 1, 1), converter=_date, validator=_check_date)
+    """The day on which they have this age: a constant, so that the same seed always gives the same persons."""
 
     def __attrs_post_init__(self) -> None:
         check_order(self, *self.age, names="the two ages")

@@ -34,6 +34,7 @@ class DropColumns(ProcessorSpec):
     type: ClassVar[str] = "drop_columns"
 
     columns: tuple[str, ...] = attrs.field(converter=checks.as_names, validator=checks.names)
+    """The columns to drop."""
 
     def __attrs_post_init__(self) -> None:
         self._reject_pre_batch("drop columns")
@@ -50,12 +51,14 @@ class DropColumns(ProcessorSpec):
 
 @attrs.frozen(kw_only=True)
 class Filter(ProcessorSpec):
-    """Keep the rows for which `expr` is true; null is not. In Jinja2's language, or `language="sql"`."""
+    """Keep the rows for which an expression is true."""
 
     type: ClassVar[str] = "filter"
 
     expr: str
+    """The condition; a row for which it is not true, or null, is removed."""
     language: str = attrs.field(default="jinja", validator=checks.one_of(*LANGUAGES))
+    """The language of the condition."""
 
     def __attrs_post_init__(self) -> None:
         self.compiled()
@@ -75,18 +78,16 @@ class Filter(ProcessorSpec):
 
 @attrs.frozen(kw_only=True)
 class Deduplicate(ProcessorSpec):
-    """Keep the first of rows that are equal in the columns of `subset` (by default in all).
-
-    At the stages `pre_batch` and `post_batch` only the rows of one row group are compared, so by default it runs after
-    generation.
-    """
+    """Keep the first of rows that are equal."""
 
     type: ClassVar[str] = "deduplicate"
 
     stage: str = attrs.field(default="after_generation", validator=check_stage)
+    """By default `after_generation`: at the other stages only rows of the same row group are compared."""
     subset: tuple[str, ...] | None = attrs.field(
         default=None, converter=checks.as_names, validator=checks.optional(checks.names)
     )
+    """The columns that are compared; by default all."""
 
     def needs(self) -> Iterable[str]:
         return self.subset or ()
@@ -97,19 +98,19 @@ class Deduplicate(ProcessorSpec):
 
 @attrs.frozen(kw_only=True)
 class SchemaTransform(ProcessorSpec):
-    """Change types, then names, then add columns.
-
-    `cast` has types by column, `rename` new names by old ones. `template` has new columns by name: each is a Jinja2
-    template over the row, or mappings and lists of templates; `{{ score }}` alone gives the value itself, not its
-    text. The names in it are the new ones. With `keep_others=False` only the columns of `template` remain.
-    """
+    """Change types, then names, then add columns from templates."""
 
     type: ClassVar[str] = "schema_transform"
 
     cast: Mapping[str, Any] = attrs.field(factory=dict, converter=read_dtype, validator=checks.mapping)
+    """New types by column, in the form of `dtype`."""
     rename: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    """New names by old ones."""
     template: Mapping[str, Structure] = attrs.field(factory=dict, converter=dict)
+    """New columns by name: each is a template over the row, or mappings and lists of templates. `{{ score }}` alone
+    gives the value itself, not its text. The names in it are the new ones."""
     keep_others: bool = True
+    """Keep the columns that `template` does not name."""
 
     def __attrs_post_init__(self) -> None:
         if self.rename or not self.keep_others:

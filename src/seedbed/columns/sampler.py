@@ -15,7 +15,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timezone
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -288,19 +288,22 @@ def _choices(prefix: str, where: str, values: Any, weights: Any) -> Choices:
 
 @attrs.frozen(kw_only=True)
 class Category(Sampler):
-    """One of `values`, in proportion to its weight (weights may have any sum; without them all are equally likely).
+    """One of a list, in proportion to its weight.
 
-    With `given`, another column's value determines the list to choose from: `values` (and `weights`) map each case to
-    its list, and `default` is the list for all other cases. Without a default an unknown case is an error; null gives
-    null.
+    With `given`, another column's value determines the list: `values` (and `weights`) map each of its values to a list.
+    Where that column is null, the value is null.
     """
 
     type: ClassVar[str] = "category"
 
-    values: Any
-    weights: Any = None
+    values: Annotated[Any, "a list, or a mapping of lists"]
+    """The values to choose from; with `given` a mapping from the values of that column to such lists."""
+    weights: Annotated[Any, "a list of numbers, or a mapping of such lists"] = None
+    """A weight for each value, of any sum, in the form of `values`; without them all values are equally likely."""
     given: str | None = attrs.field(default=None, validator=checks.optional(checks.name))
-    default: Any = None
+    """The column whose value determines the list."""
+    default: Annotated[Any, "a list"] = None
+    """The list where the value of that column has none in `values`; without it such a row fails."""
 
     def __attrs_post_init__(self) -> None:
         self.cases()
@@ -366,28 +369,26 @@ class Category(Sampler):
 
 @attrs.frozen(kw_only=True)
 class Subcategory(Category):
-    """A value that depends on the value of a category column: `values` maps each category to the list to choose from.
-
-    The same as a `Category` with `given`.
-    """
+    """One of the list that another column's value determines: a `Category` with `given`."""
 
     type: ClassVar[str] = "subcategory"
 
     given: str = attrs.field(alias="category", validator=checks.name)
+    """The column whose value determines the list."""
 
 
 @attrs.frozen(kw_only=True)
 class UUID(Sampler):
-    """A pseudo-random identifier, the same for the same seed and row: in the form of version 4, or 8 hex digits.
-
-    `short=True` gives the 8 digits; they are unique up to 2³² rows. `prefix` precedes either.
-    """
+    """A pseudo-random identifier in the form of version 4, the same for the same seed and row."""
 
     type: ClassVar[str] = "uuid"
 
     prefix: str = attrs.field(default="", validator=is_text)
+    """Text in front of it."""
     short: bool = attrs.field(default=False, validator=checks.flag)
+    """8 hex digits, unique up to 2³² rows, in place of the 36 characters of a UUID."""
     uppercase: bool = attrs.field(default=False, validator=checks.flag)
+    """Upper-case digits."""
 
     def sample_dtype(self) -> Any:
         return pl.String
@@ -453,19 +454,23 @@ _check_unit = checks.expect(
 
 @attrs.frozen(kw_only=True)
 class Datetime(Sampler):
-    """An instant from `start` to `end`, both included, in whole steps of `unit` counted from `start`.
+    """An instant from `start` to `end`, both included.
 
-    Dates and datetimes may be ISO text. With a time zone (both or neither) values are in UTC. `as_date=True` gives
-    dates, and `format` (as of strftime) text.
+    Dates and datetimes may be ISO text. With a time zone (both or neither) values are in UTC.
     """
 
     type: ClassVar[str] = "datetime"
 
     start: datetime | Reference = attrs.field(converter=_instant, validator=_check_instant)
+    """The earliest instant."""
     end: datetime | Reference = attrs.field(converter=_instant, validator=_check_instant)
+    """The latest instant."""
     unit: str = attrs.field(default="second", converter=_unit, validator=_check_unit)
+    """Instants are whole steps of this unit from `start`."""
     as_date: bool = attrs.field(default=False, validator=checks.flag)
+    """Give dates in place of datetimes."""
     format: str | None = attrs.field(default=None, validator=checks.optional(is_text))
+    """Give text in this format of `strftime`, such as `%d %B %Y`."""
 
     def __attrs_post_init__(self) -> None:
         if self.as_date and self.format is not None:
@@ -505,16 +510,19 @@ class Datetime(Sampler):
 class Timedelta(Sampler):
     """A span of time of `low` to `high` whole units, both included.
 
-    With `of`, the name of a column of dates or datetimes, it is added to that column's value; a span below 0
-    gives an earlier instant.
+    With `of`, the instant that lies that span after the value of another column.
     """
 
     type: ClassVar[str] = "timedelta"
 
     low: int | Reference = attrs.field(default=0, converter=as_reference, validator=any_whole)
+    """The shortest span, in units; below 0 it lies in the past."""
     high: int | Reference = attrs.field(converter=as_reference, validator=any_whole)
+    """The longest span, in units."""
     unit: str = attrs.field(default="day", converter=_unit, validator=_check_unit)
+    """The unit of `low` and `high`."""
     of: str | None = attrs.field(default=None, validator=checks.optional(checks.name))
+    """A column of dates or datetimes that the span is added to."""
 
     def __attrs_post_init__(self) -> None:
         check_order(self, self.low, self.high)

@@ -74,16 +74,10 @@ _check_options = checks.expect("a mapping from names of reader options to values
 
 @attrs.frozen(kw_only=True)
 class Seed(ColumnSpec):
-    """Rows of a CSV, JSONL or parquet file (or several, by a pattern with `*`), or of a frame; read in batches.
+    """Rows of a CSV, JSONL or parquet file, or of a frame, read in batches.
 
-    It has an output for each column of the file, or for those of `columns`: a list of names, or a mapping from new
-    names to those in the file. Messages and progress use `name` for all of them. `path` may be relative to the
-    recipe file, or a URL of any filesystem that fsspec supports; credentials are configured there.
-
-    Rows come in the order of the file, or with `order="shuffled"` in one that depends on the recipe's seed (the data is
-    first sorted into a temporary file). `start` and `stop` select a slice of the file's rows and `partition=(i, n)`
-    part i, counted from 0, of that slice in n parts; both before any shuffling. If more rows are requested, they start
-    over in the same order, unless `cycle=False`. `options` go to DuckDB's reader, for instance {"delim": ";"}.
+    It has an output for each column that it uses; messages and progress use `name` for all of them. `start`, `stop` and
+    `partition` select rows before any shuffling, which sorts them into a temporary file.
     """
 
     type: ClassVar[str] = "seed"
@@ -92,21 +86,32 @@ class Seed(ColumnSpec):
     path: str | None = attrs.field(
         default=None, converter=_as_path, validator=checks.optional(_check_path), metadata=NOT_IN_FINGERPRINT
     )
+    """The file, relative to the recipe file, or a URL of any filesystem that fsspec supports (`seedbed[remote]`); `*`
+    in a name matches several files."""
     frame: Any = attrs.field(
         default=None, converter=_as_frame, validator=checks.optional(_check_frame), eq=False, repr=False
     )
+    """In Python: the rows themselves, in place of `path`."""
     format: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of(*_FORMATS)))
+    """The format, if the name of the file does not end in it."""
     columns: tuple[str, ...] | dict[str, str] | None = attrs.field(
         default=None, converter=_as_columns, validator=checks.optional(_check_columns)
     )
+    """The columns to use, by default all: a list of names, or a mapping from new names to those in the file."""
     order: str = attrs.field(default="ordered", validator=checks.one_of("ordered", "shuffled"))
+    """`ordered` as in the file, or `shuffled` by the seed of the recipe."""
     start: int = attrs.field(default=0, validator=checks.whole(0))
+    """The first row to use, counted from 0."""
     stop: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
+    """The row before which to stop."""
     partition: tuple[int, int] | None = attrs.field(
         default=None, converter=checks.as_tuple, validator=checks.optional(_check_partition)
     )
+    """Only part i of these rows, counted from 0, in n equal parts."""
     cycle: bool = attrs.field(default=True, validator=checks.flag)
+    """Start over when more rows are requested than there are; otherwise that is an error."""
     options: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_options)
+    """Options of DuckDB's reader for the format."""
 
     def __attrs_post_init__(self) -> None:
         if (self.path is None) == (self.frame is None):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import attrs
 
@@ -174,18 +174,22 @@ def _check_skip_when(spec: ColumnSpec, _: object, value: Any) -> None:
 class ColumnSpec:
     """Base of the frozen specs of columns; users write `Category("topic", values=[…])`.
 
-    `type` is the name in a recipe file. `skip_when` is an expression over other columns: where it is true the cell is
-    null and its generator is not called. A cell whose input was skipped runs with a null or is skipped too,
-    depending on `skip_policy`. `dtype` may be the name of a type, as in `"int"` or `"list[str]"`.
+    `type` is the name in a recipe file.
     """
 
     type: ClassVar[str]
 
     name: str = attrs.field(kw_only=False, validator=_check_name)
+    """The name of the column in the dataset, and of its value in templates and expressions."""
     skip_when: str | None = attrs.field(default=None, validator=checks.optional(_check_skip_when))
+    """An expression over other columns: where it is true, the cell is null and nothing is called."""
     skip_policy: str = attrs.field(default="run", validator=checks.one_of("run", "skip"))
+    """Where a column that it requires was skipped: `run` with a null, or `skip` this cell too."""
     timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.seconds))
-    dtype: Any = attrs.field(default=None, converter=read_dtype)
+    """How long one attempt at a cell may take."""
+    dtype: Annotated[Any, "the name of a type"] = attrs.field(default=None, converter=read_dtype)
+    """The type of the values if it should not be inferred: `int`, `list[str]`, or a polars type written as in Python
+    without the `pl.`: `Int32`, `Datetime('us', 'UTC')`, `Struct({'name': String, 'marks': List(Int8)})`."""
 
     @property
     def error_prefix(self) -> str:
@@ -239,7 +243,10 @@ class ProcessorSpec:
     type: ClassVar[str]
 
     stage: str = attrs.field(default="post_batch", validator=check_stage)
+    """When it runs: `pre_batch`, on the columns that need no others, before the rest is generated; `post_batch`, on a
+    finished row group, before it is written; `after_generation`, on the whole dataset."""
     name: str | None = None
+    """Its name in messages and counts; by default its type."""
 
     @property
     def label(self) -> str:

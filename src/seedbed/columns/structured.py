@@ -60,16 +60,19 @@ _check_schema = checks.expect(
 
 @attrs.frozen(kw_only=True)
 class LLMStructured(ChatSpec):
-    """A value that fits `schema`: a JSON Schema, a pydantic model, or the path of a schema file.
+    """A value that fits a schema.
 
-    In a recipe file a pydantic model is `module:name`. Properties that are not in the schema are dropped, unless it has
-    `additionalProperties`. The column has the type that the schema describes, if it describes all parts.
+    Properties that are not in the schema are dropped, unless it has `additionalProperties`. The column has the type
+    that the schema describes, if it describes all parts.
     """
 
     type: ClassVar[str] = "llm-structured"
 
     prompt: str = attrs.field(validator=check_prompt)
+    """What is asked, a template over other columns."""
     schema: Any = attrs.field(validator=_check_schema)
+    """The schema of the value: a mapping, the path of a JSON or YAML file, a pydantic model, or the `module:name` of
+    one."""
 
     def code(self) -> tuple[str, ...]:
         return (self.schema,) if isinstance(self.schema, str) and not _is_file(self.schema) else ()

@@ -31,6 +31,7 @@ class _TextSpec(ChatSpec):
     """A prompt that is answered with text."""
 
     prompt: str = attrs.field(validator=check_prompt)
+    """What is asked, a template over other columns."""
 
     def __attrs_post_init__(self) -> None:
         if self.dtype not in (None, str, pl.String):
@@ -66,15 +67,14 @@ _check_language = checks.expect(
 
 @attrs.frozen(kw_only=True)
 class LLMCode(_TextSpec):
-    """Code in one language that a model writes: the content of the fence in its answer.
-
-    With `check` (the default) the model is asked to correct Python and JSON that cannot be parsed.
-    """
+    """Code in one language that a model writes: the content of the fence in its answer."""
 
     type: ClassVar[str] = "llm-code"
 
     language: str = attrs.field(validator=_check_language)
+    """The language, which the fence in the answer should name."""
     check: bool = attrs.field(default=True, validator=checks.flag)
+    """Ask the model to correct Python and JSON that cannot be parsed."""
 
     def to_column(self, environment: Environment) -> Column:
         prompt = self.template("prompt")
@@ -127,6 +127,7 @@ class Embedding(ModelColumnSpec):
     type: ClassVar[str] = "embedding"
 
     of: str = attrs.field(validator=checks.name)
+    """The column whose text is embedded; other values are embedded as JSON."""
 
     def to_column(self, environment: Environment) -> Column:
         async def fill(context_: CellContext, /, **values: Any) -> list[float] | None:
@@ -150,15 +151,16 @@ _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image
 
 @attrs.frozen(kw_only=True)
 class Image(ModelColumnSpec):
-    """A picture that a model generates from `prompt`, a Jinja2 template.
+    """A picture that a model generates.
 
-    It is written to the dataset's directory, and the cell holds its path relative to that. In a preview, which writes
-    nothing, the cell holds its bytes.
+    It is written to `.seedbed/images/` of the dataset, and the cell holds its path relative to the dataset directory.
+    In a preview, which writes nothing, the cell holds its bytes.
     """
 
     type: ClassVar[str] = "image"
 
     prompt: str = attrs.field(validator=check_prompt)
+    """What the picture shows, a template over other columns."""
 
     def to_column(self, environment: Environment) -> Column:
         prompt, artifacts = self.template("prompt"), environment.artifacts

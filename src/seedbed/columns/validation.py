@@ -101,27 +101,37 @@ class Validation(ColumnSpec):
     type: ClassVar[str] = "validation"
 
     of: tuple[str, ...] = attrs.field(converter=checks.as_names, validator=checks.names)
+    """The column that is validated; a callable or remote validator gets several."""
     kind: str = attrs.field(validator=checks.one_of(*_FIELDS_OF))
+    """What validates; see above."""
     lint: bool | None = attrs.field(default=None, validator=checks.optional(checks.flag))
+    """For `python`: whether ruff checks it too; by default if ruff is installed."""
     rules: tuple[str, ...] = attrs.field(
         default=("E9", "F"),
         converter=checks.as_names,
         validator=checks.expect("codes of ruff's rules, such as E9 or F", _are_rules),
     )
+    """For `python`: the rules of ruff whose findings are reported."""
     dialect: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
+    """For `sql`: the dialect, as sqlglot names it; by default its own, which accepts what most have in common."""
     schema: Any = attrs.field(
         default=None,
         converter=_schema,
         validator=checks.optional(checks.expect("a JSON Schema (a mapping)", lambda value: isinstance(value, Mapping))),
     )
+    """For `json_schema`: the schema; in Python also a pydantic model."""
     function: Callable[..., Any] | str | None = attrs.field(
         default=None, validator=checks.optional(checks.expect("a function or 'module:name'", _is_function))
     )
+    """For `callable`: the function, or its `module:name`."""
     url: str | None = attrs.field(default=None, validator=checks.optional(_check_url))
+    """For `remote`: where each row is sent."""
     api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
+    """For `remote`: the environment variable that holds the key."""
     headers: Mapping[str, str] = attrs.field(
         factory=dict, validator=checks.expect("a mapping of texts to texts", _are_texts)
     )
+    """For `remote`: headers to send; `${NAME}` in one stands for an environment variable."""
 
     def __attrs_post_init__(self) -> None:
         if not self.of:

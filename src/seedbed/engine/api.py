@@ -166,22 +166,25 @@ class PreviewOptions(TypedDict, total=False):
     """Options that every build takes, by keyword."""
 
     config: RunConfig | None
+    """How the build runs; by default the `run` options of the recipe."""
     limits: Mapping[str, KeyLimits] | None  # by throttle key
+    """Limits by throttle key; those of a recipe's models need not be given."""
     processors: Iterable[Processor]
+    """Processors besides those of the recipe."""
     readers: Iterable[Callable[[Event], None]]  # called with every event
+    """Functions that are called with every event."""
 
 
 class BuildOptions(PreviewOptions, total=False):
-    """Options of a build that may write a directory.
-
-    `resume` continues an existing directory: finished rows are not generated again, and the dataset grows if `rows` is
-    larger than before. `retry_dropped` then retries rows that were dropped because of a failure, and `accept_changes`
-    resumes although the code of functions or the rows of seed files changed.
-    """
+    """Options of a build that may write a directory."""
 
     resume: bool
+    """Continue an existing directory: finished rows are not generated again, and the dataset grows if `rows` is larger
+    than before."""
     retry_dropped: bool
+    """Also retry rows that were dropped because of a failure."""
     accept_changes: bool
+    """Resume although the code of functions or the rows of seed files changed."""
 
 
 @anywhere_context
@@ -291,9 +294,12 @@ class Preview:
     """A few rows, in memory."""
 
     frame: pl.DataFrame = attrs.field(eq=False)
+    """The rows."""
     report: BuildReport = attrs.field(eq=False, repr=False)
+    """The report."""
 
     def to_polars(self) -> pl.DataFrame:
+        """The rows."""
         return self.frame
 
     def _repr_html_(self) -> str:

@@ -42,13 +42,19 @@ class FinishedGroup:
     """A row group that is complete: on disk, or in memory in a preview."""
 
     row_group: int
+    """Its number."""
     source_rows: range
+    """The numbers of the rows that it began with."""
     rows: int
+    """How many rows it has."""
     dropped: int
+    """How many rows were dropped."""
     path: Path | None
+    """Its file; None in memory."""
     _frame: pl.DataFrame | None = attrs.field(default=None, repr=False)
 
     def to_polars(self) -> pl.DataFrame:
+        """Its rows."""
         if self._frame is not None:
             return self._frame
         return pl.DataFrame() if self.path is None else pl.read_parquet(self.path)

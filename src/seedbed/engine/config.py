@@ -18,47 +18,55 @@ if TYPE_CHECKING:
 class RunConfig:
     """How a build runs; the rows that it generates do not depend on it. Times are seconds."""
 
-    # Rows in a row group, the unit of checkpoints.
     buffer_size: int = attrs.field(default=1000, validator=checks.whole(1))
-    # Row groups worked on at once.
+    """Rows in a row group, the unit of checkpoints."""
     max_concurrent_row_groups: int = attrs.field(default=3, validator=checks.whole(1))
-    # Tasks that exist at once.
+    """Row groups that are worked on at once."""
     max_submitted_tasks: int = attrs.field(default=1024, validator=checks.whole(1))
-    # Tasks that use a thread or a process at once.
+    """Tasks that exist at once; bounds memory."""
     max_active_tasks: int = attrs.field(default=128, validator=checks.whole(1))
-    # Ceiling of a throttle key that has no limits of its own.
+    """Tasks that use a thread or a process at once."""
     max_parallel_requests: int = attrs.field(default=32, validator=checks.whole(1))
-    # Worker processes for columns with `process=True`; as many as there are processors if not given.
+    """The ceiling of calls in flight of a throttle key that has no limits of its own."""
     max_processes: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(1)))
-    # How often a cell is retried after a failure that may be temporary.
+    """Worker processes for columns with `process=True`; by default as many as there are processors."""
     salvage_max_rounds: int = attrs.field(default=2, validator=checks.whole(0))
+    """How often a cell is retried after a failure that may be temporary."""
     salvage_error_threshold: float = attrs.field(default=0.8, validator=checks.above(0, at_most=1))
-    # The run stops when more than this share of the window's outcomes are errors.
+    """The share of errors that stops the run while it retries."""
     shutdown_error_rate: float = attrs.field(default=0.5, validator=checks.above(0, at_most=1))
+    """The share of errors that stops the run."""
     shutdown_error_window: int = attrs.field(default=50, validator=checks.whole(1))
-    # How long one cell, and how long the whole build, may take.
+    """The number of outcomes over which that share is taken; no verdict before there are so many."""
     cell_timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.above(0)))
+    """How long one attempt at a cell may take, unless its column has its own `timeout`."""
     deadline: float | None = attrs.field(default=None, validator=checks.optional(checks.above(0)))
-    # Waits before another attempt: exponential with full jitter.
+    """How long the build may take."""
     backoff_base: float = attrs.field(default=1.0, validator=checks.above(0))
+    """The upper bound of the wait before the first retry; it doubles with each, and the wait is drawn below it."""
     backoff_max: float = attrs.field(default=60.0, validator=checks.above(0))
-    # How long a key may rate-limit every call.
+    """The upper bound of every such wait."""
     throttle_patience: float = attrs.field(default=300.0, validator=checks.at_least(0))
-    # How long calls in flight may continue after a stop.
+    """How long a throttle key may rate-limit every call before the run stops."""
     grace: float = attrs.field(default=5.0, validator=checks.at_least(0))
-    # The run stops before the call that could exceed one of these, in the unit that columns report and in tokens.
+    """How long calls in flight may continue after a stop."""
     max_cost: float | None = attrs.field(default=None, validator=checks.optional(checks.at_least(0)))
+    """Stop before the call that could exceed this cost, in the unit of the prices of models."""
     max_tokens: int | None = attrs.field(default=None, validator=checks.optional(checks.whole(0)))
-    # What a crash may cost: with `cell` the cells since the last commit, with `row_group` those of open row groups.
-    # Finished cells are committed to the journal after this interval, or sooner when this many are waiting.
+    """Stop before the call that could exceed this number of tokens."""
     durability: str = attrs.field(default="cell", validator=checks.one_of("cell", "row_group"))
+    """What a crash may cost: with `cell` the cells since the last commit, with `row_group` all cells of open row
+    groups."""
     commit_interval: float = attrs.field(default=0.05, validator=checks.at_least(0))
+    """Finished cells are committed to the journal after this time."""
     commit_count: int = attrs.field(default=500, validator=checks.whole(1))
+    """They are committed sooner when so many are waiting."""
     engine: str = attrs.field(default="concurrent", validator=checks.one_of("concurrent", "sequential"))
-    # Record a `TaskTrace` of every attempt in the report.
+    """`sequential` is the same scheduler with one task at a time, column by column and row by row."""
     trace: bool = attrs.field(default=False, validator=checks.flag)
-    # Seeds the jitter of waits; nothing that is generated depends on it.
+    """Record a `TaskTrace` of every attempt in the report."""
     jitter_seed: int | None = attrs.field(default=None, validator=checks.optional(checks.whole()))
+    """Seeds the jitter of waits; nothing that is generated depends on it."""
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> RunConfig:

@@ -47,8 +47,11 @@ class Processor:
     """
 
     stage: Stage = attrs.field(converter=_stage)
+    """`pre_batch`, `post_batch` or `after_generation`."""
     apply: Callable[[Any], pl.DataFrame | pl.LazyFrame] = attrs.field(validator=_apply)
+    """The function, from frame to frame."""
     name: str = ""
+    """Its name in messages; by default that of the function."""
 
     @property
     def label(self) -> str:

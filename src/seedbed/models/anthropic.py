@@ -29,7 +29,7 @@ _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "sto
 
 @attrs.frozen(kw_only=True)
 class Anthropic(HttpModel):
-    """A model behind the API of Anthropic. `max_tokens` is sent where the parameters have none: the API requires it.
+    """A model behind the API of Anthropic.
 
     A schema is sent as the input schema of a tool that the model must use. Thinking excludes forced tools; with it the
     schema is described in the prompt.
@@ -40,6 +40,7 @@ class Anthropic(HttpModel):
     base_url: str = attrs.field(default="https://api.anthropic.com/v1", validator=check_url, converter=strip_slash)
     api_key_env: str | None = attrs.field(default="ANTHROPIC_API_KEY", validator=checks.optional(checks.variable))
     max_tokens: int = attrs.field(default=4096, validator=checks.whole(1))
+    """The limit of an answer where the parameters have none, because the API requires one."""
 
     def open(self) -> AbstractAsyncContextManager[AnthropicClient]:
         return self.open_client(AnthropicClient, {"anthropic-version": _VERSION}, "x-api-key")

@@ -77,25 +77,28 @@ def fetch_weights() -> Path:
 
 @attrs.frozen(kw_only=True)
 class Local(Limits):
-    """The local model. `weights` is a GGUF file; the default is SmolLM2-135M, which must have been fetched.
-
-    `max_parallel_requests` is also the number of answers that the server generates concurrently.
-    """
+    """A small model on this machine, started with the build and stopped with it; needs `seedbed[local]`."""
 
     type: ClassVar[str] = "local"
 
     model: str = attrs.field(default="local", validator=checks.text)
+    """A name for reports."""
     weights: str | None = None
+    """A GGUF file; by default SmolLM2-135M, which `seedbed models fetch-local` fetches."""
     max_parallel_requests: int = attrs.field(default=2, validator=checks.whole(1))
-    # Tokens of prompt and answer of each request.
+    """The number of answers that are generated at once."""
     context_size: int = attrs.field(default=2048, validator=checks.whole(1))
+    """Tokens of prompt and answer together, of each call."""
     threads: int | None = attrs.field(
         default=None, validator=checks.optional(checks.whole(1)), metadata=NOT_IN_FINGERPRINT
     )
+    """The number of threads; by default the server decides."""
     embeddings: bool = False
-    # Seconds for a whole call, and for the start of the server.
+    """Serve embeddings in place of chats."""
     timeout: float = attrs.field(default=600.0, validator=checks.seconds)
+    """How long a whole call may take."""
     start_timeout: float = attrs.field(default=120.0, validator=checks.seconds, metadata=NOT_IN_FINGERPRINT)
+    """How long the start of the server may take."""
 
     def key(self, domain: str) -> str:
         return f"local {self.weights or self.model} {domain}"

@@ -26,20 +26,17 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class OpenAICompatible(HttpModel):
-    """A model behind an OpenAI-compatible API; `base_url` ends where `/chat/completions` begins.
-
-    `structured_output` is how a schema is sent: as `json_schema`, in the prompt with the response format `json_object`,
-    or in the `prompt` alone, for servers that support neither.
-    """
+    """A model behind an OpenAI-compatible API, hosted or your own."""
 
     type: ClassVar[str] = "openai"
 
-    # The column validates the answer in any case.
     structured_output: str = attrs.field(
         default="json_schema",
         validator=checks.one_of("json_schema", "json_object", "prompt"),
         metadata=NOT_IN_FINGERPRINT,
     )
+    """How a schema is sent: as `json_schema`, in the prompt with the response format `json_object`, or in the `prompt`
+    alone. The answer is validated in any case."""
 
     def open(self) -> AbstractAsyncContextManager[OpenAIClient]:
         return self.open_client(OpenAIClient, {}, "authorization", "Bearer ")

@@ -77,13 +77,17 @@ def strip_slash(value: object) -> object:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Limits(KeyLimits):
-    """The fields of a spec for inference parameters, limits and prices. Prices are money per million tokens."""
+    """The fields of a spec for inference parameters, limits and prices."""
 
     type: ClassVar[str]
 
     parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_parameters)
+    """Inference parameters of each call, such as `temperature` and `max_tokens`. A number may be drawn for each call:
+    `{uniform: [0.2, 1.0]}`."""
     input_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
+    """The price of a million tokens of prompts, to know and to limit the cost."""
     output_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
+    """The price of a million tokens of answers."""
 
     def limits(self) -> KeyLimits:
         return KeyLimits(**{field.name: getattr(self, field.name) for field in attrs.fields(KeyLimits)})
@@ -98,23 +102,25 @@ class Limits(KeyLimits):
 
 @attrs.frozen(kw_only=True)
 class HttpModel(Limits):
-    """Fields of a model behind HTTP.
-
-    `api_key_env` names the environment variable that holds the key. `headers` are sent with each call; `${NAME}` in one
-    stands for the environment variable, so that no key needs to be in a recipe.
-    """
+    """Fields of a model behind HTTP."""
 
     base_url: str = attrs.field(validator=check_url, converter=strip_slash)
+    """The URL of the API, up to what comes before `/chat/completions` or `/messages`."""
     model: str = attrs.field(validator=checks.text)
+    """The name of the model, as the server knows it."""
     api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
+    """The environment variable that holds the key; a recipe never holds the key itself."""
     headers: Mapping[str, str] = attrs.field(
         factory=dict, validator=_check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
     )
-    # Seconds for a whole call, and for connecting.
+    """Headers to send with each call; `${NAME}` in one stands for an environment variable."""
     timeout: float = attrs.field(default=120.0, validator=checks.seconds)
+    """How long a whole call may take."""
     connect_timeout: float = attrs.field(default=10.0, validator=checks.seconds, metadata=NOT_IN_FINGERPRINT)
-    # A file of certificates (PEM) that are trusted besides those of the system.
+    """How long connecting may take."""
     ca_file: str | None = attrs.field(default=None, validator=checks.optional(checks.text), metadata=NOT_IN_FINGERPRINT)
+    """A file of certificates (PEM) that are trusted besides those of the system; outside of the recipe's folder it
+    needs `--allow-path`."""
 
     def key(self, domain: str) -> str:
         """The throttle key: base URL, API key, model and domain."""

@@ -17,7 +17,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import attrs
 import trio
@@ -71,28 +71,37 @@ _RANDOM_FAILURES = ("rate_limit", "error", "hang", "reset", "malformed", "trunca
 class Behaviour:
     """Latency and failures of a simulated model. Shares are of all calls, drawn by prompt and `seed`."""
 
-    # The outcomes of the first calls, in the syntax of markers; later calls follow the other fields.
     first_outcomes: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_outcomes)
-    # Seconds for an answer, constant or a distribution.
-    latency: Any = attrs.field(default=0.0, validator=_seconds)
-    # Seconds for a rate-limited call or an error.
-    error_latency: Any = attrs.field(default=0.0, validator=_seconds)
-    # Calls that are processed concurrently; further ones are rate-limited (429).
+    """The outcomes of the first calls, such as `429 retry-after=1`, `500` and `answer`; later calls follow the other
+    fields."""
+    latency: Annotated[Any, "seconds, or a distribution"] = attrs.field(default=0.0, validator=_seconds)
+    """How long an answer takes, constant or drawn: `{uniform: [0.1, 0.4]}`."""
+    error_latency: Annotated[Any, "seconds, or a distribution"] = attrs.field(default=0.0, validator=_seconds)
+    """How long a rate-limited call or an error takes."""
     capacity: int | None = attrs.field(default=None, validator=_count_or_none)
+    """How many calls are processed at once; further ones are rate-limited (429)."""
     rate_limit_share: float = attrs.field(default=0.0, validator=checks.share)
-    # Retry-After of rate-limited calls: seconds or a date; None for no header.
+    """The share of calls that are rate-limited."""
     retry_after: float | str | None = None
-    # x-ratelimit-reset-requests of rate-limited calls, with x-ratelimit-remaining-requests: 0; None for no headers.
+    """The `Retry-After` of rate-limited calls: seconds or a date."""
     reset_after: float | str | None = None
+    """Their `x-ratelimit-reset-requests`, with `x-ratelimit-remaining-requests: 0`."""
     error_share: float = attrs.field(default=0.0, validator=checks.share)
+    """The share of calls that fail with `error_status`."""
     error_status: int = 500
+    """The HTTP status of these failures."""
     hang_share: float = attrs.field(default=0.0, validator=checks.share)
+    """The share of calls that are never answered."""
     reset_share: float = attrs.field(default=0.0, validator=checks.share)
+    """The share of calls whose connection is reset."""
     malformed_share: float = attrs.field(default=0.0, validator=checks.share)
+    """The share of answers that are not JSON."""
     truncated_share: float = attrs.field(default=0.0, validator=checks.share)
-    # The most random failures in a row of one prompt, so that a run with a few retries drops no row.
+    """The share of answers that end in the middle."""
     max_failures: int | None = attrs.field(default=2, validator=_count_or_none)
+    """The most random failures in a row of one prompt, so that a run with a few retries drops no row."""
     seed: int = 0
+    """Failures, latencies and answers are drawn by it and the prompt."""
 
     def __attrs_post_init__(self) -> None:
         """Check that the shares add up to at most 1."""
@@ -100,6 +109,7 @@ class Behaviour:
             raise ConfigError(f"the shares of failures add up to more than 1: {self.shares()}")
 
     def shares(self) -> dict[str, float]:
+        """The share of each kind of failure."""
         return {name: getattr(self, f"{name}_share") for name in _RANDOM_FAILURES}
 
 
@@ -108,12 +118,17 @@ class SimulatedOutcome:
     """The outcome of one simulated call."""
 
     outcome: str = "answer"
+    """`answer`, `status`, `hang`, `reset`, `malformed`, `truncated`, `empty`, `refusal`, `filter` or `length`."""
     status: int = 200
+    """The HTTP status."""
     latency: float = 0.0
+    """Seconds until the answer."""
     retry_after: float | str | None = None
+    """The `Retry-After` header."""
     reset_after: float | str | None = None
-    # The text of the answer; None for a generated one.
+    """The `x-ratelimit-reset-requests` header."""
     text: str | None = None
+    """The text of the answer; None for a generated one."""
 
 
 class OutcomeSource:
@@ -249,11 +264,13 @@ class Scripted(Behaviour, Limits):
     answers: str | Sequence[str] | Mapping[str, str | Sequence[str]] | AnswerFunction | None = attrs.field(
         default=None, validator=_check_answers
     )
+    """What it answers; see above."""
     model: str = attrs.field(default="scripted", validator=checks.text)
-    # The reasoning of each answer, a template too.
+    """A name for reports."""
     reasoning: str | None = None
-    # Seconds after which a hanging call fails; `latency` is not limited by it.
+    """The reasoning of each answer, a template as in `answers`."""
     timeout: float = attrs.field(default=120.0, validator=checks.seconds)
+    """After how many seconds a call that is never answered fails."""
 
     def key(self, domain: str) -> str:
         return f"scripted {self.model} {domain}"

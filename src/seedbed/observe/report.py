@@ -30,17 +30,22 @@ Resized: TypeAlias = tuple[tuple[str, Count, Count], ...]
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
     """A row that is not in the dataset, and why.
 
-    `row` is its number. After pre-batch processors, rows are numbered by their position in what these returned; `copy`
-    is 0, or 1, 2, … for rows that were added after the last number of the row group.
+    After pre-batch processors, rows are numbered by their position in what these returned. The manifest stores drops
+    and may come from someone else, so fields are checked.
     """
 
     row: Count
+    """Its number."""
     copy: Count = 0
+    """0, or 1, 2, … for rows that a pre-batch processor added after the last number of the row group."""
     column: str
+    """The column that failed."""
     attempts: Count
+    """How often its cell was tried."""
     error: str
-    # `failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed.
+    """The last error."""
     kind: str
+    """`failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed."""
 
     @property
     def reason(self) -> str:
@@ -53,8 +58,11 @@ class Wasted:
     """Work of one column whose result is not in the dataset."""
 
     calls: int = 0
+    """Calls."""
     tokens: int = 0
+    """Tokens."""
     seconds: float = 0.0
+    """Seconds in these calls."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,12 +70,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     # A struct, because every call creates some of them: that takes a tenth of the time (overhead benchmark).
     calls: Count = 0
+    """Calls."""
     input_tokens: Count = 0
+    """Tokens of prompts."""
     output_tokens: Count = 0
+    """Tokens of answers."""
     cost: float = 0.0
+    """The cost, in the unit of the prices."""
 
     @property
     def tokens(self) -> int:
+        """Tokens of prompts and answers."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -83,35 +96,52 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class BuildReport:
     """The result of a build in numbers.
 
-    `rows` is the number that was requested; these and the rows that processors `added` are written, dropped, unfinished
-    or `removed` by a processor.
+    The requested rows and the rows that processors `added` are written, dropped, unfinished or `removed` by
+    a processor.
     """
 
     rows: int
+    """How many rows were requested."""
     written: int
+    """How many rows are in the dataset."""
     dropped: tuple[Drop, ...]
+    """The rows that failed for good."""
     unfinished: tuple[range, ...]
+    """The rows that were not finished."""
     skipped_row_groups: tuple[int, ...]
+    """Row groups whose pre-batch processor failed."""
     attempts: Mapping[str, int]
+    """Attempts by column."""
     errors: Mapping[str, int]
+    """Failed attempts by column."""
     usage: Mapping[str, Usage]  # by column
+    """Calls, tokens and cost by column, of all runs."""
     model_usage: Mapping[str, Usage]  # by model, for calls that named theirs
+    """The same by model, for calls that named theirs."""
     wasted: Mapping[str, Wasted]
+    """By column, work whose result is not in the dataset."""
     late_threads: Mapping[str, int]
+    """By column, threads that exceeded their timeout."""
     running_threads: Mapping[str, int]
+    """Those of them that have not ended yet."""
     throttles: Mapping[str, Any]
+    """The state of each throttle key at the end."""
     conflicts: tuple[str, ...]
+    """Columns whose parts hold types that cannot be unified."""
     seconds: float
-    # Finished cells that survive a crash: committed to the journal, or in a part if there is none; and how many of them
-    # were restored from the journal of earlier runs.
+    """How long the run took."""
     durable: int = 0
+    """Finished cells that survive a crash: committed to the journal, or in a part if there is none."""
     restored: int = 0
-    # Damage found in the resumed directory, whose values were generated again.
+    """How many of them were restored from the journal of earlier runs."""
     damage: tuple[str, ...] = ()
-    # Rows that processors removed and added, of all runs.
+    """Damage found in the resumed directory, whose values were generated again."""
     removed: int = 0
+    """Rows that processors removed, of all runs."""
     added: int = 0
+    """Rows that processors added, of all runs."""
     traces: tuple[TaskTrace, ...] = ()
+    """The traces of its tasks, with the option `trace`."""
 
     @property
     def drops_by_reason(self) -> dict[str, int]:
@@ -208,27 +238,36 @@ class Ledger:
 
 @attrs.frozen(kw_only=True)
 class TaskTrace:
-    """The life of one attempt of a task; instants of trio's clock, None where that step did not happen.
-
-    `ready`: its inputs were available. `submitted`: the scheduler started it. `slot`, `permit`: it was granted one
-    (None if it needs none). `started`: its generator was called. `finished`: its outcome was known.
-    """
+    """The life of one attempt of a task; instants of trio's clock, None where that step did not happen."""
 
     kind: str
+    """The kind of the column, or the stage of the processor."""
     column: str
+    """The column."""
     row_group: int
+    """The row group."""
     row: int | None
+    """The row; None for a task of a whole row group."""
     attempt: int
+    """Counts from 1."""
     status: str
+    """How it ended."""
     ready: float
+    """Its inputs were available."""
     submitted: float
+    """The scheduler started it."""
     slot: float | None
+    """It was granted a slot; None if it needs none."""
     permit: float | None
+    """It was granted a permit; None if it needs none."""
     started: float
+    """Its generator was called."""
     finished: float
-    # Seconds inside the model calls that it made through its context, and of waiting for permits to send them.
+    """Its outcome was known."""
     called: float = 0.0
+    """Seconds inside the model calls that it made through its context."""
     waited: float = 0.0
+    """Seconds of waiting for permits to send them."""
 
 
 @attrs.frozen(kw_only=True)

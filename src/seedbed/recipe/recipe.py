@@ -69,21 +69,24 @@ def _run(value: Any) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """Columns, the models that they use, and processors of their rows.
-
-    Columns are specs or functions with `@seedbed.column`, in any order. Equal `seed`s give equal random values. `run`
-    has options of `RunConfig`, which determine how a build runs and not its data. Relative paths start at `base`.
-    `access` is what a recipe from a file may read; one that is written in Python has none.
-    """
+    """Columns, the models that they use, and processors of their rows."""
 
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
+    """Specs, or functions with `@seedbed.column`, in any order."""
     models: Mapping[str, ModelSpec] = attrs.field(factory=dict, converter=_models)
+    """Models by alias."""
     seed: int = 0
+    """Random values are the same for the same seed."""
     processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=tuple)
+    """Processors, applied in this order."""
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
+    """Options of `RunConfig`; they determine how a build runs and not its data."""
     name: str | None = None
+    """A name for readers."""
     base: Path = attrs.field(default=Path(), converter=Path, eq=False)
+    """The folder where relative paths begin."""
     access: Access | None = attrs.field(default=None, eq=False, repr=False)
+    """What a recipe from a file may read; one that is written in Python has none."""
 
     def __attrs_post_init__(self) -> None:
         """Reject parts of other types; `problems` validates the parts themselves."""

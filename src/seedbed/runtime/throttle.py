@@ -34,12 +34,14 @@ _rate = checks.optional(checks.above(0, "None for no limit, or a number"))
 class KeyLimits:
     """The limits of one key."""
 
-    # Ceiling of the calls in flight; the throttle finds what the server accepts below it.
     max_parallel_requests: int = attrs.field(default=32, validator=checks.whole(1))
+    """The ceiling of calls in flight; below it the throttle finds what the server accepts."""
     requests_per_minute: float | None = attrs.field(default=None, validator=_rate)
+    """How many calls may be sent in a minute."""
     tokens_per_minute: float | None = attrs.field(default=None, validator=_rate)
-    # Rising latency counts as congestion: for a server that queues requests in place of rate-limiting them.
+    """How many tokens of prompts and answers calls may use in a minute."""
     latency_congestion: bool = attrs.field(default=False, validator=checks.flag)
+    """Treat rising latency as congestion: for a server that queues calls in place of rate-limiting them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,19 +49,29 @@ class ThrottleStatistics:
     """A throttle at one instant."""
 
     key: str
+    """The throttle key."""
     limit: int
+    """How many calls may be in flight now."""
     ceiling: int
+    """The most that the limit may be."""
     in_flight: int
+    """Calls that are in flight."""
     held: int
     """Permits of rate-limited calls that are not free yet."""
     sent: int
+    """Calls that were sent."""
     accepted: int
+    """Calls that the server answered."""
     rate_limited: int
+    """Calls that it rate-limited."""
     failed: int
+    """Calls that failed in another way."""
     tokens: int
     """Tokens that calls reported to have used."""
     paused_until: float | None
+    """The instant of trio's clock until which nothing is sent; None if it does not pause."""
     mean_latency: float | None
+    """The mean seconds of recent answers; None before the first."""
 
 
 class Permit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import polars as pl
@@ -44,25 +44,28 @@ class CallProfile:
     files.
     """
 
-    # Seconds for an answer. Of a column without a model: seconds that its function takes.
-    latency: Any = attrs.field(default=None, converter=_read, validator=_amount)
-    # Tokens of one call; if None, those of the prompt are counted in rendered prompts.
-    input_tokens: Any = attrs.field(default=None, converter=_read, validator=_amount)
-    output_tokens: Any = attrs.field(default=None, converter=_read, validator=_amount)
-    # Calls of one cell on average: more than 1 where answers are repaired or functions make several.
+    latency: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
+    """Seconds for an answer; of a column without a model, seconds that its function takes."""
+    input_tokens: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
+    """Tokens of the prompts of one call; if not given, those of rendered prompts are counted."""
+    output_tokens: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
+    """Tokens of one answer, which never has more than the `max_tokens` of its column."""
     calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
-    # The share of calls that are rate-limited (429), and that fail with a retryable error (5xx).
+    """Calls that one cell makes on average, 1 or more: where answers are repaired or functions make several."""
     rate_limited: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
+    """The share of calls that are rate-limited (429)."""
     failed: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
-    # Seconds for a rate-limited or failed call, and the Retry-After of a rate-limited one.
-    error_latency: Any = attrs.field(default=None, converter=_read, validator=_amount)
+    """The share of calls that fail with an error that is retried (5xx)."""
+    error_latency: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
+    """Seconds for a rate-limited or failed call."""
     retry_after: float | None = attrs.field(
         default=None, converter=_read, validator=checks.optional(checks.at_least(0))
     )
-    # Calls that the server processes concurrently; further ones are rate-limited.
+    """The `Retry-After` of a rate-limited call, in seconds."""
     capacity: int | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.whole(0)))
-    # Of a column: the share of its cells that skip_when skips.
+    """Calls that the server processes at once; further ones are rate-limited."""
     skipped: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.share))
+    """Of a column: the share of its cells that `skip_when` skips."""
 
     def __attrs_post_init__(self) -> None:
         """Check that the shares of calls add up to at most 1."""

@@ -47,10 +47,15 @@ class ServerRequest:
     """A call as received; `prompt` is the text of the last turn (the input of an embedding, the prompt of an image)."""
 
     method: str
+    """The HTTP method."""
     path: str
+    """The path of the URL."""
     headers: Mapping[str, str] = attrs.field(repr=False)
+    """The headers."""
     body: Mapping[str, Any]
+    """The JSON."""
     prompt: str
+    """The text of the last turn, the input of an embedding, or the prompt of an image."""
     number: int
     """Counts from 1 over all calls."""
 
@@ -60,7 +65,9 @@ class ServerAnswer:
     """The answer to a call: which status was sent, and when."""
 
     number: int
+    """The number of the call."""
     prompt: str
+    """Its prompt."""
     status: int
     """0 stands for a call that was reset or whose answer was truncated."""
     time: float
@@ -72,9 +79,11 @@ class Reply:
     """An HTTP answer written by a script."""
 
     status: int = 200
+    """The HTTP status."""
     body: Any = None
     """Bytes as they are, anything else as JSON."""
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    """Further headers."""
 
 
 Script = Callable[[ServerRequest], Reply | SimulatedOutcome | str | None]
@@ -86,8 +95,11 @@ class ServerStatistics:
     """Counts of what the server received and sent. Changed by the server only."""
 
     requests: int = 0
+    """Calls that were received."""
     in_flight: int = 0
+    """Calls that are not answered yet."""
     max_in_flight: int = 0
+    """The most of them at once."""
     connections: int = 0
     """Connections that were accepted."""
     disconnects: int = 0
@@ -114,6 +126,7 @@ class OpenAIServer:
     _record: bool
     _ssl_context: ssl.SSLContext | None
     url: str = ""
+    """The base URL for a model."""
     requests: list[ServerRequest] = attrs.field(init=False, factory=list)
     answers: list[ServerAnswer] = attrs.field(init=False, factory=list)
     timers: Timers = attrs.field(init=False, factory=Timers)
@@ -398,7 +411,9 @@ class ServerProcess:
     """A test server in a process of its own; `url` is the base URL for a model."""
 
     url: str
+    """The base URL for a model."""
     pid: int
+    """The process."""
 
     def statistics(self) -> dict[str, Any]:
         """The fields of `ServerStatistics` as JSON, fetched over HTTP."""
