@@ -64,9 +64,11 @@ def properties(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Run the examples of README.md and docs/ and follow their links."""
-    install(session, "tests")
+    """Run the examples of README.md and docs/, follow their links, and build the site of docs/ into site/."""
+    install(session, "tests", "docs")
     session.run("pytest", "tests/test_docs.py", *session.posargs)
+    # Strict: a link to a page or heading that does not exist is an error.
+    session.run("zensical", "build", "--strict", "--clean")
 
 
 @nox.session

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 
-import seedbed
 from seedbed import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -96,6 +100,8 @@ def test_links_lead_somewhere(path: Path) -> None:
     for link in LINK.finditer(path.read_text(encoding="utf-8")):
         target = (path.parent / link["path"]).resolve() if link["path"] else path
         assert target.exists(), f"{path.relative_to(ROOT)} links to {link['path']}, which does not exist"
+        # The site has nothing else.
+        assert path.name == "README.md" or target.is_relative_to(ROOT / "docs"), f"{link['path']} is outside of docs/"
         if link["anchor"]:
             headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
@@ -119,11 +125,23 @@ def test_every_page_is_linked() -> None:
     assert not lost, f"no link leads to {', '.join(sorted(lost))}"
 
 
-def test_every_option_is_documented() -> None:
-    """The table of options has every field of RunConfig, in order, with its default."""
-    page = (ROOT / "docs" / "reference" / "run-config.md").read_text(encoding="utf-8")
-    fields = [(field.name, repr(field.default)) for field in attrs.fields(seedbed.RunConfig)]
-    assert re.findall(r"^\| `(\w+)` \| `(.+?)` \|", page, re.MULTILINE) == fields
+def test_the_site_has_every_page_in_order() -> None:
+    """The navigation of the site has the pages of docs/index.md in the same order."""
+    site = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^(?:- |  )\[.*", index, re.MULTILINE)
+    linked = [link["path"] for line in listed for link in LINK.finditer(line)]
+    assert list(navigated(site["project"]["nav"])) == ["index.md", *linked]
+
+
+def navigated(nav: list[Any] | dict[str, Any] | str) -> Iterator[str]:
+    """The pages of a navigation, in order."""
+    match nav:
+        case str():
+            yield nav
+        case list() | dict():
+            for each in nav.values() if isinstance(nav, dict) else nav:
+                yield from navigated(each)
 
 
 def test_every_error_is_documented() -> None:
