@@ -352,3 +352,24 @@ def test_a_granted_call_that_would_exceed_the_budget_ends_the_run() -> None:
     world.run_to_end()
     assert "max_tokens=30" in str(world.scheduler.stopping)
     assert not world.written
+
+
+def test_a_stateful_cell_of_a_dropped_row_runs_once_after_damage() -> None:
+    """Where an earlier call of its generator is lost, a cell of a dropped row is not known: its turn comes later."""
+    columns = (ColumnPlan(), ColumnPlan(generator=0))
+    world = World(Plan(columns=columns, rows=(3,)))
+    world.decide()
+    world.open_group()
+    world.decide()
+    while world.attempts:
+        attempt = min(world.attempts.values(), key=lambda each: (each.task.step.node, each.task.row))
+        is_last = (attempt.task.step.node, attempt.task.row) == (0, 2)
+        world.finish(attempt, Status.PERMANENT if is_last else Status.SUCCESS)
+        world.decide()
+    world.end_run()
+    world.log.remove((0, ("finished", "c1", 0, 0, None)))
+    world.is_damaged = True
+    world.start_run(world.config)
+    world.run_to_end()
+    assert [row for _, _, row in next(iter(world.order.values()))] == [0, 1, 2]
+    assert len(world.written) == 1

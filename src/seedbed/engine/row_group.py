@@ -157,7 +157,9 @@ class RowGroup:
         """An earlier run finished this task; False if it is not known, because an earlier entry was lost."""
         task = self.find(step.name, row)
         if task is None:
-            if not (0 <= row < self.frontier.rows and self.frontier.dropped[row]):
+            # A cell of a dropped row that was in flight; but not a stateful one, whose turn comes after lost entries.
+            is_dropped = 0 <= row < self.frontier.rows and self.frontier.dropped[row]
+            if not is_dropped or self.frontier.runs_always(step.node):
                 return False
             self._write_cell(step, row, value)
         else:
