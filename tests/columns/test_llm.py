@@ -355,6 +355,14 @@ async def test_invalid_or_missing_code_is_repaired(language: str, answer: str, r
     assert reason in script.requests[1].messages[-1].content
 
 
+def test_check_that_can_do_nothing_is_an_error() -> None:
+    """`check=True` promises that code is checked: another language than those with a checker is rejected."""
+    assert code("sql").check is None
+    assert code("py", check=True).check
+    with pytest.raises(ConfigError, match="'code': check is true, but code in 'sql' cannot be checked, only in python"):
+        code("sql", check=True)
+
+
 async def test_check_false_accepts_invalid_code() -> None:
     """Without `check` the content of the fence is not parsed."""
     assert await fill(code(check=False), Script("```python\nx = = 1\n```")) == "x = = 1"

@@ -73,8 +73,17 @@ class LLMCode(_TextSpec):
 
     language: str = attrs.field(validator=_check_language)
     """The language, which the fence in the answer should name."""
-    check: bool = attrs.field(default=True, validator=checks.flag)
-    """Ask the model to correct Python and JSON that cannot be parsed."""
+    check: bool | None = attrs.field(default=None, validator=checks.optional(checks.flag))
+    """Ask the model to correct code that cannot be parsed: by default Python and JSON; true is an error for others."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.check and self.language.lower() not in _CHECKERS:
+            raise ConfigError(
+                f"column {self.name!r}: check is true, but code in {self.language!r} cannot be checked, only in "
+                f"{', '.join(_CHECKERS)}; remove check, and write a validation column if there is a kind for it",
+                field="check",
+            )
 
     def to_column(self, environment: Environment) -> Column:
         prompt = self.template("prompt")
@@ -91,7 +100,7 @@ class LLMCode(_TextSpec):
                 code = text.strip()
                 if problem_of is None or problem_of(code) is not None:
                     raise BadOutput(f"it has no code block of {self.language}")
-            elif self.check and problem_of is not None and (problem := problem_of(code)) is not None:
+            elif self.check is not False and problem_of is not None and (problem := problem_of(code)) is not None:
                 raise BadOutput(f"its code is not valid {self.language}: {problem}")
             return code
 
