@@ -235,6 +235,7 @@ def test_shared_fields_of_specs_are_checked(fields: dict[str, object], message: 
         "{{ ('x' * 999999) | replace('x', 'y' * 999999) }}",
         "{{ ('x' * 999999).replace('x', 'y' * 999999) }}",
         "{{ ('x' * 999999).translate({120: 'y' * 999999}) }}",
+        "{{ ('x' * 900000) | wordwrap(1) }}",
         "{{ range(99999) | map('center', 99999) | list }}",
         "{{ [[1] * 999] * 9999 | sum(start=[]) }}",
         "{{ {'a': [1]} | tojson(indent=99999999999) }}",
@@ -259,3 +260,5 @@ def test_ordinary_work_is_within_bounds() -> None:
     values = {"doc": "word " * 1_000_000, "items": [{"n": n} for n in range(20_000)]}
     text = "{{ doc | upper | replace('WORD', 'w') | length }} {% for i in items %}{{ i.n ~ ', ' }}{% endfor %}"
     assert compile_template(text, where=WHERE).render(values).startswith("2000000 0, 1, 2, ")
+    picture = compile_template("{{ ('x' * 500000) | wordwrap(76) | length }}", where=WHERE)
+    assert picture.render({}) == "506578"

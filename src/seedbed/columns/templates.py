@@ -308,6 +308,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return metered
 
 
+_COPIED = 10_000  # characters that are copied in one step
 _PASSED = {"eval_context": "eval_ctx", "environment": "environment"}
 _GROWING = frozenset(
     {
@@ -336,6 +337,11 @@ def _spend_growth(context: BoundedContext, name: str, value: Any, given: Sequenc
             context.spend(length * weight(given[0], context.left[0]) // _CHARACTERS)
         case "wordwrap" | "urlize" | "join":
             context.spend(texts * length // _CHARACTERS)
+            if name == "wordwrap":
+                # Of a word that is longer than a line, all that is left is copied for each line.
+                width = next((each for each in given if type(each) is int and each > 0), 79)
+                longest = max(map(len, str(value).split()), default=0)
+                context.spend(longest * longest // width // _COPIED)
         case "sum" if any(isinstance(each, Sequence) for each in given):
             context.spend(length * weight(value, context.left[0]))
         case "translate":
