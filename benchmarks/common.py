@@ -125,7 +125,7 @@ class Finished:
 
     def values(self) -> dict[str, list[Any]]:
         """What was made, by column, in the order of rows; every row must be there."""
-        expect(self.report.written == self.report.rows, f"rows are missing: {self.report}")
+        expect(self.report.written == self.report.requested, f"rows are missing: {self.report}")
         groups = sorted(self.groups, key=lambda group: group.row_group)
         return pl.concat([group.to_polars() for group in groups]).to_dict(as_series=False)
 
@@ -144,7 +144,9 @@ async def build_in_memory(
 def expect_row_numbers(finished: Finished) -> None:
     """Every cell must hold the number of its row."""
     for name, values in finished.values().items():
-        expect(values == list(range(finished.report.rows)), f"column {name!r} does not hold the numbers of its rows")
+        expect(
+            values == list(range(finished.report.requested)), f"column {name!r} does not hold the numbers of its rows"
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -109,7 +109,6 @@ def main() -> None:
         },
     )
     report = dataset.report
-    assert report is not None
     with pl.Config(tbl_rows=8, fmt_str_lengths=60, tbl_width_chars=160):
         sys.stdout.write(f"{dataset.to_polars().head(8)}\n")
     sys.stdout.write(f"{report}\n")

@@ -23,7 +23,7 @@ def test_a_row_count_may_have_an_exponent_or_a_unit(
 ) -> None:
     """1e6 and 100k are numbers of rows."""
     assert main(["preview", str(recipe(tmp_path)), "-n", text, "--json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["rows"] == rows
+    assert json.loads(capsys.readouterr().out)["requested"] == rows
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "many", "nan", "inf", "infk", "1e999999999", "5x"])
@@ -39,7 +39,7 @@ def test_resume_takes_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = str(tmp_path / "out")
     assert main(["run", str(recipe(tmp_path)), "-n", "5", "-o", out]) == ExitCode.OK
     assert main(["resume", out, "-n", "0.01k", "--json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == 10
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["requested"] == 10
 
 
 def test_an_error_before_the_first_row_is_printed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

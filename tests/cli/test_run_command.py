@@ -63,7 +63,7 @@ def test_json_is_one_value(tmp_path: Path) -> None:
     ended = seedbed("run", recipe(tmp_path, TEXT), "-n", "10", "-o", tmp_path / "out", "--json")
     assert ended.code == 0
     found = ended.json
-    assert (found["rows"], found["written"], found["dropped"]) == (10, 10, 0)
+    assert (found["requested"], found["written"], found["dropped"]) == (10, 10, 0)
     assert found["usage"]["review"]["calls"] == 10
     assert found["path"] == str(tmp_path / "out")
 
@@ -113,7 +113,7 @@ def test_an_empty_dataset_has_its_own_status(tmp_path: Path) -> None:
     assert ended.code == 4
     assert "× mine: nothing works" in ended.out
     assert ended.err.splitlines()[-2:] == [
-        "seedbed: the dataset is empty: all 3 rows were dropped",
+        "seedbed: the dataset is empty: 0 of 3 rows, 3 dropped",
         f"to retry them: seedbed resume {out} --allow-code --allow-path {tmp_path} --retry-dropped",
     ]
     ended = seedbed("resume", out, "--allow-code", "--allow-path", tmp_path, "--retry-dropped", "--json")
@@ -121,7 +121,7 @@ def test_an_empty_dataset_has_its_own_status(tmp_path: Path) -> None:
     again = f"seedbed resume {out} --retry-dropped --allow-code --allow-path {tmp_path}"
     assert ended.err.splitlines()[-1] == f"to retry them: {again}"
     ended = seedbed("preview", path, "-n", "2", "--allow-code")
-    assert (ended.code, ended.err.splitlines()[-1]) == (4, "seedbed: the dataset is empty: all 2 rows were dropped")
+    assert (ended.code, ended.err.splitlines()[-1]) == (4, "seedbed: the dataset is empty: 0 of 2 rows, 2 dropped")
     assert seedbed("run", path, "-n", "0", "-o", tmp_path / "none", "--allow-code").code == 0
 
 
@@ -130,7 +130,7 @@ def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
     path = recipe(tmp_path, 'processors:\n  - {type: filter, expr: "stars > 9"}\n')
     ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out")
     assert ended.code == 4
-    assert ended.err.splitlines()[-1] == "seedbed: the dataset is empty: all 3 rows were dropped"
+    assert ended.err.splitlines()[-1] == "seedbed: the dataset is empty: 0 rows, 3 requested, 3 removed by 'filter'"
 
 
 def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_dataset_grows(tmp_path: Path) -> None:
     assert seedbed("run", path, "-n", "5", "-o", out).code == 0
     ended = seedbed("resume", out, "--rows", "12", "--json")
     assert ended.code == 0, ended.err
-    assert (ended.json["rows"], ended.json["written"]) == (12, 12)
+    assert (ended.json["requested"], ended.json["written"]) == (12, 12)
     assert ended.json["usage"]["review"]["calls"] == 12
     assert seedbed("run", path, "-n", "12", "-o", tmp_path / "whole").code == 0
     grown, whole = (library.Dataset.open(each).to_polars() for each in (out, tmp_path / "whole"))

@@ -342,7 +342,7 @@ class TestAfterGeneration:
         assert dataset.to_polars().rows() == [(20,)]
         assert dataset.raw().to_polars()["v"].to_list() == [0, 2, 4, 6, 8]
         assert dataset.report is not None
-        assert dataset.report.written == 5
+        assert (dataset.report.written, dataset.report.removed) == (1, 4)
 
     async def test_several_run_in_order_and_may_be_eager(self, autojump_clock: MockClock, tmp_path: Path) -> None:
         """Each gets what the one before returned, as a lazy frame."""
@@ -365,7 +365,7 @@ class TestAfterGeneration:
                 lambda frame: 3,
                 "after-generation processor 'p' failed: TypeError: it must return a polars frame, not int",
             ),
-            (lambda frame: frame.select("nowhere"), "after-generation processors p failed: ColumnNotFoundError"),
+            (lambda frame: frame.select("nowhere"), "after-generation processor 'p' failed: ColumnNotFoundError"),
         ],
     )
     async def test_its_failure_leaves_the_parts_readable(

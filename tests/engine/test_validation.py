@@ -380,7 +380,7 @@ def test_a_report_prints_its_counts() -> None:
     """In one line: rows, drops and what is unfinished."""
     report = preview([seed()], rows=3).report
     assert isinstance(report, BuildReport)
-    assert str(report).startswith("3 of 3 rows, 0 dropped, ")
+    assert str(report).startswith("3 of 3 rows, ")
 
 
 def test_an_unknown_option_of_a_build_is_an_error_with_a_suggestion(tmp_path: Path) -> None:

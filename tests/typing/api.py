@@ -78,7 +78,7 @@ def script() -> None:
     assert_type(dataset.to_polars(["n"]), pl.DataFrame)
     assert_type(dataset.scan(), pl.LazyFrame)
     assert_type(dataset.to_arrow(), pa.Table)
-    assert_type(dataset.report, sb.BuildReport | None)
+    assert_type(dataset.report, sb.BuildReport)
     assert_type(sb.Dataset.open(Path("out")).complete, bool)
     assert_type(sb.preview(columns, rows=3).to_polars(), pl.DataFrame)
     assert_type(sb.RunConfig.from_mapping({"buffer_size": 3}), sb.RunConfig)

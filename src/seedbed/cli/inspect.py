@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +72,7 @@ def inspect(
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from ..store.journal import inspect_journal
+    from . import output
 
     assert manifest.header is not None  # a manifest without one cannot be read
     journal = inspect_journal(dataset.path, commits=manifest.commits)
@@ -83,19 +83,17 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     usage: list[dict[str, Any]] = [
         {"column": column, "model": model, **msgspec.structs.asdict(each)} for (column, model), each in used.items()
     ]
+    report = dataset.report
     return {
         "path": str(dataset.path),
         "complete": dataset.complete,
         "rows": dataset.rows,
-        "rows_requested": manifest.header.rows,
+        **output.counts_data(report),
+        "summary": report.counts,
         "row_groups": len(manifest.groups),
         "row_groups_requested": manifest.expected_groups,
         "bytes": sum(part.size for part in dataset.parts),
         "journal_entries": sum(journal.groups.values()) if journal else 0,
-        "dropped": len(dataset.drops),
-        "drops_by_reason": dict(Counter(drop.reason for drop in dataset.drops).most_common()),
-        "removed": sum(group.removed for group in manifest.groups.values()),
-        "added": sum(group.added for group in manifest.groups.values()),
         "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},
         "usage": usage,
         "cost": sum(entry["cost"] for entry in usage),
@@ -114,7 +112,7 @@ def _print_facts(found: dict[str, Any]) -> None:
     print = output.console().print  # noqa: A001
     state = "complete" if found["complete"] else "not complete"
     print(f"{found['path']}: {state}", markup=False, style="bold")
-    print(f"{found['rows']:,} of {found['rows_requested']:,} rows, {decimal(found['bytes'])} of parquet")
+    print(f"{found['summary']}, {decimal(found['bytes'])} of parquet", markup=False)
     print(f"{found['row_groups']:,} of {found['row_groups_requested']:,} row groups")
     if found["journal_entries"]:
         print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
@@ -132,8 +130,6 @@ def _print_facts(found: dict[str, Any]) -> None:
         print(f"row group {index} was skipped: {reason}", markup=False)
     if found["drops_by_reason"]:
         output.print_drops(found["drops_by_reason"])
-    if found["removed"] or found["added"]:
-        print(f"processors removed {found['removed']:,} rows and added {found['added']:,}")
     for conflict in found["conflicts"]:
         print(f"conflict: {conflict}", markup=False, style="yellow")
     if found["damaged_manifest_bytes"] and "damage" not in found:

@@ -101,16 +101,24 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def counts_data(report: BuildReport) -> dict[str, Any]:
+    """What became of the rows of a dataset, as JSON values; `removed` and `added` by processor."""
+    return {
+        "requested": report.requested,
+        "candidates": report.candidates,
+        "added": {name: added for name, _, added in report.resized if added},
+        "written": report.written,
+        "removed": {name: removed for name, removed, _ in report.resized if removed},
+        "dropped": len(report.dropped),
+        "unfinished": sum(len(each) for each in report.unfinished),
+        "drops_by_reason": report.drops_by_reason,
+    }
+
+
 def report_data(report: BuildReport) -> dict[str, Any]:
     """A report as JSON values."""
     return {
-        "rows": report.rows,
-        "written": report.written,
-        "dropped": len(report.dropped),
-        "drops_by_reason": report.drops_by_reason,
-        "removed": report.removed,
-        "added": report.added,
-        "unfinished": sum(len(each) for each in report.unfinished),
+        **counts_data(report),
         "skipped_row_groups": list(report.skipped_row_groups),
         "attempts": dict(report.attempts),
         "errors": dict(report.errors),

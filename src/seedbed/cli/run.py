@@ -195,7 +195,6 @@ def _run_watched(
             error.add_note(f"to resume: {resume}")
         raise
     report = dataset.report
-    assert report is not None  # it has just been built
     _save_traces(report, out, watching)
     if machine.json:
         output.print_json({"path": str(out), **output.report_data(report)})
@@ -253,8 +252,7 @@ def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> 
     for name, used in (report.model_usage or report.usage).items():
         tokens = f"{used.input_tokens:,} + {used.output_tokens:,} tokens"
         output.print_line(f"{name}: {used.calls:,} calls, {tokens}, cost {money(used.cost)}")
-    rows = f"{report.written:,} of {report.rows:,} rows"
-    output.print_line(f"{rows} in {dataset.path} after {duration(report.seconds)}")
+    output.print_line(f"{report.counts} in {dataset.path} after {duration(report.seconds)}")
     if watching.trace is not None:
         output.print_line(f"timeline: {watching.trace} (open it at https://ui.perfetto.dev)")
 
@@ -263,9 +261,9 @@ def _final_code(report: BuildReport, resume: str | None = None) -> ExitCode:
     """The exit status of a build that ran to its end: some of its rows may be dropped, but not all."""
     from . import output
 
-    if report.written or not report.rows:
+    if report.written or not report.requested:
         return ExitCode.OK
-    output.print_line(f"seedbed: the dataset is empty: all {report.rows:,} rows were dropped", error=True)
+    output.print_line(f"seedbed: the dataset is empty: {report.counts}", error=True)
     if resume is not None and any(drop.kind in RETRIED for drop in report.dropped):
         retry = resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
         output.print_line(f"to retry them: {retry}", error=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ..observe.report import Drop
+    from ..observe.report import Drop, Resized
     from ..store.journal import Journal
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
@@ -67,7 +67,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     frame: pl.DataFrame | None = None
     # What the manifest has of the row group so far, if dropped rows of it are retried.
     earlier = None if group.retry is None else services.history.retrying[group.index]
-    rows_before, removed, added = (0, 0, 0) if earlier is None else (earlier.rows, earlier.removed, earlier.added)
+    rows_before = 0 if earlier is None else earlier.rows
     if store is None:
         table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.declared))
         frame = pl.DataFrame(table)
@@ -81,8 +81,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     if store is not None and services.recorder is None:
         services.committed(written * len(services.plan.steps))
     ledger.written += written
-    ledger.removed += sum(each for _, each, _ in group.rows.resized) - removed
-    ledger.added += sum(each for _, _, each in group.rows.resized) - added
+    ledger.resize(group.rows.resized, before=() if earlier is None else earlier.resized)
     ledger.dropped.extend(group.rows.drops)
     if group.retry is not None:
         ledger.dropped.extend(group.retry.drops)
@@ -201,8 +200,10 @@ async def finish(services: Services) -> None:
     try:
         if plan.after_generation:
             await _wind_up(services, lambda abandoned: writer.unify(abandoned=abandoned))
-            frame = await _process_all(services, writer)
-            await _wind_up(services, lambda abandoned: writer.publish(frame, abandoned=abandoned))
+            frame, resized = await _process_all(services, writer)
+            await _wind_up(services, lambda abandoned: writer.publish(frame, resized=resized, abandoned=abandoned))
+            services.ledger.written = frame.height
+            services.ledger.resize(resized)
         dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
         # Last: a dataset that says that it is complete has the rows that the processors returned.
         conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))
@@ -271,7 +272,7 @@ async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T])
     return result
 
 
-async def _process_all(services: Services, writer: DatasetWriter) -> pl.DataFrame:
+async def _process_all(services: Services, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
     """Run the processors over the whole dataset. They are user code: when cancelled, their thread is left alone."""
     try:
         return await services.store_thread(lambda: _processed(services.plan, writer))
@@ -280,23 +281,27 @@ async def _process_all(services: Services, writer: DatasetWriter) -> pl.DataFram
         raise
 
 
-def _processed(plan: BuildPlan, writer: DatasetWriter) -> pl.DataFrame:
+def _processed(plan: BuildPlan, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
+    """The rows that the processors return, and how many rows each removed and added."""
+    dataset = Dataset.open(writer.path).raw()
     # Polars pickles the predicates that it passes down to a scan; a Python function in a filter may not survive that.
-    scan = Dataset.open(writer.path).raw().scan()
-    frame: Any = scan.map_batches(lambda rows: rows, predicate_pushdown=False, streamable=True)
-    failing = ""
-    try:
-        for processor in plan.after_generation:
-            failing = f"processor {processor.label!r}"
-            frame = processor.apply(frame)
-            if isinstance(frame, pl.DataFrame):
-                frame = frame.lazy()
-            if not isinstance(frame, pl.LazyFrame):
-                raise TypeError(f"it must return a polars frame, not {type(frame).__name__}")
-        failing = f"processors {', '.join(each.label for each in plan.after_generation)}"
-        whole: pl.DataFrame = frame.collect()
-    except StoreError:  # a part that cannot be read
-        raise
-    except Exception as error:
-        raise ProcessorFailed(f"after-generation {failing} failed: {error_text(error)}") from error
-    return whole
+    frame = dataset.scan().map_batches(lambda rows: rows, predicate_pushdown=False, streamable=True)
+    height, resized = dataset.rows, []
+    returned: Any = None
+    for processor in plan.after_generation:
+        try:
+            returned = processor.apply(frame)
+            if isinstance(returned, pl.LazyFrame):
+                returned = returned.collect()
+            if not isinstance(returned, pl.DataFrame):
+                raise TypeError(f"it must return a polars frame, not {type(returned).__name__}")
+        except StoreError:  # a part that cannot be read
+            raise
+        except Exception as error:
+            raise ProcessorFailed(
+                f"after-generation processor {processor.label!r} failed: {error_text(error)}"
+            ) from error
+        more, height = returned.height - height, returned.height
+        resized.append((processor.label, max(0, -more), max(0, more)))
+        frame = returned.lazy()
+    return returned, tuple(resized)

@@ -69,8 +69,7 @@ class History:
                 continue  # nothing of it was generated that could be lost: it is generated as a whole
             self.group_done(index)
             ledger.written += group.rows
-            ledger.removed += group.removed
-            ledger.added += group.added
+            ledger.resize(group.resized)
             if group.skipped is not None:
                 ledger.skipped.append(index)
             if retry and any(drop.kind == "failed" for drop in group.drops):
@@ -78,9 +77,7 @@ class History:
             else:
                 ledger.dropped.extend(group.drops)
         # The journal is usually ahead of the manifest, which was written at the last checkpoint.
-        for column, model, used in (*manifest.usage, *recovered.usage):
-            if used.calls >= ledger.usage[column, model].calls:
-                ledger.usage[column, model] = used
+        ledger.take_over((*manifest.usage, *recovered.usage))
         for (column, _), usage in ledger.usage.items():
             budget.take_over(column, usage)
         if manifest.groups or recovered.groups:
@@ -117,14 +114,7 @@ class History:
 
     def unfinished(self) -> list[range]:
         """The source rows of all row groups that are not done, as few ranges as possible."""
-        plan = self._plan
-        ranges: list[range] = []
-        start = self._done_below
-        for index in [*sorted(self._done_above), plan.layout.count]:
-            if start < index:
-                ranges.append(range(plan.layout.group_rows(start).start, plan.layout.group_rows(index - 1).stop))
-            start = index + 1
-        return ranges
+        return self._plan.layout.rows_of_others(self._done_above, start=self._done_below)
 
 
 def restore_state(steps: Sequence[Step], state: bytes | None, *, trusted: bool) -> bool:

@@ -94,16 +94,22 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @attrs.frozen(kw_only=True)
 class BuildReport:
-    """The result of a build in numbers.
+    """The result of a build in numbers, of all runs of its dataset.
 
-    The requested rows and the rows that processors `added` are written, dropped, unfinished or `removed` by
-    a processor.
+    The counts add up: candidates + added = written + removed + dropped + unfinished. A report that was read from a
+    directory (`Dataset.open(...).report`) has the counts, drops, usage and conflicts; what only a run itself knows
+    (attempts, errors, wasted work, threads, throttles, seconds, durable and restored cells, damage, traces) is empty or
+    zero there.
     """
 
-    rows: int
+    requested: int
     """How many rows were requested."""
+    candidates: int
+    """How many rows were or will be started."""
     written: int
     """How many rows are in the dataset."""
+    resized: Resized = ()
+    """Per processor, in their order: its name, and how many rows it removed and added."""
     dropped: tuple[Drop, ...]
     """The rows that failed for good."""
     unfinished: tuple[range, ...]
@@ -136,12 +142,34 @@ class BuildReport:
     """How many of them were restored from the journal of earlier runs."""
     damage: tuple[str, ...] = ()
     """Damage found in the resumed directory, whose values were generated again."""
-    removed: int = 0
-    """Rows that processors removed, of all runs."""
-    added: int = 0
-    """Rows that processors added, of all runs."""
     traces: tuple[TaskTrace, ...] = ()
     """The traces of its tasks, with the option `trace`."""
+
+    @property
+    def removed(self) -> int:
+        """How many rows the processors removed."""
+        return sum(removed for _, removed, _ in self.resized)
+
+    @property
+    def added(self) -> int:
+        """How many rows the processors added."""
+        return sum(added for _, _, added in self.resized)
+
+    @property
+    def counts(self) -> str:
+        """What became of the requested rows, in one line: "48 of 50 rows, 2 dropped"."""
+        unfinished = sum(len(each) for each in self.unfinished)
+        changed = [(name, removed, added) for name, removed, added in self.resized if removed or added]
+        if changed:  # "6 of 3 rows" would explain nothing
+            parts = [f"{self.written:,} rows", f"{self.requested:,} requested"]
+        else:
+            parts = [f"{self.written:,} of {self.requested:,} rows"]
+        for name, removed, added in changed:
+            parts += [f"{removed:,} removed by {name!r}"] if removed else []
+            parts += [f"{added:,} added by {name!r}"] if added else []
+        parts += [f"{len(self.dropped):,} dropped"] if self.dropped else []
+        parts += [f"{unfinished:,} unfinished"] if unfinished else []
+        return ", ".join(parts)
 
     @property
     def drops_by_reason(self) -> dict[str, int]:
@@ -149,14 +177,13 @@ class BuildReport:
         return dict(Counter(drop.reason for drop in self.dropped).most_common())
 
     def __str__(self) -> str:
-        parts = [f"{self.written} of {self.rows} rows", f"{len(self.dropped)} dropped"]
-        unfinished = sum(len(each) for each in self.unfinished)
-        if unfinished:
-            parts.append(f"{unfinished} unfinished")
+        parts = [self.counts]
         if self.running_threads:
             names = ", ".join(f"{name} ({count})" for name, count in self.running_threads.items())
             parts.append(f"threads still running: {names}")
-        return ", ".join(parts) + f", {self.seconds:.1f} s"
+        if self.seconds:
+            parts.append(f"{self.seconds:.1f} s")
+        return ", ".join(parts)
 
 
 class Ledger:
@@ -170,8 +197,7 @@ class Ledger:
         self.running_threads: Counter[str] = Counter()
         self.dropped: list[Drop] = []
         self.written = 0
-        self.removed = 0
-        self.added = 0
+        self._resized: dict[str, tuple[int, int]] = {}  # by processor: rows that it removed and added
         self.skipped: list[int] = []
         self.conflicts: list[str] = []
         self.durable = 0
@@ -182,10 +208,23 @@ class Ledger:
         self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
         self.wasted: defaultdict[str, Wasted] = defaultdict(Wasted)
 
+    def resize(self, resized: Resized, *, before: Resized = ()) -> None:
+        """Count rows that processors removed and added; `before` is what was counted of them already."""
+        for sign, counts in ((1, resized), (-1, before)):
+            for name, removed, added in counts:
+                known = self._resized.get(name, (0, 0))
+                self._resized[name] = (known[0] + sign * removed, known[1] + sign * added)
+
     def spend(self, column: str, usage: Iterable[tuple[str, Usage]]) -> None:
         """Add the usage that a column reported, with the model of each."""
         for model, each in usage:
             self.usage[column, model] += each
+
+    def take_over(self, entries: Iterable[tuple[str, str, Usage]]) -> None:
+        """Continue from the usage of earlier runs: of several entries for a column and model the latest counts."""
+        for column, model, used in entries:
+            if used.calls >= self.usage[column, model].calls:
+                self.usage[column, model] = used
 
     def _usage_by(self, part: int) -> dict[str, Usage]:
         """Usage by column (part 0 of the key) or by model (part 1)."""
@@ -207,13 +246,15 @@ class Ledger:
         rows: int,
         unfinished: Sequence[range],
         untried: Iterable[Drop] = (),
-        throttles: Mapping[str, Any],
-        seconds: float,
+        throttles: Mapping[str, Any] | None = None,
+        seconds: float = 0.0,
     ) -> BuildReport:
         """The counts so far, frozen. `untried` are dropped rows whose retry has not started yet."""
         return BuildReport(
-            rows=rows,
+            requested=rows,
+            candidates=rows,
             written=self.written,
+            resized=tuple((name, *counts) for name, counts in self._resized.items()),
             dropped=tuple(sorted((*self.dropped, *untried), key=lambda drop: (drop.row, drop.copy))),
             unfinished=tuple(unfinished),
             skipped_row_groups=tuple(sorted(self.skipped)),
@@ -224,14 +265,12 @@ class Ledger:
             wasted=dict(self.wasted),
             late_threads=dict(self.late_threads),
             running_threads={name: count for name, count in self.running_threads.items() if count},
-            throttles=dict(throttles),
+            throttles=dict(throttles or {}),
             conflicts=tuple(self.conflicts),
             seconds=seconds,
             durable=self.durable,
             restored=self.restored,
             damage=self.damage,
-            removed=self.removed,
-            added=self.added,
             traces=tuple(self.traces),
         )
 

@@ -350,6 +350,6 @@ def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
         processors=setting.processors,
     ).report
     used = sum(report.usage.values(), Usage())
-    probed = Probed(rows=report.rows, calls=used.calls, tokens=used.tokens, cost=used.cost, seconds=report.seconds)
+    probed = Probed(rows=report.requested, calls=used.calls, tokens=used.tokens, cost=used.cost, seconds=report.seconds)
     models = {spec.name: spec.aliases() for spec in setting.specs if spec is not None and spec.aliases()}
     return Measured(profiles=measure(traces_frame(report.traces), report.usage), models=models), probed

@@ -12,7 +12,7 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ..errors import PartError, StoreError
-from ..observe.report import TRACE_SCHEMA, traces_frame
+from ..observe.report import TRACE_SCHEMA, Ledger, traces_frame
 from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
@@ -34,8 +34,6 @@ class Dataset:
     A complete dataset with after-generation processors has the rows that they returned, and `raw()` those before.
     """
 
-    # The report of the build that returned this; None if the directory was only opened.
-    report: BuildReport | None = None
     # The files that hold the rows, in row order.
     parts: tuple[PartRecord, ...]
     # The schema of all rows; a column in conflict has the type of the parts before the conflict.
@@ -46,14 +44,17 @@ class Dataset:
     def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False) -> None:
         self.path = path
         self._manifest = manifest
+        self._report: BuildReport | None = None
         # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
         published = None if raw or manifest.finished is None else manifest.published
         if published is not None:
             self.parts, self.arrow_schema, self.conflicts = published.parts, published.schema, published.conflicts
+            self._resized = published.resized
         else:
             self.parts = tuple(group.part for group in manifest.in_order if group.part is not None)
             found = manifest.finished
             self.arrow_schema, self.conflicts = (found.schema, found.conflicts) if found else manifest.unified()
+            self._resized = ()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dataset:
@@ -97,6 +98,34 @@ class Dataset:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
             return _frame(arrow_table(dropped_columns(drops), {})[0])
         return _frame(read_table(self.path, finished.dropped))
+
+    @property
+    def report(self) -> BuildReport:
+        """The report of the build that returned this dataset, else what the directory has of it (see `BuildReport`)."""
+        if self._report is None:
+            self._report = self._stored_report()
+        return self._report
+
+    @report.setter
+    def report(self, report: BuildReport | None) -> None:
+        self._report = report
+
+    def _stored_report(self) -> BuildReport:
+        manifest, ledger = self._manifest, Ledger()
+        header = manifest.header
+        assert header is not None  # a manifest without one cannot be read
+        for group in manifest.in_order:
+            ledger.resize(group.resized)
+            ledger.dropped.extend(group.drops)
+            if group.skipped is not None:
+                ledger.skipped.append(group.index)
+        ledger.resize(self._resized)
+        ledger.written = self.rows
+        ledger.conflicts = list(map(str, self.conflicts))
+        journal = inspect_journal(self.path, commits=manifest.commits)
+        # The usage since the last checkpoint is in the journal only.
+        ledger.take_over((*manifest.usage, *(journal.usage if journal else ())))
+        return ledger.report(rows=header.rows, unfinished=header.layout.rows_of_others(manifest.groups))
 
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:

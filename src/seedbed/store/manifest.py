@@ -30,7 +30,7 @@ from .schema import Conflict, canonical, distinct_conflicts, unify
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 FORMAT = 2
@@ -65,6 +65,15 @@ class Layout:
                 return range(run[left], min(run[left] + self.size, run.stop))
             left -= len(run)
         raise IndexError(f"there is no row group {index}, only {self.count}")
+
+    def rows_of_others(self, done: Iterable[int], *, start: int = 0) -> list[range]:
+        """Return the rows of all groups from `start` on that are not in `done`, as few ranges as possible."""
+        ranges: list[range] = []
+        for index in [*sorted(done), self.count]:
+            if start < index:
+                ranges.append(range(self.group_rows(start).start, self.group_rows(index - 1).stop))
+            start = index + 1
+        return ranges
 
     def grown(self, rows: int) -> Self:
         """Return the same groups, and others for the rows that were added."""
@@ -160,11 +169,12 @@ class Published(_Record, frozen=True, kw_only=True, tag="published"):
     """The files of the root as after-generation processors returned them, all of one schema.
 
     It counts once the build has `Finished`; until then the files may be those of an earlier `Published`, or some of
-    each.
+    each. `resized` is how many rows each processor removed and added.
     """
 
     schema: pa.Schema
     parts: tuple[PartRecord, ...]
+    resized: Resized = ()
     conflicts: tuple[Conflict, ...] = ()
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from ..observe.report import Resized
     from .entries import UsageEntries
 
 
@@ -356,7 +357,9 @@ class DatasetWriter:
         self._list(replace(group, part=stage(self.path, part.name, table)))
         return conflicts
 
-    def publish(self, frame: pl.DataFrame, *, abandoned: Callable[[], bool] = lambda: False) -> bool:
+    def publish(
+        self, frame: pl.DataFrame, *, resized: Resized = (), abandoned: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Replace the files of the root by the rows that after-generation processors returned; `finish` comes next.
 
         All files are written to `.seedbed/parts` and listed before the first is renamed: a process that dies in between
@@ -379,7 +382,7 @@ class DatasetWriter:
                 if abandoned():
                     return False
                 schema = table.schema.remove_metadata()
-                self._append(Published(schema=schema, parts=tuple(parts), conflicts=conflicts))
+                self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
                 faults.reach("published listed")
                 placed, parts = parts, []
                 for part in placed:
