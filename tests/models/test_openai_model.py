@@ -263,8 +263,8 @@ async def test_content_parts_are_joined() -> None:
 
 
 async def test_a_content_part_without_text_adds_nothing() -> None:
-    """A part whose text is null is skipped."""
-    parts = [{"type": "text", "text": None}, {"type": "text", "text": "one"}]
+    """A part whose text is null or no text is skipped."""
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "one"}, {"type": "x", "text": {"value": "two"}}]
     body = {"choices": [{"message": {"content": parts}}]}
     async with open_pair(script=lambda _: Reply(body=body)) as (_, client):
         assert (await client.chat(ask("hello"))).text == "one"

@@ -186,7 +186,8 @@ def _is_strict(schema: object) -> bool:
 
 def _text_of(content: object) -> str:
     if isinstance(content, list):  # some providers answer in parts
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
     return ""
 
 
