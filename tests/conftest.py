@@ -21,3 +21,6 @@ settings.load_profile(os.environ.get("SEEDBED_HYPOTHESIS", "fast"))
 # A shell starts what it runs in the background deaf to Ctrl-C, and every process that a test starts inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Builds in a script show their progress; here nobody looks at it. Tests of progress ask for it.
+os.environ["SEEDBED_PROGRESS"] = "none"

@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "COLUMNS": "100",
     "NO_COLOR": "1",
 }
+ENVIRONMENT.pop("SEEDBED_PROGRESS", None)
 
 
 @attrs.frozen

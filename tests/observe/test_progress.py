@@ -27,10 +27,10 @@ def finished(time: float, row: int | None, status: str = "success", **fields: An
 
 def state(rows: int = 10, *, limits: dict[str, int] | None = None, **options: Any) -> ProgressState:
     """A run of one row group that has just begun."""
-    made = ProgressState(**options)
+    made = ProgressState()
     keys = {"a": None, "b": "key"}
-    begun = events.BuildStarted(time=100.0, rows=rows, row_groups=1, columns=("a", "b"), keys=keys, limits=limits or {})
-    made(begun)
+    begun: dict[str, Any] = {"columns": ("a", "b"), "keys": keys, "limits": limits or {}, **options}
+    made(events.BuildStarted(time=100.0, rows=rows, row_groups=1, **begun))
     made(events.RowGroupAdmitted(time=100.0, row_group=0, rows=rows))
     return made
 
@@ -124,8 +124,8 @@ def test_processors_change_the_total() -> None:
 
 def test_rows_of_earlier_runs_are_done() -> None:
     """A resumed run begins where the earlier one ended, and its rate is its own."""
-    made = state(rows=10, rows_before=90)
-    made(events.BuildStarted(time=100.0, rows=100, row_groups=10, columns=("a", "b")))
+    made = state(rows=100, finished_rows=90)
+    made(events.RowGroupAdmitted(time=100.0, row_group=0, rows=10))
     at(made, 100.0)
     assert column(at(made, 100.0)).done == 90
     made(started(100.0, 0))

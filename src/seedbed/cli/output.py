@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..observe.progress import PipeConsole
+from ..observe.panel import PipeConsole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

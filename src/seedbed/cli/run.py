@@ -15,7 +15,6 @@ from .options import Flag, Machine, Permissions, RecipeChanges, RecipeFile, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..observe.progress import Display
     from ..observe.report import BuildReport
     from ..recipe.recipe import Recipe
     from ..store.dataset import Dataset
@@ -61,10 +60,8 @@ def run(
         partial(api.build, given, rows=rows, out=out, config=config, resume=resume, accept_changes=accept_changes),
         given,
         out,
-        title=given.name or recipe.stem,
         watching=watching,
         machine=machine,
-        rows_before=_finished_rows(out) if resume else 0,
         resume=resume_command(out, *needed_options(given, changes)),
     )
 
@@ -109,10 +106,8 @@ def resume(
         partial(api.resume, directory, recipe, config=make_config(recipe, options, watching), **changes),
         recipe,
         directory,
-        title=recipe.name or directory.name,
         watching=watching,
         machine=machine,
-        rows_before=_finished_rows(directory, retry_dropped=retry_dropped),
         # The directory stores by then the number of rows and the accepted changes.
         resume=resume_command(directory, *([RETRY_DROPPED] if retry_dropped else []), *grants.options()),
     )
@@ -141,7 +136,7 @@ def preview(
 
     given = read_recipe(recipe, changes)
     announce_contacts(given)
-    shown = api.preview(given, rows=rows, config=make_config(given, options))
+    shown = api.preview(given, rows=rows, config=make_config(given, options), progress="none")
     records = list(shown.to_polars().iter_rows(named=True))
     if machine.json:
         output.print_json({"records": records, **output.report_data(shown.report)})
@@ -162,10 +157,8 @@ def _run_watched(
     recipe: Recipe,
     out: Path,
     *,
-    title: str,
     watching: Watching,
     machine: Machine,
-    rows_before: int,
     resume: str,
 ) -> int:
     """Call `build` with the readers that the options select, and report how it ended.
@@ -179,14 +172,9 @@ def _run_watched(
     from .recipes import announce_contacts
 
     announce_contacts(recipe)
-    shows = _shows(title, watching, rows_before)
     output.log_to_stderr(verbose=watching.verbose)
     try:
-        try:
-            dataset = build(readers=[*shows, LogReader()])
-        finally:
-            for show in shows:
-                show.close()
+        dataset = build(readers=[LogReader()], progress=watching.progress)
     except Exception as error:
         _save_traces(getattr(error, "report", None), out, watching)
         # A plain StoreError is a disk that failed; its subclasses are about the directory, which cannot be resumed.
@@ -201,30 +189,6 @@ def _run_watched(
     else:
         _print_result(dataset, report, watching)
     return _final_code(report, resume)
-
-
-def _shows(title: str, watching: Watching, rows_before: int) -> list[Display]:
-    """The display that the options select, if any."""
-    import sys
-
-    from ..observe.progress import Lines, Panel, ProgressState
-
-    if watching.progress == "none":
-        return []
-    has_panel = watching.progress == "panel" or (watching.progress == "auto" and sys.stderr.isatty())
-    state = ProgressState(rows_before=rows_before)
-    return [Panel(state, sys.stderr, title=title) if has_panel else Lines(state, sys.stderr)]
-
-
-def _finished_rows(directory: Path, *, retry_dropped: bool = False) -> int:
-    """The number of rows that earlier runs wrote or dropped and that this run does not retry; 0 without a dataset."""
-    from ..store.manifest import is_dataset, read
-
-    if not is_dataset(directory):
-        return 0
-    groups = read(directory).groups.values()
-    retried = sum(drop.kind in RETRIED for group in groups for drop in group.drops) if retry_dropped else 0
-    return sum(group.stop - group.start for group in groups) - retried
 
 
 def _save_traces(report: BuildReport | None, out: Path, watching: Watching) -> None:

@@ -20,12 +20,13 @@ import trio
 from ..columns.spec import Grants
 from ..errors import Interrupted, SeedbedError
 from ..graph import nearest
+from ..observe.display import open_display
 from ..observe.events import Event, Events
 from ..observe.log import BlockingWatch
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
-from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock, run_in_thread
+from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock, run_in_thread, virtual_clock
 from ..store.dataset import Dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
     from ..columns.base import Column
+    from ..observe.display import Progress
     from ..observe.report import BuildReport
     from ..runtime.throttle import KeyLimits, ThrottleManager
     from .run import Run
@@ -173,6 +175,10 @@ class PreviewOptions(TypedDict, total=False):
     """Processors besides those of the recipe."""
     readers: Iterable[Callable[[Event], None]]  # called with every event
     """Functions that are called with every event."""
+    progress: Progress
+    """On standard error, "panel", "lines" (one every ten seconds), "none", or "auto": the panel on a terminal, otherwise
+    lines. `build`, `resume` and `preview` default to "auto", for which the environment variable SEEDBED_PROGRESS may
+    set another one; asynchronous builds default to "none"."""
 
 
 class BuildOptions(PreviewOptions, total=False):
@@ -221,10 +227,22 @@ async def open_build(
         retry_dropped=options.get("retry_dropped", False),
         accept_changes=options.get("accept_changes", False),
     )
-    build = Build(plan, Events(options.get("readers", ())), throttles)
-    async with open_hidden_nursery("the block of open_build was left") as nursery:
-        nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
-        yield build
+    title = source.recipe.name if source.recipe is not None else ""
+    progress = options.get("progress", "none")
+    # In virtual time hours take no time, and nobody watches.
+    is_quiet = progress == "auto" and virtual_clock() is not None
+    display = None if is_quiet else open_display(progress, title=title or (path.name if path else "") or "seedbed")
+    readers = [*options.get("readers", ())]
+    if display is not None:
+        readers.append(display)
+    build = Build(plan, Events(readers), throttles)
+    try:
+        async with open_hidden_nursery("the block of open_build was left") as nursery:
+            nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
+            yield build
+    finally:
+        if display is not None:
+            display.close()
     if not build._failure_seen:  # noqa: SLF001
         build._raise_failure()  # noqa: SLF001
 
@@ -253,6 +271,7 @@ def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: 
     Ctrl-C and SIGTERM stop it: the first lets calls in flight end within `grace`, the second cancels them, the third
     kills the process. Row groups on disk are preserved.
     """
+    options.setdefault("progress", "auto")
 
     async def main(watch: Callable[[Build], None]) -> Dataset:
         async with open_build(recipe, rows=rows, out=out, **options) as running:
@@ -314,6 +333,7 @@ def preview(recipe: Recipe | Iterable[Column], *, rows: int = 5, **options: Unpa
     if isinstance(rows, int) and rows > config.buffer_size:
         config = attrs.evolve(config, buffer_size=rows)
     options["config"] = config
+    options.setdefault("progress", "auto")
 
     async def main(watch: Callable[[Build], None]) -> Preview:
         async with open_build(recipe, rows=rows, **options) as running:

@@ -58,6 +58,13 @@ class BuildPlan:
     retry_dropped: bool = False  # rows that earlier runs dropped are retried
 
     @property
+    def finished_rows(self) -> int:
+        """The number of rows that earlier runs wrote or dropped and that this run does not retry."""
+        groups = () if self.done is None else self.done.groups.values()
+        retried = sum(drop.kind in ("failed", "skipped") for group in groups for drop in group.drops)
+        return sum(group.stop - group.start for group in groups) - (retried if self.retry_dropped else 0)
+
+    @property
     def seed_outputs(self) -> tuple[str, ...]:
         """The outputs of columns from scratch, which pre-batch processors see."""
         return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)

@@ -23,7 +23,7 @@ from .tasks import Outcome, State, Status, Task
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..graph import Graph
     from ..observe.report import Drop, Ledger, Resized
@@ -55,6 +55,7 @@ class Rows(Protocol):
     def write_value(self, name: str, row: int, value: Any) -> None: ...
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop: ...
     def skip(self, reason: str) -> None: ...
+    def row(self, row: int) -> tuple[int, dict[str, Any]]: ...
     def processed(self, name: str, before: Any, after: Any) -> None: ...
     def rebuild(self) -> int: ...
 
@@ -329,6 +330,15 @@ class RowGroup:
         self._settle(step.node, row)
         if ready:
             self._make_ready(ready)
+        if self._shared.notify.events.wants_rows and not self.frontier.barrier:
+            self._notify_rows(range(self.frontier.rows) if row == GROUP else (row,))
+
+    def _notify_rows(self, rows: Iterable[int]) -> None:
+        """Emit those of the rows that are complete now."""
+        for row in rows:
+            if self.frontier.is_row_done(row):
+                number, values = self.rows.row(row)
+                self._shared.notify.emit(events.RowFinished, row_group=self.index, row=number, values=values)
 
     def _write_cell(self, step: Step, row: int, value: Any) -> None:
         """Write a cell. That of a dropped row is stored in case the row is retried."""
@@ -577,6 +587,8 @@ class RowGroup:
         self._shared.notify.emit(events.RowsRebuilt, row_group=self.index, before=before, after=after)
         self._advance_gates()
         self._make_ready(ready)
+        if self._shared.notify.events.wants_rows:  # there may be no other columns
+            self._notify_rows(range(after))
 
     def _processor_failed(self, outcome: Outcome) -> None:
         step, error = outcome.task.step, outcome.error

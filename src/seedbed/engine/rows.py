@@ -85,6 +85,10 @@ class Rows:
     def identity(self, row: int) -> Identity:
         return (self.source[row], 0) if self._identities is None else self._identities[row]
 
+    def row(self, row: int) -> tuple[int, dict[str, Any]]:
+        """The number of a row in the dataset, and its values so far."""
+        return self.identity(row)[0], {name: self.buffer.values(name)[row] for name in self._plan.graph.outputs}
+
     def identities(self, rows: Sequence[int]) -> list[Identity]:
         return [self.identity(row) for row in rows]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
+from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
 from ..runtime.tasks import Timers, leaves
@@ -83,6 +84,9 @@ async def run_build(
             columns=plan.graph.outputs,
             keys={column.name: column.key for column in plan.source.columns},
             limits={key: each.max_parallel_requests for key, each in plan.source.limits.items()},
+            models=plan.source.model_names,
+            sampled=frozenset(step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH),
+            finished_rows=plan.finished_rows,
         )
         for message in run.ledger.damage:
             notify.emit(events.DamageFound, message=message)

@@ -53,6 +53,8 @@ class Source:
     fingerprint: Callable[[], Mapping[str, Any]] | None = None
     # Columns of users' async functions, which are watched for what blocks the loop.
     watched: frozenset[str] = frozenset()
+    # By throttle key: the aliases of the models that share it.
+    model_names: Mapping[str, str] = attrs.field(factory=dict)
     recipe: Recipe | None = None
 
 
@@ -154,8 +156,18 @@ def make_source(
             for spec, column in zip(recipe.columns, columns, strict=True)
             if isinstance(spec, Custom) and column.call is not None and column.call.is_async
         ),
+        model_names=_model_names(recipe.models),
         recipe=recipe,
     )
+
+
+def _model_names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:
+    """What people call a throttle key: the aliases of its models, with what they do unless that is chat."""
+    aliases: dict[str, list[str]] = {}
+    for alias, spec in specs.items():
+        for domain in DOMAINS:
+            aliases.setdefault(spec.key(domain), []).append(alias if domain == "chat" else f"{alias} ({domain})")
+    return {key: ", ".join(dict.fromkeys(names)) for key, names in aliases.items()}
 
 
 def _model_limits(specs: Mapping[str, ModelSpec]) -> dict[str, KeyLimits]:

@@ -114,6 +114,10 @@ class Frontier:
     def is_done(self, node: int, row: int) -> bool:
         return bool(self._done[node][row])
 
+    def is_row_done(self, row: int) -> bool:
+        """True if every node is done for a row that was not dropped."""
+        return not self.dropped[row] and all(done[row] for done in self._done)
+
     def live_rows(self) -> list[int]:
         return [row for row in range(self.rows) if not self.dropped[row]]
 

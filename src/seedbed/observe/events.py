@@ -22,13 +22,20 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class BuildStarted(Event):
-    """The run begins. `keys` has the throttle key of each column, `limits` the highest concurrency of each key."""
+    """The run begins. `keys` has the throttle key of each column, `limits` the highest concurrency of each key.
+
+    `models` has the aliases of the models that share a key, as one text; `sampled` are the columns from scratch.
+    `finished_rows` were written or dropped by earlier runs of the dataset.
+    """
 
     rows: int
     row_groups: int
     columns: tuple[str, ...]
     keys: Mapping[str, str | None] = attrs.field(factory=dict)
     limits: Mapping[str, int] = attrs.field(factory=dict)
+    models: Mapping[str, str] = attrs.field(factory=dict)
+    sampled: frozenset[str] = frozenset()
+    finished_rows: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -100,6 +107,15 @@ class RowDropped(Event):
     column: str
     attempts: int
     error: str
+
+
+@attrs.frozen(kw_only=True)
+class RowFinished(Event):
+    """Every cell of a row is done; processors may still change or remove it. Emitted if a reader has `wants_rows`."""
+
+    row_group: int
+    row: int
+    values: Mapping[str, object]
 
 
 @attrs.frozen(kw_only=True)
@@ -203,6 +219,8 @@ class Events:
         self._readers: tuple[Callable[[Event], None], ...] = tuple(readers)
         # Read on the hot path, so a plain attribute and not a property.
         self.active: bool = bool(self._readers)
+        # Readers that want the values of rows have a true attribute of this name.
+        self.wants_rows = any(getattr(reader, "wants_rows", False) for reader in self._readers)
         self.failure: Exception | None = None
         # Called for every reader that raised; set by the run, which stops.
         self.on_failure: Callable[[Event, Exception], None] = lambda _event, _error: None

@@ -1,37 +1,27 @@
-"""The progress of a run, counted from its events, and its displays: a live panel in a terminal, lines in a pipe."""
+"""The progress of a run, counted from its events, and how its figures are written."""
 
 from __future__ import annotations
 
 import math
-import select
-import time
-from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import trio
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from ..graph import Kind
 from . import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import TextIO
+    from collections.abc import Mapping
 
 # Rates are measured over this number of seconds.
 WINDOW = 10.0
 _KINDS = frozenset(kind.value for kind in Kind)
 
-# The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
-_SHARE = 0.04
-# Lines of the panel that are not columns: head, foot, and the prompt of the shell.
-_SPARE = 6
+# The percentiles of a key's latency are those of this number of its last tasks.
+_LATENCIES = 500
+# The most points of a timeline; at that number every second one is discarded and the interval doubled.
+_POINTS = 400
 
 
 class Meter:
@@ -54,12 +44,34 @@ class Meter:
         return (count - before) / (now - then) if now > then else 0.0
 
 
+class Timeline:
+    """A number over the whole run, sampled by the display: with as many points however long it takes."""
+
+    def __init__(self) -> None:
+        self.points: list[float] = []
+        self._interval = 0.1
+        self._next = -math.inf
+
+    def sample(self, now: float, value: float) -> None:
+        """Take the number at this instant, unless the last one was taken just before."""
+        if now < self._next:
+            return
+        self.points.append(value)
+        if len(self.points) >= _POINTS:
+            del self.points[::2]
+            self._interval *= 2
+        self._next = now + self._interval
+
+
 @attrs.define(eq=False)
 class ColumnProgress:
     """One column. Changed by `ProgressState` only; `rate` and `eta` (seconds, None if unknown) by its `update`."""
 
     name: str
     key: KeyProgress | None = None
+    is_sampled: bool = False  # generated from scratch, for a whole row group at once
+    generated: int = 0  # rows that tasks of this run filled
+    cost: float = 0.0
     done: int = 0  # rows that are filled, skipped or dropped
     total: int = 0
     running: int = 0
@@ -79,9 +91,13 @@ class ColumnProgress:
 
 @attrs.define(eq=False)
 class KeyProgress:
-    """One throttle key; `limit` is None until it is known. Changed by `ProgressState` only."""
+    """One throttle key; `limit` is None until it is known. Changed by `ProgressState` only.
+
+    `name` has the aliases of the models that share it, or is the key itself if it has none.
+    """
 
     key: str
+    name: str
     limit: int | None = None
     in_flight: int = 0
     rate_limited: int = 0
@@ -89,26 +105,40 @@ class KeyProgress:
     tokens_per_second: float = 0.0  # as of the last `update`
     cost: float = 0.0
     meter: Meter = attrs.field(factory=Meter)
+    calls_over_time: Timeline = attrs.field(factory=Timeline)  # calls in flight, as of each `update`
+    _latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=_LATENCIES))
+
+    def answered(self, seconds: float) -> None:
+        """A task of this key succeeded after that time."""
+        self._latencies.append(seconds)
+
+    def latency(self, share: float) -> float | None:
+        """The seconds within which that share of the last tasks succeeded; None before the first one."""
+        ordered = sorted(self._latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 class ProgressState:
-    """A reader of events that counts them. `update` refreshes rates and times before the counts are displayed.
+    """A reader of events that counts them. `update` refreshes rates and times before the counts are displayed."""
 
-    `rows_before` is the number of rows that earlier runs of the dataset finished.
-    """
+    # `RowFinished` is emitted for readers that want it.
+    wants_rows = True
 
-    def __init__(self, *, rows_before: int = 0) -> None:
+    def __init__(self) -> None:
         self.rows = 0
-        self.written = rows_before
+        self.written = 0
         self.dropped = 0
         self.durable = 0  # finished cells that survive a crash
         self.salvage_rounds = 0
         self.elapsed = 0.0
         self.stopping: str | None = None
         self.error: str | None = None
+        self.drop_reasons: Counter[str] = Counter()
+        self.latest: Mapping[str, Any] | None = None  # the values of the row that was finished last
         self.columns: dict[str, ColumnProgress] = {}
         self.keys: dict[str, KeyProgress] = {}
-        self._before = rows_before
+        self._before = 0  # rows that earlier runs of the dataset finished
+        self._names: Mapping[str, str] = {}
         self._started = 0.0
         self._finished: float | None = None
         # Of each open row group: its rows, and how many of them are done in each column.
@@ -125,12 +155,35 @@ class ProgressState:
         known = [column.eta for column in unfinished if column.eta is not None]
         return max(known) if known else None if unfinished else 0.0
 
+    @property
+    def tokens(self) -> int:
+        return sum(key.tokens for key in self.keys.values())
+
+    @property
+    def cost(self) -> float:
+        return sum(column.cost for column in self.columns.values())
+
+    @property
+    def predicted_cost(self) -> float | None:
+        """The cost of the whole run, if the rows that are left cost what those so far did; None if that is unknown."""
+        cost = self.cost
+        for column in self.columns.values():
+            left = max(0, column.total - column.done)
+            if left and column.key is not None:
+                if not column.generated:
+                    return None
+                cost += column.cost / column.generated * left
+        return cost
+
     def update(self, now: float) -> None:
         """Compute times, rates and ETAs as of `now`, an instant of the events' clock."""
         now = now if self._finished is None else self._finished
         self.elapsed = max(0.0, now - self._started)
         for key in self.keys.values():
             key.tokens_per_second = key.meter.sample(now, key.tokens)
+            key.calls_over_time.sample(now, key.in_flight)
+            if self.finished and self.elapsed:
+                key.tokens_per_second = key.tokens / self.elapsed
         for column in self.columns.values():
             column.total = self.rows
             column.rate = column.meter.sample(now, column.done)
@@ -148,26 +201,26 @@ class ProgressState:
             case events.TaskEvent():
                 self._on_task(event)
             case events.BuildStarted():
-                self.rows, self._started = event.rows, event.time
-                for name, used in event.keys.items():
-                    column = self.columns.setdefault(name, ColumnProgress(name, done=self._before))
-                    column.key = None if used is None else self._key(used)
-                for limited, limit in event.limits.items():
-                    self._key(limited).limit = limit
+                self._on_started(event)
             case events.RowGroupAdmitted():
                 self._groups[event.row_group] = (event.rows, {})
             case events.CellsCommitted():
                 self.durable = event.total
             case events.CellsRestored():
                 self._complete(self.columns[event.column], event.row_group, event.cells)
+            case events.RowFinished():
+                self.latest = event.values
             case events.RowDropped():
                 self.dropped += 1
+                self.drop_reasons[f"{event.column}: {event.error}"] += 1
                 if event.column in self.columns:  # else a processor dropped it
                     self.columns[event.column].failed += 1
             case events.RowsRebuilt():
                 self._on_rebuilt(event)
             case events.RowGroupSkipped():
-                self.dropped += self._groups.get(event.row_group, (0, {}))[0]
+                rows = self._groups.get(event.row_group, (0, {}))[0]
+                self.dropped += rows
+                self.drop_reasons[event.error] += rows
             case events.RowGroupFinished():
                 self._on_group_finished(event)
             case events.SalvageStarted():
@@ -187,8 +240,18 @@ class ProgressState:
     def _key(self, key: str) -> KeyProgress:
         found = self.keys.get(key)
         if found is None:
-            found = self.keys[key] = KeyProgress(key)
+            found = self.keys[key] = KeyProgress(key, self._names.get(key, key))
         return found
+
+    def _on_started(self, event: events.BuildStarted) -> None:
+        self.rows, self._started, self._names = event.rows, event.time, event.models
+        self.written = self._before = event.finished_rows
+        for name, used in event.keys.items():
+            column = self.columns.setdefault(name, ColumnProgress(name, done=self._before))
+            column.key = None if used is None else self._key(used)
+            column.is_sampled = name in event.sampled
+        for limited, limit in event.limits.items():
+            self._key(limited).limit = limit
 
     def _on_task(self, event: events.TaskEvent) -> None:
         if event.kind not in _KINDS:  # a processor, which may have the name of a column
@@ -202,12 +265,16 @@ class ProgressState:
                     column.key.in_flight += 1
             case events.TaskFinished():
                 column.running = max(0, column.running - 1)
+                column.cost += event.cost
                 if column.key is not None:
                     column.key.in_flight = max(0, column.key.in_flight - 1)
                     column.key.tokens += event.tokens
                     column.key.cost += event.cost
                 if event.status == "success":
                     column.last = event.time
+                    column.generated += self._groups.get(event.row_group, (0,))[0] if event.row is None else 1
+                    if column.key is not None:
+                        column.key.answered(event.seconds)
                     self._complete(column, event.row_group, None if event.row is None else 1)
             case events.TaskDeferred():
                 column.retried += 1
@@ -242,225 +309,6 @@ class ProgressState:
         del self._groups[event.row_group]
 
 
-class Display:
-    """A reader of events that counts them in `state` and shows it from a system task of the run itself.
-
-    The caller that starts the run calls `close` afterwards, because a run that is cancelled emits no last event. An
-    exception of a subclass, such as that of a closed terminal, ends the display and never the run.
-    """
-
-    interval = 1.0  # the least number of seconds between two refreshes
-
-    def __init__(self, state: ProgressState) -> None:
-        self.state = state
-        self._open = True
-        self._now = 0.0
-
-    def show(self) -> None:
-        """Show the run as it is now; must not wait for a slow reader."""
-        raise NotImplementedError
-
-    def show_end(self) -> None:
-        """Show the run as it ended, and restore the terminal."""
-        raise NotImplementedError
-
-    def __call__(self, event: events.Event) -> None:
-        self.state(event)
-        if isinstance(event, events.BuildStarted):
-            self._now = event.time
-            self._refresh()
-            trio.lowlevel.spawn_system_task(self._keep_refreshing)
-        elif isinstance(event, events.BuildFinished):
-            self._now = event.time
-            self.close()
-
-    def close(self) -> None:
-        if self._open:
-            self._open = False
-            with suppress(Exception):
-                self.state.update(self._now)
-                self.show_end()
-
-    async def _keep_refreshing(self) -> None:
-        pause = self.interval
-        while self._open:
-            await trio.sleep(pause)
-            self._now = trio.current_time()
-            pause = max(self.interval, self._refresh() / _SHARE)
-
-    def _refresh(self) -> float:
-        """Show the state once; returns how long it took."""
-        began = time.perf_counter()
-        if self._open:
-            try:
-                self.state.update(self._now)
-                self.show()
-            except Exception:  # noqa: BLE001  the run matters more
-                self._open = False
-        return time.perf_counter() - began
-
-
-class PipeConsole(Console):
-    """A console that raises when its reader closed the pipe, where rich would end the process."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
-
-
-class Panel(Display):
-    """Draws the run in place, at most ten times a second. What is printed meanwhile goes above it."""
-
-    interval = 0.1
-
-    def __init__(self, state: ProgressState, stream: TextIO, *, title: str = "seedbed", **console: Any) -> None:
-        super().__init__(state)
-        self._stream = stream
-        self._title = title
-        self._console = PipeConsole(file=stream, highlight=False, **console)
-        self._live: Live | None = None
-
-    def show(self) -> None:
-        if would_wait(self._stream):
-            return
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
-            self._live.start()
-        self._live.update(self._draw(self.state), refresh=True)
-
-    def show_end(self) -> None:
-        if self._live is not None:
-            try:
-                self._live.update(self._draw(self.state))
-            finally:
-                self._live.stop()
-
-    def _draw(self, progress: ProgressState) -> Group:
-        columns = list(progress.columns.values())
-        chosen = _chosen(columns, self._console.size.height - _SPARE - len(progress.keys))
-        left = "" if progress.finished else f"  about {duration(progress.eta)} left"
-        parts: list[Any] = [Text.assemble((self._title, "bold"), f"  {duration(progress.elapsed)}", (left, "dim"))]
-        parts.append(_table(28, (_column_cells(each, finished=progress.finished) for each in chosen)))
-        if hidden := len(columns) - len(chosen):
-            parts.append(Text(f"  … and {hidden} more columns", style="dim"))
-        parts += [_table(48, map(_key_cells, progress.keys.values())), _foot(progress)]
-        return Group(*parts)
-
-
-def _chosen(columns: list[ColumnProgress], lines: int) -> list[ColumnProgress]:
-    """As many columns as fit, unfinished ones first, among these running ones first; in their order."""
-    if len(columns) <= max(lines, 3):
-        return columns
-    by_need = sorted(columns, key=lambda column: (column.done >= column.total, not column.running))
-    fitting = {column.name for column in by_need[: max(lines - 1, 3)]}
-    return [column for column in columns if column.name in fitting]
-
-
-def _table(name_width: int, rows: Iterable[Sequence[RenderableType]]) -> Table:
-    """A table without lines whose first column has names and is cut if they are long."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=name_width)
-    for row in rows:
-        while len(table.columns) < len(row):
-            table.add_column(justify="right", no_wrap=True)
-        table.add_row(*row)
-    return table
-
-
-def _column_cells(column: ColumnProgress, *, finished: bool) -> list[RenderableType]:
-    is_done = column.done >= column.total
-    return [
-        Text(f"  {column.name}", style="" if column.running or not is_done else "dim"),
-        ProgressBar(total=max(column.total, 1), completed=column.done if column.total else 1, width=24),
-        f"{column.done:,}/{column.total:,}",
-        f"{column.percent}%",
-        per_second(column.rate),
-        Text("done" if is_done else "unfinished" if finished else f"eta {duration(column.eta)}", style="dim"),
-        Text(f"{column.failed} failed" if column.failed else "", style="red"),
-        Text(f"{column.retried} retried" if column.retried else "", style="yellow"),
-    ]
-
-
-def _key_cells(key: KeyProgress) -> list[RenderableType]:
-    return [
-        Text(f"  {key.key}", style="cyan"),
-        _in_flight(key),
-        Text(f"{key.rate_limited:,} × 429", style="yellow" if key.rate_limited else "dim"),
-        f"{key.tokens_per_second:,.0f} tokens/s",
-        f"cost {money(key.cost)}",
-    ]
-
-
-def _foot(progress: ProgressState) -> Text:
-    foot = Text(f"  {progress.written:,} of {progress.rows:,} rows written")
-    if progress.dropped:
-        foot.append(f", {progress.dropped:,} dropped", style="red")
-    if progress.durable:
-        foot.append(f", {progress.durable:,} cells durable", style="dim")
-    if progress.salvage_rounds:
-        foot.append(f", {progress.salvage_rounds:,} salvage rounds", style="dim")
-    if progress.stopping is not None and not progress.finished:
-        foot.append("\n  stopping: ", style="bold yellow").append(progress.stopping, style="not bold")
-    return foot
-
-
-class Lines(Display):
-    """Writes one line with everything every ten seconds, and one at the end: for pipes and log files."""
-
-    interval = 10.0
-
-    def __init__(self, state: ProgressState, stream: TextIO) -> None:
-        super().__init__(state)
-        self._stream = stream
-        self._begun = False
-
-    def show(self) -> None:
-        if not self._begun:  # there is nothing to report yet
-            self._begun = True
-        elif not would_wait(self._stream):
-            self.show_end()
-
-    def show_end(self) -> None:
-        if self._begun:  # else the run ended before its first event, and the error has the reason
-            self._stream.write(progress_line(self.state) + "\n")
-            self._stream.flush()
-
-
-def progress_line(progress: ProgressState) -> str:
-    """All columns and keys of a run on one line."""
-    head = f"[{duration(progress.elapsed)}] rows {progress.written}/{progress.rows} written"
-    if progress.dropped:
-        head += f", {progress.dropped} dropped"
-    if progress.durable:
-        head += f", {progress.durable} cells durable"
-    if progress.stopping is not None:
-        head += f", stopping: {progress.stopping}"
-    parts = [head]
-    for column in progress.columns.values():
-        text = f"{column.name} {column.done}/{column.total} {column.percent}% {per_second(column.rate)}"
-        if column.done < column.total:
-            text += f" eta {duration(column.eta)}"
-        text += f" {column.failed} failed"
-        parts.append(f"{text} {column.retried} retried" if column.retried else text)
-    for key in progress.keys.values():
-        text = f"{key.key}: {_in_flight(key)}, {key.rate_limited} × 429, {key.tokens_per_second:,.0f} tokens/s"
-        parts.append(f"{text}, cost {money(key.cost)}" if key.cost else text)
-    return " | ".join(" ".join(part.split()) for part in parts)
-
-
-def _in_flight(key: KeyProgress) -> str:
-    return f"{key.in_flight}/{'–' if key.limit is None else key.limit} in flight"
-
-
-def would_wait(stream: TextIO) -> bool:
-    """True if writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLOUT)
-    except (OSError, ValueError, AttributeError):
-        return False  # no file behind it
-    return not poll.poll(0)
-
-
 def duration(seconds: float | None) -> str:
     """Format a duration: 4s, 1m05s, 2h03m; a dash if it is unknown."""
     if seconds is None or not math.isfinite(seconds):
@@ -481,3 +329,19 @@ def per_second(rate: float) -> str:
 def money(cost: float) -> str:
     """Format a cost in the unit of the prices, small ones with four decimals."""
     return f"{cost:,.2f}" if cost >= 100 or not cost else f"{cost:.4f}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten a name in the middle, where names that begin and end alike differ the least: "reviews_of…in_german"."""
+    if len(text) <= width:
+        return text
+    if width <= 1:
+        return text[:width]
+    head = width // 2
+    return f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
+
+
+def shorten_end(text: str, width: int) -> str:
+    """One line of a text, without line breaks, cut at its end."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: max(0, width - 1)]}…"

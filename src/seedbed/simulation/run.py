@@ -348,6 +348,7 @@ def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
         config=attrs.evolve(setting.config, trace=True),
         limits=setting.limits,
         processors=setting.processors,
+        progress="none",
     ).report
     used = sum(report.usage.values(), Usage())
     probed = Probed(rows=report.requested, calls=used.calls, tokens=used.tokens, cost=used.cost, seconds=report.seconds)

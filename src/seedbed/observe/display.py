@@ -1,0 +1,121 @@
+"""Displays of a running build: when they are refreshed, and which one is chosen."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, get_args
+
+import trio
+
+from ..errors import ConfigError
+from ..graph import nearest
+from . import events
+from .progress import ProgressState
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+Progress = Literal["auto", "panel", "lines", "none"]
+"""A live panel, a line every ten seconds, or neither; auto: the panel if standard error is a terminal."""
+
+# What `auto` means, instead of a choice by the kind of standard error.
+VARIABLE = "SEEDBED_PROGRESS"
+
+# The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
+_SHARE = 0.04
+
+
+def open_display(progress: Progress, *, title: str) -> Display | None:
+    """The display that an option selects, on standard error; None for "none"."""
+    where, choice = "progress", progress
+    if progress == "auto" and (value := os.environ.get(VARIABLE)):
+        where, choice = VARIABLE, value  # type: ignore[assignment]  # checked below
+    known = get_args(Progress)
+    if choice not in known:
+        raise ConfigError(f"{where} is one of {', '.join(known)}, not {choice!r}{nearest(str(choice), known)}")
+    stream = sys.stderr
+    if choice == "none" or stream is None:  # pythonw and the like have no standard error
+        return None
+    if choice == "panel" or (choice == "auto" and stream.isatty()):
+        # Loaded only where there is a terminal: rich takes a tenth of a second.
+        from .panel import Panel  # noqa: PLC0415
+
+        return Panel(ProgressState(), stream, title=title)
+    from .lines import Lines  # noqa: PLC0415
+
+    return Lines(ProgressState(), stream)
+
+
+class Display:
+    """A reader of events that counts them in `state` and shows it from a system task of the run itself.
+
+    The caller that starts the run calls `close` afterwards, because a run that is cancelled emits no last event. An
+    exception of a subclass, such as that of a closed terminal, ends the display and never the run.
+    """
+
+    # The least number of seconds between two refreshes.
+    interval = 1.0
+    # As of `ProgressState`.
+    wants_rows = False
+
+    def __init__(self, state: ProgressState) -> None:
+        self.state = state
+        self._open = True
+        self._now = 0.0
+
+    def show(self) -> None:
+        """Show the run as it is now; must not wait for a slow reader."""
+        raise NotImplementedError
+
+    def show_end(self) -> None:
+        """Show the run as it ended, and restore the terminal."""
+        raise NotImplementedError
+
+    def __call__(self, event: events.Event) -> None:
+        self.state(event)
+        if isinstance(event, events.BuildStarted):
+            self._now = event.time
+            self._refresh()
+            trio.lowlevel.spawn_system_task(self._keep_refreshing)
+        elif isinstance(event, events.BuildFinished):
+            self._now = event.time
+            self.close()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            with suppress(Exception):
+                self.state.update(self._now)
+                self.show_end()
+
+    async def _keep_refreshing(self) -> None:
+        pause = self.interval
+        while self._open:
+            await trio.sleep(pause)
+            self._now = trio.current_time()
+            pause = max(self.interval, self._refresh() / _SHARE)
+
+    def _refresh(self) -> float:
+        """Show the state once; returns how long it took."""
+        began = time.perf_counter()
+        if self._open:
+            try:
+                self.state.update(self._now)
+                self.show()
+            except Exception:  # noqa: BLE001  the run matters more
+                self._open = False
+        return time.perf_counter() - began
+
+
+def would_wait(stream: TextIO) -> bool:
+    """True if writing could block the caller now: a full pipe, or a terminal that was stopped with Ctrl-S."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError, AttributeError):
+        return False  # no file behind it
+    return not poll.poll(0)
