@@ -12,9 +12,9 @@ import pytest
 
 import seedbed
 from seedbed.errors import ConfigError
-from seedbed.observe.display import open_display
 from seedbed.observe.lines import Lines
 from seedbed.observe.panel import Panel
+from seedbed.observe.show import open_display
 from seedbed.testing import virtual_time
 
 if TYPE_CHECKING:

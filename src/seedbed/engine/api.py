@@ -20,9 +20,9 @@ import trio
 from ..columns.spec import Grants
 from ..errors import Interrupted, SeedbedError
 from ..graph import nearest
-from ..observe.display import open_display
 from ..observe.events import Event, Events
 from ..observe.log import BlockingWatch
+from ..observe.show import open_display
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
     from ..columns.base import Column
-    from ..observe.display import Progress
     from ..observe.report import BuildReport
+    from ..observe.show import Progress
     from ..runtime.throttle import KeyLimits, ThrottleManager
     from .run import Run
     from .storage import Store

@@ -1,53 +1,23 @@
-"""Displays of a running build: when they are refreshed, and which one is chosen."""
+"""A display of a running build: when it is refreshed."""
 
 from __future__ import annotations
 
-import os
 import select
-import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import ConfigError
-from ..graph import nearest
 from . import events
-from .progress import ProgressState
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-Progress = Literal["auto", "panel", "lines", "none"]
-"""A live panel, a line every ten seconds, or neither; auto: the panel if standard error is a terminal."""
-
-# What `auto` means, instead of a choice by the kind of standard error.
-VARIABLE = "SEEDBED_PROGRESS"
+    from .progress import ProgressState
 
 # The display may take this share of the loop's time; on a slow terminal it is refreshed less often instead.
 _SHARE = 0.04
-
-
-def open_display(progress: Progress, *, title: str) -> Display | None:
-    """The display that an option selects, on standard error; None for "none"."""
-    where, choice = "progress", progress
-    if progress == "auto" and (value := os.environ.get(VARIABLE)):
-        where, choice = VARIABLE, value  # type: ignore[assignment]  # checked below
-    known = get_args(Progress)
-    if choice not in known:
-        raise ConfigError(f"{where} is one of {', '.join(known)}, not {choice!r}{nearest(str(choice), known)}")
-    stream = sys.stderr
-    if choice == "none" or stream is None:  # pythonw and the like have no standard error
-        return None
-    if choice == "panel" or (choice == "auto" and stream.isatty()):
-        # Loaded only where there is a terminal: rich takes a tenth of a second.
-        from .panel import Panel  # noqa: PLC0415
-
-        return Panel(ProgressState(), stream, title=title)
-    from .lines import Lines  # noqa: PLC0415
-
-    return Lines(ProgressState(), stream)
 
 
 class Display:
