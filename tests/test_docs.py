@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+import reference
 
 from seedbed import errors
 
@@ -106,6 +107,13 @@ def test_links_lead_somewhere(path: Path) -> None:
             headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
             assert link["anchor"] in anchors, f"{path.relative_to(ROOT)}: {link['path']} has no #{link['anchor']}"
+
+
+@pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.stem)
+def test_generated_parts_are_current(path: Path) -> None:
+    """The generated parts of a page are what the classes say."""
+    how = "run `python tools/reference.py` (CONTRIBUTING.md, “Document a field”)"
+    assert path.read_text(encoding="utf-8") == reference.render(path), f"{path.name} is stale: {how}"
 
 
 def test_every_page_is_linked() -> None:

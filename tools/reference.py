@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 DOCS = Path(__file__).parents[1] / "docs"
-REQUIRED = "required"
-OPTIONAL = "optional"  # the function that takes it has the default
+REQUIRED = object()
 BLOCK = re.compile(r"(<!-- reference: (?P<what>[^\n]+?) -->\n)(?P<content>.*?)(<!-- end of reference -->)", re.DOTALL)
 EXAMPLE = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TYPES: Mapping[str, Callable[[], Mapping[str, type]]] = {
@@ -47,6 +46,7 @@ TYPES: Mapping[str, Callable[[], Mapping[str, type]]] = {
     "model": lambda: MODEL_TYPES,
     "processor": processor_types,
 }
+ANNOTATED = re.compile(r"Annotated\[.+?, ['\"](.+)['\"]\]")
 # How the types of Python are named on pages about recipe files.
 WORDS = {
     "str": "text",
@@ -56,7 +56,14 @@ WORDS = {
     "str | None": "text",
     "Mapping[str, Any]": "a mapping",
     "Mapping[str, str]": "a mapping of texts to texts",
+    "Mapping[str, Structure]": "a mapping",
+    "Mapping[Any, str]": "a list, or a mapping to texts",
     "tuple[str, ...]": "a list of texts",
+    "tuple[ExceptionClass | str, ...]": "a list of `module:name`",
+    "Callable[P, R] | str": "`module:name`",
+    "str | pl.Expr": "text",
+    "float | str": "a number or text",
+    "str | Sequence[str] | Mapping[str, str | Sequence[str]] | AnswerFunction": "text, a list, or a mapping",
     "True or False": "true or false",
 }
 # A signature of more characters has a line for each parameter.
@@ -123,31 +130,38 @@ def _fields(cls: type, in_files: bool) -> Iterator[Field]:
         for field in attrs.fields(cls):
             if field.init and not field.name.startswith("_"):
                 default = REQUIRED if field.default is attrs.NOTHING else field.default
-                kind = _type_in_words(field) if in_files else _annotation(field.type)
+                kind = _type_in_words(field) if in_files else _type(field.type)
                 yield Field(field.alias, kind, default, meanings.get(field.name, ""), owners[field.name])
     elif issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
             default = REQUIRED if each.required else each.default
-            annotation = cls.__annotations__[each.name]
-            yield Field(each.name, _annotation(annotation), default, meanings.get(each.name, ""), owners[each.name])
+            kind = _type(cls.__annotations__[each.name])
+            yield Field(each.name, kind, default, meanings.get(each.name, ""), owners[each.name])
     elif is_typeddict(cls):
         for name, annotation in cls.__annotations__.items():
-            yield Field(name, annotation.__forward_arg__, OPTIONAL, meanings.get(name, ""), cls)
+            yield Field(name, _type(annotation.__forward_arg__), None, meanings.get(name, ""), cls)
 
 
 def _type_in_words(field: attrs.Attribute[Any]) -> str:
+    """What the validator of a field expects, or else its annotation in words."""
     validator: Any = getattr(field.validator, "validator", field.validator)  # that of `optional`
-    annotation = _annotation(field.type).removesuffix(" | None")
-    named = re.fullmatch(r"Annotated\[.+?, ['\"](.+)['\"]\]", annotation)
-    found = named[1] if named else getattr(validator, "expected", annotation)
+    expected = getattr(validator, "expected", None)
+    found = str(expected or field.type).removesuffix(" | None")
+    if words := ANNOTATED.match(found):
+        found = expected = words[1]
+    if expected is None and found not in WORDS:
+        raise ValueError(
+            f'field {field.name!r} has no type in words: annotate it with Annotated[{found}, "what it is"]'
+        )
     found = WORDS.get(found, found)
-    if isinstance(validator, Numbers):
-        return f"{found.rstrip(',')}, or `{{column: x}}`"
-    return f"`{found}`" if found == annotation else found
+    return f"{found.rstrip(',')}, or `{{column: x}}`" if isinstance(validator, Numbers) else found
 
 
-def _annotation(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+def _type(annotation: Any) -> str:
+    """An annotation as code, or the words that `Annotated` gives it."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    words = ANNOTATED.match(text)
+    return words[1] if words else f"`{text}`"
 
 
 def _meanings(cls: type) -> dict[str, str]:
@@ -250,6 +264,12 @@ def _types(kind: str, page: Path) -> str:
 
 
 def _table(rows: Iterable[Field]) -> str:
+    """The fields of a class. Raises `ValueError` for one that is not documented."""
+    rows = list(rows)
+    for row in rows:
+        place = f"{row.owner.__module__}.{row.owner.__name__}.{row.name}"
+        if not row.meaning:
+            raise ValueError(f"{place} is not documented: write its meaning as a string literal below it")
     lines = [f"| `{row.name}` | {_cell(row.type)}{_default(row.default)} | {_cell(row.meaning)} |" for row in rows]
     return "\n".join(["| field | type and default | meaning |", "|---|---|---|", *lines]) if lines else ""
 
@@ -262,7 +282,7 @@ def _default(value: object) -> str:
     """What follows the type: nothing for an optional field whose default is None."""
     if value is REQUIRED:
         return ", required"
-    if value is None or value is OPTIONAL:
+    if value is None:
         return ""
     if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
         value = value.factory()  # type: ignore[attr-defined]
@@ -274,7 +294,11 @@ def _default(value: object) -> str:
 
 
 def _docstring(found: Any) -> str:
-    return inspect.getdoc(found) or ""
+    """The docstring of an object. Raises `ValueError` if it has none."""
+    if not (text := inspect.getdoc(found)):
+        name = getattr(found, "__qualname__", None) or found.fget.__qualname__
+        raise ValueError(f"{name} is not documented: write its docstring")
+    return text
 
 
 def _section(path: str) -> str:
@@ -285,7 +309,11 @@ def _section(path: str) -> str:
     heading = f"### `{name}`"
     if not isinstance(found, type):
         return "\n\n".join([heading, _signature(name, found), _docstring(found)])
-    listed = [attrs.evolve(row, type=f"`{row.type}`") for row in fields(found, in_files=False)]
+    # Most of these are created by seedbed only, so that none of their fields is required of anyone.
+    listed = [
+        attrs.evolve(row, default=None if row.default is REQUIRED else row.default)
+        for row in fields(found, in_files=False)
+    ]
     found_members = {} if only_fields else members(found)
     return "\n\n".join(
         part
