@@ -19,7 +19,7 @@ import seedbed
 from seedbed.columns import validation
 from seedbed.columns.spec import Access, Environment, make_column
 from seedbed.columns.validation import CHECKED, REPORTED, Validation
-from seedbed.errors import BadOutput, ConfigError, Permanent, RateLimited, Retryable
+from seedbed.errors import BadOutput, ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
 from seedbed.models.http import open_http
 
 if TYPE_CHECKING:
@@ -393,10 +393,10 @@ def test_rate_limits_and_server_errors_lose_no_row() -> None:
     [
         (429, b"later", RateLimited, "the validator 'http.*' answered 429: later"),
         (500, b"oops", Retryable, "the validator 'http.*' answered 500: oops"),
-        (404, b"what?", Permanent, "the validator 'http.*' answered 404"),
-        (401, b"bad key TOPSECRET", Permanent, "answered 401: bad key …"),
-        (200, b"<html>", Retryable, "answered with malformed JSON"),
-        (200, b"[" * 100_000, Retryable, "answered with malformed JSON"),
+        (404, b"what?", ModelMisconfigured, "the validator 'http.*' answered 404"),
+        (401, b"bad key TOPSECRET", ModelMisconfigured, "answered 401: bad key …; check its url and the key"),
+        (200, b"<html>", ModelMisconfigured, "answered 200 with a page in place of JSON: <html>; check its url"),
+        (200, b"[" * 100_000, Retryable, "answered 200 with malformed JSON"),
         (200, b"[1]", BadOutput, "a verdict must be a mapping"),
     ],
 )

@@ -102,11 +102,12 @@ async def _call(spec: ModelSpec, timeout: float, result: dict[str, Any]) -> None
 
 
 async def _ask(client: Any, domain: str) -> str:
-    from ..models.base import EmbeddingAnswer, send_small_call
+    from ..models.base import ChatAnswer, EmbeddingAnswer, send_small_call
 
     answer = await send_small_call(client, domain)
     if isinstance(answer, EmbeddingAnswer):
         return f"a vector of {len(answer.vectors[0])} numbers"
+    assert isinstance(answer, ChatAnswer)  # images are not asked for
     text = " ".join(answer.text.split())
     return text if len(text) <= 60 else text[:60] + "…"
 

@@ -64,6 +64,7 @@ class CellContext(Protocol):
         key: str | None = None,
         tokens: int = 0,
         idempotency_key: Callable[[], bytes] | None = None,
+        confirm: Callable[[], Awaitable[object]] | None = None,
     ) -> T:
         """Make one model call under a permit of `key` (by default the column's).
 
@@ -72,6 +73,9 @@ class CellContext(Protocol):
 
         `idempotency_key` identifies the call across attempts. Then its answer is stored when a
         later call of the cell fails, or the whole run dies, and is returned again without being sent.
+
+        `confirm` sends a small call to the same server. If the call raises `ModelMisconfigured` and `confirm` does too,
+        the run stops and drops no row; if `confirm` succeeds, the row alone has failed.
         """
 
     def give_back(self) -> None:

@@ -311,16 +311,18 @@ def _remote_column(spec: Validation, environment: Environment) -> Column:
     async def validate(context_: CellContext, **values: Any) -> dict[str, Any] | None:
         if all(value is None for value in values.values()):
             return None
-        body = json.dumps(values, default=str).encode()
 
-        async def send() -> dict[str, Any]:
+        async def ask(values: Mapping[str, Any]) -> Any:
             client = environment.http()
             if client not in endpoints:  # another build has another client
                 endpoints.clear()
                 endpoints[client] = client.endpoint("POST", url, headers)
-            return parse_verdict(spec.name, _read_answer(url, await endpoints[client].send(body), secrets))
+            return _read_answer(spec, await endpoints[client].send(json.dumps(values, default=str).encode()), secrets)
 
-        verdict = await context_.call(send)
+        async def send() -> dict[str, Any]:
+            return parse_verdict(spec.name, await ask(values))
+
+        verdict = await context_.call(send, confirm=lambda: ask(dict.fromkeys(values, "hello")))
         context_.report_usage()
         return verdict
 
@@ -328,11 +330,17 @@ def _remote_column(spec: Validation, environment: Environment) -> Column:
     return Column(spec.name, validate, kind=Kind.CELL, requires=spec.of, key=throttle_key, dtype=REPORTED)
 
 
-def _read_answer(url: str, response: HttpResponse, secrets: tuple[str, ...]) -> Any:
+def _read_answer(spec: Validation, response: HttpResponse, secrets: tuple[str, ...]) -> Any:
     """The JSON of a response. Raises the failure that the response means."""
-    failure = failure_of(url, response, secrets)
-    if isinstance(failure, ModelMisconfigured):  # its fix is about models
-        failure = Permanent(f"{failure.cause}: {failure.answer}")
+    failure = failure_of(spec.url or "", response, secrets)
+    if isinstance(failure, ModelMisconfigured):
+        key = "api_key_env" if spec.api_key_env is None else f"the key in the environment variable {spec.api_key_env}"
+        raise ModelMisconfigured(
+            failure.cause.replace("model ", "the validator ", 1),
+            fix=f"check its url and {key}",
+            answer=failure.answer,
+            blames_no_row=failure.blames_no_row,
+        )
     if failure is not None:
         failure.args = (str(failure).replace("model ", "the validator ", 1),)
         raise failure
@@ -340,7 +348,12 @@ def _read_answer(url: str, response: HttpResponse, secrets: tuple[str, ...]) -> 
         return json.loads(response.body)
     except (ValueError, RecursionError) as error:
         shown = excerpt(response.body, secrets)
-        raise Retryable(f"the validator {url!r} answered with malformed JSON: {shown!r}") from error
+        answered = f"the validator {spec.url!r} answered {response.status}"
+        if response.body.lstrip()[:1] == b"<":
+            raise ModelMisconfigured(
+                f"{answered} with a page in place of JSON", fix="check its url and any proxy", answer=shown
+            ) from error
+        raise Retryable(f"{answered} with malformed JSON: {shown!r}") from error
 
 
 def _sql_checker(spec: Validation, _: Environment) -> Check:

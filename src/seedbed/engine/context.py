@@ -204,18 +204,26 @@ class Context:
         if not error.blames_no_row:
             if confirm is None:
                 return
-            try:
-                answer = await confirm()
-            except ModelMisconfigured:
-                pass
-            else:
-                if report is not None:
-                    report(answer)
-                return
-        self._services.scheduler.stop(BuildStopped(f"column {self.column!r}: {error}"))
+            # One at a time: the first that fails stops the run, and the others need not ask.
+            async with self._services.confirming:
+                if self._services.scheduler.stopping is None and await self._confirmed(confirm, report):
+                    return
+        stopped = BuildStopped(f"column {self.column!r}: {error}")
+        stopped.__cause__ = error
+        self._services.scheduler.stop(stopped)
         self._services.wake()
         # Flow control and not a failure: the row is unfinished and not dropped.
         raise RateLimited(str(error)) from error
+
+    async def _confirmed(self, confirm: Callable[[], Awaitable[object]], report: Callable[[Any], None] | None) -> bool:
+        """True if a small call of the same model succeeds."""
+        try:
+            answer = await confirm()
+        except ModelMisconfigured:
+            return False
+        if report is not None:
+            report(answer)
+        return True
 
     async def _permit(self, key: str, tokens: int) -> Permit:
         """The permit that the task was started with, or another one; and the expected usage of the call is reserved."""
@@ -357,6 +365,7 @@ class CellModel:
             key=self._spec.key("image"),
             idempotency_key=lambda: call_key(stable_seed(*parts), prompt, drawn),
             report=self._report,
+            confirm=partial(send_small_call, self._client, "image"),
         )
         return answer.images[0]
 

@@ -77,6 +77,7 @@ class Services:
     now: Callable[[], float]
     wake: Callable[[], None]  # called after a report to the scheduler: it may have new actions
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)
+    confirming: trio.Lock = attrs.field(factory=trio.Lock)  # held during the small call that confirms a failure
     store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
 
     def usage_entries(self) -> UsageEntries:

@@ -171,10 +171,12 @@ async def open_models(specs: Mapping[str, ModelSpec]) -> AsyncIterator[Mapping[s
         yield clients
 
 
-async def send_small_call(client: ModelClient, domain: str) -> ChatAnswer | EmbeddingAnswer:
-    """Send the cheapest call that shows whether a model can be called; `domain` is chat or embedding."""
+async def send_small_call(client: ModelClient, domain: str) -> ChatAnswer | EmbeddingAnswer | ImageAnswer:
+    """Send the cheapest call that shows whether a model can be called; `domain` is chat, embedding or image."""
     if domain == "embedding":
         return await client.embed(["hello"], {})
+    if domain == "image":
+        return await client.image("a dot", {})
     # Enough tokens for most answers, few enough to cost nothing.
     return await client.chat(
         ChatRequest(messages=(Message(role="user", content="Say OK."),), parameters={"max_tokens": 16})
