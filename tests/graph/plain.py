@@ -17,3 +17,4 @@ class Plain:
     outputs: tuple[str, ...] = attrs.Factory(lambda self: (self.name,), takes_self=True)
     side_effects: tuple[str, ...] = ()
     allow_resize: bool = False
+    repaired_by: str | None = None

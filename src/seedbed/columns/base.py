@@ -377,6 +377,8 @@ class Column:
     """Columns of one `lane` share its limit."""
     lane_limit: int | None = None
     """The limit of its concurrent calls, if it is lower than that of its key."""
+    repaired_by: str | None = None
+    """The validation whose verdict on each value decides whether the generator repairs it."""
     # The columns whose values its generator gets: `requires` without those that only its skip rule reads.
     inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
     # How the generator is called, or why it cannot be.

@@ -9,20 +9,21 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import attrs
 import polars as pl
 
 from .. import checks
 from ..errors import BadOutput, ConfigError, Permanent, Retryable
+from ..graph import nearest
 from ..models.base import NOT_IN_FINGERPRINT, Dedupe, Image, Message
 from ..models.distributions import check_parameters, is_distribution
 from ..models.openai import media_type_of
 from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
 from .base import Column
-from .spec import ColumnSpec, Environment
+from .spec import ColumnSpec, Environment, Verifier, spec_types
 from .templates import Template, compile_template
 
 if TYPE_CHECKING:
@@ -48,6 +49,41 @@ def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: 
         raise ConfigError(
             f"{spec.error_prefix}{attribute.name} cannot have {reserved[0]!r}, which is a field of the column"
         )
+
+
+# The kinds of validation that a mapping in `repair_with` may have. Others contact servers or run code of the user,
+# which is listed by column.
+_INLINE = ("python", "sql")
+
+
+@checks.field_check
+def _check_repair_with(spec: RepairedSpec, _: object, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        if not (isinstance(value, str) and value):
+            raise ConfigError(
+                f"{spec.error_prefix}repair_with must be the name of a validation column, or a mapping such as "
+                f'{{"kind": "python"}}, not {value!r}'
+            )
+        return
+    if value.get("kind") not in _INLINE:
+        raise ConfigError(
+            f"{spec.error_prefix}repair_with is a mapping with kind {' or '.join(_INLINE)}, not {value.get('kind')!r}; "
+            "for other kinds write a validation column and give its name"
+        )
+    known = ("kind", "lint", "rules", "dialect", "ddl")
+    for field in value:
+        if field not in known:
+            raise ConfigError(f"{spec.error_prefix}repair_with: unknown field {field!r}{nearest(str(field), known)}")
+    _inline_validation(spec, value)
+
+
+def _inline_validation(spec: RepairedSpec, fields: Mapping[str, Any]) -> ColumnSpec:
+    """The validation that a mapping in `repair_with` describes."""
+    try:
+        return spec_types()["validation"](spec.name, of=spec.name, **fields)  # type: ignore[call-arg]
+    except ConfigError as error:
+        problem = str(error).removeprefix(spec.error_prefix)
+        raise ConfigError(f"{spec.error_prefix}repair_with: {problem}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -93,6 +129,39 @@ class ChatSpec(ModelColumnSpec):
     dedupe: bool = attrs.field(default=False, validator=checks.flag)
     """Send equal requests once, unless the temperature is above 0."""
 
+    def repair_verifier(self, environment: Environment) -> Verifier | None:  # noqa: ARG002
+        """How its answers are judged beyond their form; None if they are not."""
+        return None
+
+
+@attrs.frozen(kw_only=True)
+class RepairedSpec(ChatSpec):
+    """The fields of chat columns whose answers a validation can judge."""
+
+    repair_with: Annotated[str | Mapping[str, Any] | None, "the name of a column, or a mapping"] = attrs.field(
+        default=None, validator=checks.optional(_check_repair_with)
+    )
+    """A validation column of this column, or a mapping such as `{kind: python}`: its errors go back to the model."""
+
+    def repair_verifier(self, environment: Environment) -> Verifier | None:
+        if self.repair_with is None:
+            return None
+        prefix = f"{self.error_prefix}repair_with: "
+        if not isinstance(self.repair_with, str):
+            validation: ColumnSpec | None = _inline_validation(self, self.repair_with)
+        elif self.repair_with in environment.columns:
+            validation = environment.columns[self.repair_with]
+        else:
+            raise ConfigError(
+                f"{prefix}unknown column {self.repair_with!r}{nearest(self.repair_with, environment.columns)}"
+            )
+        if validation is None:  # reported where it is created
+            return None
+        try:
+            return validation.verifier(environment, self.name)
+        except ConfigError as error:
+            raise ConfigError(f"{prefix}{str(error).removeprefix(self.error_prefix)}") from error
+
 
 def as_text(value: Any) -> str:
     """A cell's value in a prompt."""
@@ -107,6 +176,28 @@ _TRACE = pl.List(pl.Struct({"role": pl.String, "content": pl.String}))
 # A longer answer is read in a thread: validating 100 kB may take 50 ms.
 _LONG = 20_000
 _SHOWN = 1_000
+
+
+@attrs.frozen(kw_only=True)
+class _Reader:
+    """Reads the answers of a column, and has their values judged if there is a verifier."""
+
+    column: str
+    read: Read
+    verifier: Verifier | None
+
+    async def read_answer(
+        self, context: CellContext, text: str, row: Mapping[str, Any]
+    ) -> tuple[Any, None] | tuple[None, str]:
+        """The value in the text of an answer, or what is wrong with it."""
+        try:
+            value = self.read(text) if len(text) <= _LONG else await finish_in_thread(partial(self.read, text))
+        except BadOutput as misfit:
+            return None, str(misfit)
+        if self.verifier is None:
+            return value, None
+        error = await self.verifier.find_error(context, {**row, self.column: value})
+        return (value, None) if error is None else (None, f"it is not valid: {error}")
 
 
 def chat_column(
@@ -127,6 +218,9 @@ def chat_column(
     where = f"column {spec.name!r}"
     system = None if spec.system is None else spec.template("system")
     model_spec = environment.model(spec.model, spec.error_prefix)
+    verifier = spec.repair_verifier(environment)
+    # The answers of a simulation are placeholders, which no validation would accept.
+    reader = _Reader(column=spec.name, read=read, verifier=None if environment.is_simulated else verifier)
     parameters = {**model_spec.parameters, **spec.parameters}
     # With a temperature that is random, or not 0, equal prompts should have different answers.
     temperature = parameters.get("temperature")
@@ -154,11 +248,9 @@ def chat_column(
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
                 raise Retryable(f"{where}: model {spec.model!r} returned an empty answer")
-            try:
-                value = read(text) if len(text) <= _LONG else await finish_in_thread(partial(read, text))
+            value, problem = await reader.read_answer(context_, text, values)
+            if problem is None:
                 break
-            except BadOutput as misfit:
-                problem = str(misfit)
             if answer.finish_reason == "length":
                 problem = f"it was cut off at its token limit ({problem})"
             if repairs == spec.max_repairs:
@@ -191,7 +283,12 @@ def chat_column(
         spec.name,
         fill,
         first_call_timeout=timeout,
-        requires=(*requires, *(system.requires if system else ()), *spec.images),
+        requires=(
+            *(*requires, *(system.requires if system else ()), *spec.images),
+            *(verifier.requires if verifier is not None else ()),
+        ),
+        other_keys=verifier.keys if verifier is not None else (),
+        repaired_by=verifier.validation if verifier is not None else None,
         tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
         side_effects=tuple(side_effects),
         dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Su
 
 import attrs
 import polars as pl
-import trio
 
 from .. import checks
 from ..errors import ConfigError
 from ..graph import Kind, nearest
 from ..models.base import NOT_IN_FINGERPRINT
 from ..runtime.asyncio import RUNTIMES, for_runtime
-from ..runtime.threads import Lease, run_sync
+from ..runtime.threads import run_abandonable, run_sync
 from .base import (
     CellContext,
     Column,
@@ -339,11 +338,7 @@ def _run_async(function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: An
 
 
 async def _run_sync(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    limiter = trio.to_thread.current_default_thread_limiter()
-    holder = object()
-    await limiter.acquire_on_behalf_of(holder)
-    lease = Lease(lambda: limiter.release_on_behalf_of(holder))
-    return await lease.run(functools.partial(function, *args, **kwargs))
+    return await run_abandonable(functools.partial(function, *args, **kwargs))
 
 
 def bridge(generator: object) -> Bridged:

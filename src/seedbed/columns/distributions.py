@@ -18,14 +18,13 @@ from .sampler import (
     BLOCK,
     Draw,
     Numbers,
-    Reference,
     Sampler,
     any_number,
-    as_reference,
     blocks_of,
     check_order,
     whole_steps,
 )
+from .spec import Reference, as_reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

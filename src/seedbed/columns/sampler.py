@@ -25,7 +25,7 @@ from .. import checks
 from ..errors import ConfigError, Permanent
 from ..graph import Kind
 from .base import CellContext, Column
-from .spec import ColumnSpec, Environment
+from .spec import ColumnSpec, Environment, Reference, as_reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,39 +74,6 @@ def blocks_of(rows: Rows) -> Iterator[tuple[tuple[int, int], slice | NDArray[np.
         for index, (block, copy) in enumerate(found.tolist()):
             at = np.flatnonzero(belongs.reshape(-1) == index)
             yield (block, copy), at, numbers[at] % BLOCK
-
-
-@attrs.frozen
-class Reference:
-    """A value that is taken from another column of the same row; a dot reaches into a structured value."""
-
-    column: str
-
-    @property
-    def root(self) -> str:
-        """The column that it requires."""
-        return self.column.partition(".")[0]
-
-    def look_up(self, name: str, frame: pl.DataFrame) -> pl.Series:
-        """The values in a frame, for the column `name`."""
-        series = frame[self.root]
-        for field in self.column.split(".")[1:]:
-            if series.dtype == pl.Null:
-                return series
-            if not isinstance(series.dtype, pl.Struct):
-                raise Permanent(f"column {name!r} refers to {self.column!r}, but {series.name!r} is not structured")
-            known = [each.name for each in series.dtype.fields]
-            if field not in known:
-                raise Permanent(f"column {name!r} refers to {self.column!r}, but {field!r} is not among {known}")
-            series = series.struct.field(field)
-        return series
-
-
-def as_reference(value: Any) -> Any:
-    """Convert `{"column": "x"}` to a `Reference`; anything else is returned as it is."""
-    if isinstance(value, Mapping) and set(value) == {"column"} and isinstance(value["column"], str):
-        return Reference(value["column"])
-    return value
 
 
 @attrs.frozen

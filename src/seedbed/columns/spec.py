@@ -9,16 +9,17 @@ from __future__ import annotations
 import functools
 import importlib
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import attrs
+import polars as pl
 
 from .. import checks
-from ..errors import ConfigError
+from ..errors import ConfigError, Permanent
 from ..graph import Stage, name_problem, nearest
 from .code import import_object
 from .dtypes import read_dtype
@@ -105,7 +106,8 @@ class Environment:
     The engine fills `clients`, by alias, and `connections`, for any other server, only while a build runs. Relative
     paths of a recipe file start at `base`. `artifacts` is the dataset's directory, to which files such as images are
     written (None in a preview: then cells hold the bytes). `access` is what a recipe from a file may reach (None:
-    anything). Specs open only paths that `path` returned.
+    anything). Specs open only paths that `path` returned. `columns` are the specs of the recipe by name, None for one
+    whose fields are invalid. In a simulation, whose answers are placeholders, `is_simulated` is true.
     """
 
     seed: int = 0
@@ -115,6 +117,8 @@ class Environment:
     base: Path = Path()
     artifacts: Path | None = None
     access: Access | None = None
+    columns: Mapping[str, ColumnSpec | None] = attrs.field(factory=dict)
+    is_simulated: bool = False
 
     @property
     def allow_code(self) -> bool:
@@ -219,12 +223,74 @@ class ColumnSpec:
         """The column that the engine runs. Raises `ConfigError` (or `DatasetGenerationError`) for an invalid spec."""
         raise ConfigError(f"{self.error_prefix}{type(self).__name__} has no method to_column")
 
+    def verifier(self, environment: Environment, column: str) -> Verifier:  # noqa: ARG002
+        """How it judges a candidate for a cell of `column`, whose `repair_with` names it. Raises `ConfigError`."""
+        raise ConfigError(f"{self.name!r} is a column of type {self.type}, not a validation")
+
     def skip_rule(self) -> SkipRule | None:
         """The compiled `skip_when`."""
         if self.skip_when is None:
             return None
         condition = compile_condition(self.skip_when, where=f"column {self.name!r}, skip_when")
         return SkipRule(requires=condition.requires, decide=condition.decide)
+
+
+@attrs.frozen(kw_only=True)
+class Verifier:
+    """How a validation judges a candidate for a cell of another column, before that cell has a value.
+
+    `validation` is its name, `requires` are the columns that it reads besides that one, `keys` the throttle keys of its
+    calls. `find_error` gets the values of a row, the candidate among them, and returns what is wrong with it, or None.
+    """
+
+    validation: str
+    requires: tuple[str, ...]
+    find_error: Callable[[CellContext, Mapping[str, Any]], Awaitable[str | None]]
+    keys: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Reference:
+    """A value that is taken from another column of the same row; a dot reaches into a structured value."""
+
+    column: str
+
+    @property
+    def root(self) -> str:
+        """The column that it requires."""
+        return self.column.partition(".")[0]
+
+    def of_row(self, name: str, values: Mapping[str, Any]) -> Any:
+        """The value in a row, for the column `name`; null if a part of the path is null."""
+        value = values[self.root]
+        for field in self.column.split(".")[1:]:
+            if value is None:
+                return None
+            if not isinstance(value, Mapping) or field not in value:
+                raise Permanent(f"column {name!r} refers to {self.column!r}, but {self.root!r} has no field {field!r}")
+            value = value[field]
+        return value
+
+    def look_up(self, name: str, frame: pl.DataFrame) -> pl.Series:
+        """The values in a frame, for the column `name`."""
+        series = frame[self.root]
+        for field in self.column.split(".")[1:]:
+            if series.dtype == pl.Null:
+                return series
+            if not isinstance(series.dtype, pl.Struct):
+                raise Permanent(f"column {name!r} refers to {self.column!r}, but {series.name!r} is not structured")
+            known = [each.name for each in series.dtype.fields]
+            if field not in known:
+                raise Permanent(f"column {name!r} refers to {self.column!r}, but {field!r} is not among {known}")
+            series = series.struct.field(field)
+        return series
+
+
+def as_reference(value: Any) -> Any:
+    """Convert `{"column": "x"}` to a `Reference`; anything else is returned as it is."""
+    if isinstance(value, Mapping) and set(value) == {"column"} and isinstance(value["column"], str):
+        return Reference(value["column"])
+    return value
 
 
 @checks.field_check

@@ -15,7 +15,7 @@ import polars as pl
 
 from .. import checks
 from ..errors import BadOutput, ConfigError
-from .chat import ChatSpec, chat_column, check_prompt, extract_json
+from .chat import RepairedSpec, chat_column, check_prompt, extract_json
 from .documents import read_document
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _check_schema = checks.expect(
 
 
 @attrs.frozen(kw_only=True)
-class LLMStructured(ChatSpec):
+class LLMStructured(RepairedSpec):
     """A value that fits a schema.
 
     Properties that are not in the schema are dropped, unless it has `additionalProperties`. The column has the type

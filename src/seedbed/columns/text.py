@@ -17,7 +17,7 @@ from ..errors import BadOutput, ConfigError
 from ..runtime.threads import finish_in_thread
 from ..store.files import PRIVATE, write_file
 from .base import CellContext, Column
-from .chat import ChatSpec, ModelColumnSpec, as_text, chat_column, check_prompt, extract_code
+from .chat import ModelColumnSpec, RepairedSpec, as_text, chat_column, check_prompt, extract_code
 from .validation import python_problem
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class _TextSpec(ChatSpec):
+class _TextSpec(RepairedSpec):
     """A prompt that is answered with text."""
 
     prompt: str = attrs.field(validator=check_prompt)

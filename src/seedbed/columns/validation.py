@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -13,28 +12,29 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 import attrs
 import polars as pl
 
 from .. import checks
-from ..errors import BadOutput, ConfigError, ModelMisconfigured, Permanent, Retryable
-from ..graph import Kind, nearest
+from ..errors import BadOutput, CellError, ConfigError, ModelMisconfigured, Permanent, Retryable
+from ..graph import Kind
+from ..models.base import call_key
 from ..models.provider import excerpt, failure_of
 from ..models.urls import split_url
+from ..runtime.threads import run_abandonable
 from .base import Column
-from .code import import_extra
-from .spec import ColumnSpec, Environment
+from .spec import ColumnSpec, Environment, Reference, Verifier, as_reference
+from .sql import SqlChecker, SqlProblem
 from .structured import schema_errors, schema_validator
+from .templates import Template, compile_template, is_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..models.http import Endpoint, HttpClient, HttpResponse
     from .base import CellContext
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Fields of one kind only, and their defaults.
 _FIELDS_OF: Mapping[str, Mapping[str, Any]] = {
     "python": {"lint": None, "rules": ("E9", "F")},
-    "sql": {"dialect": None},
+    "sql": {"dialect": None, "ddl": None},
     "json_schema": {"schema": None},
     "callable": {"function": None},
     "remote": {"url": None, "api_key_env": None, "headers": {}},
@@ -69,6 +69,21 @@ def _are_texts(value: Any) -> bool:
 
 
 @checks.field_check
+def _check_dialect(spec: Validation, _: object, value: Any) -> None:
+    if not isinstance(value, Reference) and not (isinstance(value, str) and value):
+        raise ConfigError(f'{spec.error_prefix}dialect must be the name of a dialect or {{"column": …}}, not {value!r}')
+
+
+@checks.field_check
+def _check_ddl(spec: Validation, _: object, value: Any) -> None:
+    if not isinstance(value, str | Reference):
+        raise ConfigError(
+            f'{spec.error_prefix}ddl must be CREATE TABLE statements, a template or {{"column": …}}, not {value!r}'
+        )
+    spec.ddl_template()
+
+
+@checks.field_check
 def _check_url(spec: Validation, _: object, value: Any) -> None:
     try:
         url = split_url(value)
@@ -87,7 +102,8 @@ class Validation(ColumnSpec):
     - `python`: code that can be parsed. If ruff is installed its messages for `rules` are added (`lint` false: never,
       true: ruff is required). Only errors that would occur at run time make it invalid; others are warnings in
       `messages`.
-    - `sql`: statements that sqlglot parses in `dialect`.
+    - `sql`: statements that sqlglot understands in `dialect`. With `ddl` DuckDB also binds them: tables, columns and
+      functions must exist, and types must fit. Nothing is executed.
     - `json_schema`: text or structured values that fit `schema`, which may also be a pydantic model.
     - `callable`: `function` is called with the values of the columns `of`, in that order, and returns true or false, an
       error text or null, or a mapping with `is_valid` and `error`; a `ValueError` or `AssertionError` means invalid. In
@@ -112,8 +128,14 @@ class Validation(ColumnSpec):
         validator=checks.expect("codes of ruff's rules, such as E9 or F", _are_rules),
     )
     """For `python`: the rules of ruff whose findings are reported."""
-    dialect: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
-    """For `sql`: the dialect, as sqlglot names it; by default its own, which accepts what most have in common."""
+    dialect: Annotated[str | Reference | None, "the name of a dialect or `{column: x}`"] = attrs.field(
+        default=None, converter=as_reference, validator=checks.optional(_check_dialect)
+    )
+    """For `sql`: the dialect, as sqlglot names it, or `{column: x}`; by default what most dialects have in common."""
+    ddl: Annotated[str | Reference | None, "text, a template or `{column: x}`"] = attrs.field(
+        default=None, converter=as_reference, validator=checks.optional(_check_ddl)
+    )
+    """For `sql`: CREATE TABLE statements, a template of them, or `{column: x}`: bind each statement against them."""
     schema: Any = attrs.field(
         default=None,
         converter=_schema,
@@ -146,19 +168,75 @@ class Validation(ColumnSpec):
         if required is not None and getattr(self, required) is None:
             raise ConfigError(f"{self.error_prefix}{required} is required for kind {self.kind}")
 
+    def ddl_template(self) -> Template | None:
+        """The compiled `ddl`, if it is a template."""
+        if not isinstance(self.ddl, str) or not is_template(self.ddl):
+            return None
+        return compile_template(self.ddl, where=f"column {self.name!r}, ddl")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        template = self.ddl_template()
+        references = [each.root for each in (self.dialect, self.ddl) if isinstance(each, Reference)]
+        return tuple(dict.fromkeys([*self.of, *references, *(template.requires if template is not None else ())]))
+
     def to_column(self, environment: Environment) -> Column:
         if self.kind == "remote":
-            return _remote_column(self, environment)
+            remote = RemoteValidator(self, environment)
+            return Column(
+                self.name, remote.verdict, kind=Kind.CELL, requires=self.of, key=remote.throttle_key, dtype=REPORTED
+            )
         check = _CHECKERS[self.kind](self, environment)
 
         def validate(frame: pl.DataFrame) -> list[dict[str, Any] | None]:
-            rows = list(zip(*(frame[name].to_list() for name in self.of), strict=True))
-            is_null = [all(value is None for value in row) for row in rows]
-            verdicts = iter(check([row for row, null in zip(rows, is_null, strict=True) if not null]))
-            return [None if null else next(verdicts) for null in is_null]
+            rows = list(frame.iter_rows(named=True))
+            verdicts = iter(check([row for row in rows if not self._is_null(row)]))
+            return [None if self._is_null(row) else next(verdicts) for row in rows]
 
         dtype = REPORTED if self.kind == "callable" else CHECKED
-        return Column(self.name, validate, kind=Kind.FULL_COLUMN, requires=self.of, dtype=dtype)
+        return Column(self.name, validate, kind=Kind.FULL_COLUMN, requires=self.inputs, dtype=dtype)
+
+    def _is_null(self, row: Mapping[str, Any]) -> bool:
+        """True if there is nothing to validate in a row."""
+        return all(row[name] is None for name in self.of)
+
+    def verifier(self, environment: Environment, column: str) -> Verifier:
+        if column not in self.of:
+            raise ConfigError(f"{self.name!r} validates {', '.join(map(repr, self.of))}, not {column!r}")
+        rule = self.skip_rule()
+        remote = RemoteValidator(self, environment) if self.kind == "remote" else None
+        check = None if remote is not None else _CHECKERS[self.kind](self, environment)
+
+        async def find_error(context: CellContext, row: Mapping[str, Any]) -> str | None:
+            if self._is_null(row) or (rule is not None and rule.decide(row)):
+                return None
+            if remote is not None:
+                verdict = await remote.verdict_within(context, {name: row[name] for name in self.of})
+            else:
+                assert check is not None
+                (verdict,) = await run_abandonable(partial(check, [row]))
+            if verdict["is_valid"]:
+                return None
+            errors = [each for each in verdict.get("messages", ()) if each["severity"] == "error"]
+            if errors and errors[0]["code"] in _SETTINGS:  # not the fault of the candidate
+                raise Permanent(f"{self.error_prefix}{verdict['error']}")
+            return "; ".join(map(_placed, errors[:_SHOWN])) or verdict["error"]
+
+        return Verifier(
+            validation=self.name,
+            requires=tuple(
+                name for name in (*self.inputs, *(rule.requires if rule is not None else ())) if name != column
+            ),
+            find_error=find_error,
+            keys=() if remote is None else (remote.throttle_key,),
+        )
+
+
+# Codes of messages about a field of the validation and not about the validated value.
+_SETTINGS = ("ddl", "dialect")
+# Errors that a model gets at once to repair its answer.
+_SHOWN = 5
 
 
 def _message(message: str, **more: Any) -> dict[str, Any]:
@@ -179,8 +257,15 @@ def _verdict(messages: list[dict[str, Any]]) -> dict[str, Any]:
     error = next((each for each in messages if each["severity"] == "error"), None)
     if error is None:
         return {"is_valid": True, "error": None, "messages": messages}
-    place = f"line {error['line']}: " if error["line"] is not None else f"{error['path']}: " if error["path"] else ""
-    return {"is_valid": False, "error": place + error["message"], "messages": messages}
+    return {"is_valid": False, "error": _placed(error), "messages": messages}
+
+
+def _placed(message: Mapping[str, Any]) -> str:
+    """A message with the place that it is about."""
+    if message["line"] is not None:
+        return f"line {message['line']}: {message['message']}"
+    place = message["path"] or (message["code"] if message["code"] in _SETTINGS else "")
+    return f"{place}: {message['message']}" if place else str(message["message"])
 
 
 def _not_text(value: object) -> dict[str, Any]:
@@ -215,8 +300,8 @@ _RUFF_OPTIONS = (
 _quiet = threading.Lock()
 
 
-# From rows of the validated columns to a verdict on each.
-Check = Callable[[list[tuple[Any, ...]]], list[dict[str, Any]]]
+# From rows, by column, to a verdict on each.
+Check = Callable[[Sequence[Mapping[str, Any]]], list[dict[str, Any]]]
 
 
 def _python_checker(spec: Validation, _: Environment) -> Check:
@@ -230,9 +315,10 @@ def _python_checker(spec: Validation, _: Environment) -> Check:
         except Permanent as error:
             raise ConfigError(str(error)) from error
 
-    def check(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-        found = [_python_messages(text) for (text,) in rows]
-        sound = {index: rows[index][0] for index, messages in enumerate(found) if not messages}
+    def check(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        texts = [row[spec.of[0]] for row in rows]
+        found = [_python_messages(text) for text in texts]
+        sound = {index: texts[index] for index, messages in enumerate(found) if not messages}
         if ruff is not None and sound:
             for each in _lint(spec, ruff, sound):
                 found[int(Path(each["filename"]).stem)].append(_ruff_message(each))
@@ -295,39 +381,54 @@ def _ruff_message(finding: Mapping[str, Any]) -> dict[str, Any]:
     return _message(finding["message"], severity=severity, code=code, line=place.get("row"), column=place.get("column"))
 
 
-def _remote_column(spec: Validation, environment: Environment) -> Column:
-    """A column of verdicts of a server, which is its throttle key."""
-    url = spec.url or ""
-    headers = {"content-type": "application/json", "accept": "application/json", **spec.headers}
-    secrets: tuple[str, ...] = ()
-    if spec.api_key_env is not None:
-        key = os.environ.get(spec.api_key_env)
-        if not key:
-            raise ConfigError(f"column {spec.name!r}: the environment variable {spec.api_key_env} is not set")
-        secrets = (key,)
-        headers["authorization"] = f"Bearer {key}"
-    endpoints: dict[HttpClient, Endpoint] = {}
+class RemoteValidator:
+    """Verdicts of a server, which is a throttle key."""
 
-    async def validate(context_: CellContext, **values: Any) -> dict[str, Any] | None:
+    def __init__(self, spec: Validation, environment: Environment) -> None:
+        self._spec = spec
+        self._environment = environment
+        self._url = spec.url or ""
+        self.throttle_key = f"{urlsplit(self._url).netloc}/validation"
+        self._headers = {"content-type": "application/json", "accept": "application/json", **spec.headers}
+        self._secrets: tuple[str, ...] = ()
+        if spec.api_key_env is not None:
+            key = os.environ.get(spec.api_key_env)
+            if not key:
+                raise ConfigError(f"column {spec.name!r}: the environment variable {spec.api_key_env} is not set")
+            self._secrets = (key,)
+            self._headers["authorization"] = f"Bearer {key}"
+        self._endpoints: dict[HttpClient, Endpoint] = {}
+
+    async def verdict(self, context_: CellContext, **values: Any) -> dict[str, Any] | None:
+        """The cell of a column of verdicts."""
         if all(value is None for value in values.values()):
             return None
+        return await self._call(context_, values)
 
-        async def ask(values: Mapping[str, Any]) -> Any:
-            client = environment.http()
-            if client not in endpoints:  # another build has another client
-                endpoints.clear()
-                endpoints[client] = client.endpoint("POST", url, headers)
-            return _read_answer(spec, await endpoints[client].send(json.dumps(values, default=str).encode()), secrets)
+    async def verdict_within(self, context: CellContext, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A verdict within the cell of another column: it is stored like the answers of the models of that cell."""
+        return await self._call(
+            context, values, key=self.throttle_key, idempotency_key=lambda: call_key(self._url, _body(values).decode())
+        )
 
+    async def _call(self, context: CellContext, values: Mapping[str, Any], **options: Any) -> dict[str, Any]:
         async def send() -> dict[str, Any]:
-            return parse_verdict(spec.name, await ask(values))
+            verdict = parse_verdict(self._spec.name, await self._ask(values))
+            context.report_usage()
+            return verdict
 
-        verdict = await context_.call(send, confirm=lambda: ask(dict.fromkeys(values, "hello")))
-        context_.report_usage()
-        return verdict
+        return await context.call(send, confirm=lambda: self._ask(dict.fromkeys(values, "hello")), **options)
 
-    throttle_key = f"{urlsplit(url).netloc}/validation"
-    return Column(spec.name, validate, kind=Kind.CELL, requires=spec.of, key=throttle_key, dtype=REPORTED)
+    async def _ask(self, values: Mapping[str, Any]) -> Any:
+        client = self._environment.http()
+        if client not in self._endpoints:  # another build has another client
+            self._endpoints.clear()
+            self._endpoints[client] = client.endpoint("POST", self._url, self._headers)
+        return _read_answer(self._spec, await self._endpoints[client].send(_body(values)), self._secrets)
+
+
+def _body(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, default=str).encode()
 
 
 def _read_answer(spec: Validation, response: HttpResponse, secrets: tuple[str, ...]) -> Any:
@@ -357,56 +458,43 @@ def _read_answer(spec: Validation, response: HttpResponse, secrets: tuple[str, .
 
 
 def _sql_checker(spec: Validation, _: Environment) -> Check:
-    sqlglot: Any = import_extra("sqlglot", extra="sql", column=spec.name)
-    dialect = spec.dialect or ""
-    known = sorted(filter(None, sqlglot.Dialect.classes))
-    if dialect and dialect not in known:
-        raise ConfigError(f"column {spec.name!r}: sqlglot has no dialect {dialect!r}{nearest(dialect, known)}")
+    checker = SqlChecker(spec.name)
+    template = spec.ddl_template()
+    if isinstance(spec.dialect, str) and (problem := checker.dialect_problem(spec.dialect)) is not None:
+        raise ConfigError(f"column {spec.name!r}: {problem}")
+    if isinstance(spec.ddl, str) and template is None and not isinstance(spec.dialect, Reference):
+        try:
+            checker.check_ddl(spec.ddl, spec.dialect)
+        except SqlProblem as unusable:
+            raise ConfigError(f"column {spec.name!r}: ddl: {unusable}") from unusable
 
-    def messages(text: Any) -> list[dict[str, Any]]:
+    def messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        text, dialect, ddl = row[spec.of[0]], spec.dialect, spec.ddl
         if not isinstance(text, str):
             return [_not_text(text)]
         try:
-            statements = [each for each in sqlglot.parse(text, read=dialect) if each is not None]
-        except sqlglot.errors.ParseError as error:
-            found = [_message(each["description"], line=each["line"], column=each["col"]) for each in error.errors]
-            return found or [_message(str(error))]
-        except sqlglot.errors.TokenError as error:
-            return [_message(str(error))]
-        except RecursionError:
-            return [_message("nested too deeply")]
-        if not statements:
-            return [_message("contains no statement")]
-        found = []
-        for each in statements:
-            if isinstance(each, sqlglot.exp.Condition | sqlglot.exp.Alias):  # "hello world" is a column and its alias
-                found.append(_message(f"{each.sql()[:80]!r} is an expression, not a statement"))
-            elif isinstance(each, sqlglot.exp.Command):
-                found.append(_message(f"{each.name or 'the statement'} was not parsed", severity="warning"))
-        return found
+            if isinstance(dialect, Reference):
+                dialect = dialect.of_row(spec.name, row)
+                if dialect is not None and (unknown := checker.dialect_problem(str(dialect))) is not None:
+                    return [_message(unknown, code="dialect")]
+            if ddl is not None:
+                ddl = _ddl_of(spec, template, row)
+            found = checker.problems(text, dialect=dialect, ddl=ddl)
+        except (SqlProblem, CellError) as unusable:
+            return [_message(str(unusable), code="ddl")]
+        return [_message(str(each), line=each.line, column=each.column) for each in found]
 
-    def check(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-        # It logs a warning for every statement that it does not parse; the verdict has one already.
-        with _no_warnings_of("sqlglot"):
-            return [_verdict(messages(text)) for (text,) in rows]
-
-    return check
+    return lambda rows: [_verdict(messages(row)) for row in rows]
 
 
-@contextmanager
-def _no_warnings_of(name: str) -> Iterator[None]:
-    """Drop the warnings that this thread logs with the logger of another library."""
-    here = threading.get_ident()
-    logger = logging.getLogger(name)
-
-    def is_logged(record: logging.LogRecord) -> bool:
-        return record.levelno != logging.WARNING or threading.get_ident() != here
-
-    logger.addFilter(is_logged)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_logged)
+def _ddl_of(spec: Validation, template: Template | None, row: Mapping[str, Any]) -> str:
+    """The `ddl` of a row. Raises `SqlProblem` if it is not text."""
+    value = spec.ddl if template is None else template.render(row)
+    if isinstance(value, Reference):
+        value = value.of_row(spec.name, row)
+    if not isinstance(value, str):
+        raise SqlProblem("is null" if value is None else f"is a value of type {type(value).__name__}, not text")
+    return value
 
 
 def _schema_checker(spec: Validation, _: Environment) -> Check:
@@ -426,7 +514,7 @@ def _schema_checker(spec: Validation, _: Environment) -> Check:
         found = misfits(value)
         return found if found and misfits(_without_nulls(value)) else []
 
-    return lambda rows: [_verdict(messages(value)) for (value,) in rows]
+    return lambda rows: [_verdict(messages(row[spec.of[0]])) for row in rows]
 
 
 def _without_nulls(value: Any) -> Any:
@@ -445,9 +533,9 @@ def _function_checker(spec: Validation, environment: Environment) -> Check:
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{where}: it must not be async; write a column with @seedbed.column instead")
 
-    def verdict(row: tuple[Any, ...]) -> dict[str, Any]:
+    def verdict(row: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            found = function(*row)
+            found = function(*(row[name] for name in spec.of))
         except (ValueError, AssertionError) as error:
             found = str(error) or type(error).__name__
         return parse_verdict(spec.name, found)

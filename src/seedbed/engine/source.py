@@ -105,6 +105,7 @@ def make_source(
     limits: Mapping[str, KeyLimits] | None = None,
     processors: Iterable[Processor] = (),
     artifacts: Path | None = None,
+    is_simulated: bool = False,
 ) -> Source:
     """Compile what a user passes to what the engine runs; a recipe's problems are raised all at once."""
     more = tuple(processors)
@@ -118,7 +119,9 @@ def make_source(
     # Open while a build runs.
     clients: dict[str, ModelClient] = {}
     connections: list[HttpClient] = []
-    environment = recipe.environment(clients=clients, connections=connections, artifacts=artifacts)
+    environment = recipe.environment(
+        clients=clients, connections=connections, artifacts=artifacts, is_simulated=is_simulated
+    )
     columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)
     known = {**_model_limits(used), **(limits or {})}

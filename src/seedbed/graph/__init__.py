@@ -70,6 +70,8 @@ class ColumnLike(Protocol):
     def side_effects(self) -> Sequence[str]: ...
     @property
     def allow_resize(self) -> bool: ...
+    @property
+    def repaired_by(self) -> str | None: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -205,10 +207,7 @@ def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
         index: [producers[name] for name in dict.fromkeys(column.requires) if producers.get(name, index) != index]
         for index, column in enumerate(columns)
     }
-    problems.extend(
-        f"circular dependency between columns: {' → '.join(columns[index].name for index in cycle)}"
-        for cycle in find_cycles(upstream)
-    )
+    problems.extend(_cycle_problem([columns[index] for index in cycle]) for cycle in find_cycles(upstream))
     problems.extend(
         f"column {column.name!r} has allow_resize=True, which is not supported: a column fills the rows that exist; "
         "use a stage to get several rows from one, or a processor to add and remove rows"
@@ -216,6 +215,15 @@ def check_columns(columns: Sequence[ColumnLike]) -> list[str]:
         if column.allow_resize
     )
     return problems
+
+
+def _cycle_problem(cycle: Sequence[ColumnLike]) -> str:
+    repaired = [
+        f"; {column.name!r} is repaired with {column.repaired_by!r} and requires what that reads"
+        for column in cycle[1:]
+        if column.repaired_by is not None
+    ]
+    return f"circular dependency between columns: {' → '.join(column.name for column in cycle)}{''.join(repaired)}"
 
 
 # NUL ends a name in Arrow's C interface, lone surrogates are invalid UTF-8, and templates cannot name the others.

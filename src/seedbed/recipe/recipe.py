@@ -116,7 +116,10 @@ class Recipe:
 
     def environment(self, **more: Any) -> Environment:
         """The environment of its specs; `more` has what columns need to run, such as open clients."""
-        return Environment(seed=self.seed, models=self.models, base=self.base, access=self.access, **more)
+        columns = {spec.name: spec for spec in self.columns}
+        return Environment(
+            seed=self.seed, models=self.models, base=self.base, access=self.access, columns=columns, **more
+        )
 
     def resolve(self, environment: Environment) -> tuple[Column, ...]:
         """The engine's columns. Raises one error that lists all problems."""
@@ -173,6 +176,7 @@ class Recipe:
         made: list[Column] = []
         problems: list[str] = []
         failed = list(unreadable.values())
+        environment = attrs.evolve(environment, columns={**environment.columns, **dict.fromkeys(failed)})
         has_unread_seed = False
         positions = (index for index in range(len(self.columns) + len(unreadable)) if index not in unreadable)
         for index, spec in zip(positions, self.columns, strict=True):

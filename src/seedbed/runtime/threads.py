@@ -149,6 +149,14 @@ async def finish_in_thread(function: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(function)
 
 
+async def run_abandonable(function: Callable[[], T]) -> T:
+    """Run `function` in a thread; when cancelled, the thread is abandoned and this raises at once."""
+    limiter = trio.to_thread.current_default_thread_limiter()
+    holder = object()
+    await limiter.acquire_on_behalf_of(holder)
+    return await Lease(lambda: limiter.release_on_behalf_of(holder)).run(function)
+
+
 class Portal:
     """Calls from one worker thread into its run: they run in `nursery`, each under a scope that the row owns.
 

@@ -110,7 +110,9 @@ class Staged:
         recipe: Any = setting.recipe
         if isinstance(recipe, Recipe):
             recipe = attrs.evolve(recipe, models=self._models)
-        source = make_source(recipe, config=config, limits=setting.limits, processors=setting.processors)
+        source = make_source(
+            recipe, config=config, limits=setting.limits, processors=setting.processors, is_simulated=True
+        )
         names = tuple(column.name for column in source.columns)
         keys = {column.key: None for column in source.columns if column.key}
         check_names(setting.given, {**self._models, **keys}, names)
@@ -228,6 +230,8 @@ class Staged:
         dedupe = bool(getattr(spec, "dedupe", False))
         if dedupe and not is_real:
             self.notes.setdefault(f"column {step.name!r}: dedupe is not simulated where prompts contain placeholders")
+        if getattr(spec, "repair_with", None) is not None:
+            self.notes.setdefault(f"column {step.name!r}: repairs are not simulated; set how many calls a cell makes")
         ((alias, domain, key),) = self._called_by(step, spec)
         caller = self._caller(step.name, alias, domain, key, step.tokens)
         return model_filler(step.name, own, caller, fallback, self.notes, always=dedupe and is_real, never_more=dedupe)
