@@ -24,6 +24,7 @@ import itertools
 import json
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_overloads, is_typeddict
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 DOCS = Path(__file__).parents[1] / "docs"
-REQUIRED = object()
 BLOCK = re.compile(r"(<!-- reference: (?P<what>[^\n]+?) -->\n)(?P<content>.*?)(<!-- end of reference -->)", re.DOTALL)
 EXAMPLE = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TYPES: Mapping[str, Callable[[], Mapping[str, type]]] = {
@@ -76,7 +76,7 @@ class Field:
 
     name: str
     type: str
-    default: object  # REQUIRED if it has none
+    default: str  # what follows the type
     meaning: str
     owner: type  # the class that defines it
 
@@ -129,17 +129,17 @@ def _fields(cls: type, in_files: bool) -> Iterator[Field]:
     if attrs.has(cls):
         for field in attrs.fields(cls):
             if field.init and not field.name.startswith("_"):
-                default = REQUIRED if field.default is attrs.NOTHING else field.default
                 kind = _type_in_words(field) if in_files else _type(field.type)
+                default = _default(field.default, in_files)
                 yield Field(field.alias, kind, default, meanings.get(field.name, ""), owners[field.name])
     elif issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
-            default = REQUIRED if each.required else each.default
             kind = _type(cls.__annotations__[each.name])
+            default = _default(attrs.NOTHING if each.required else each.default, in_files)
             yield Field(each.name, kind, default, meanings.get(each.name, ""), owners[each.name])
     elif is_typeddict(cls):
         for name, annotation in cls.__annotations__.items():
-            yield Field(name, _type(annotation.__forward_arg__), None, meanings.get(name, ""), cls)
+            yield Field(name, _type(annotation.__forward_arg__), "", meanings.get(name, ""), cls)
 
 
 def _type_in_words(field: attrs.Attribute[Any]) -> str:
@@ -270,7 +270,7 @@ def _table(rows: Iterable[Field]) -> str:
         place = f"{row.owner.__module__}.{row.owner.__name__}.{row.name}"
         if not row.meaning:
             raise ValueError(f"{place} is not documented: write its meaning as a string literal below it")
-    lines = [f"| `{row.name}` | {_cell(row.type)}{_default(row.default)} | {_cell(row.meaning)} |" for row in rows]
+    lines = [f"| `{row.name}` | {_cell(row.type)}{row.default} | {_cell(row.meaning)} |" for row in rows]
     return "\n".join(["| field | type and default | meaning |", "|---|---|---|", *lines]) if lines else ""
 
 
@@ -278,19 +278,20 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _default(value: object) -> str:
-    """What follows the type: nothing for an optional field whose default is None."""
-    if value is REQUIRED:
-        return ", required"
+def _default(value: Any, in_files: bool) -> str:
+    """What a table says of a default: nothing of None, and nothing is required of objects that seedbed creates."""
+    if value is attrs.NOTHING:
+        return ", required" if in_files else ""
     if value is None:
         return ""
     if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
-        value = value.factory()  # type: ignore[attr-defined]
-    try:
-        shown = json.dumps(value, ensure_ascii=False)
-    except TypeError:
-        shown = str(value)
-    return f", default `{shown}`"
+        value = value.factory()
+    if in_files:
+        with suppress(TypeError):
+            return f", default `{json.dumps(value, ensure_ascii=False)}`"
+        return f", default `{value}`"
+    # The repr of a path depends on the system.
+    return f", default `{value!r}`" if type(value).__module__ == "builtins" else f", default `{value}`"
 
 
 def _docstring(found: Any) -> str:
@@ -309,16 +310,13 @@ def _section(path: str) -> str:
     heading = f"### `{name}`"
     if not isinstance(found, type):
         return "\n\n".join([heading, _signature(name, found), _docstring(found)])
-    # Most of these are created by seedbed only, so that none of their fields is required of anyone.
-    listed = [
-        attrs.evolve(row, default=None if row.default is REQUIRED else row.default)
-        for row in fields(found, in_files=False)
-    ]
+    listed = fields(found, in_files=False)
     found_members = {} if only_fields else members(found)
     return "\n\n".join(
         part
         for part in (
             heading,
+            _signature(name, vars(found)["__call__"]) if "__call__" in vars(found) else "",
             _docstring(found),
             _table(listed),
             *(_member(f"{name}.{member}", value) for member, value in found_members.items()),

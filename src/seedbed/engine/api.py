@@ -256,9 +256,10 @@ async def build_async(
     throttles: ThrottleManager | None = None,
     **options: Unpack[BuildOptions],
 ) -> Dataset:
-    """Build a dataset under trio, anyio or asyncio.
+    """Do what `build` does under trio, anyio or asyncio.
 
-    The host handles signals; cancelling this call cancels the build and preserves what is on disk.
+    Builds that are given the same `throttles` (`open_throttles`) share the limits of their endpoints. The host handles
+    signals; cancelling this call cancels the build and preserves what is on disk.
     """
     async with open_build(recipe, rows=rows, out=out, throttles=throttles, **options) as running:
         await running.wait()
@@ -266,7 +267,10 @@ async def build_async(
 
 
 def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
-    """Build a dataset from synchronous code, also inside a running event loop.
+    """Build a dataset of so many rows in the directory `out`, which must be new or empty; from synchronous code.
+
+    It also works inside a running event loop. The options are those of `BuildOptions`. `build` raises what stopped it
+    early, with the report.
 
     Ctrl-C and SIGTERM stop it: the first lets calls in flight end within `grace`, the second cancels them, the third
     kills the process. Row groups on disk are preserved.
@@ -295,9 +299,9 @@ def resume(
     """Resume an unfinished build; complete row groups are not touched.
 
     A recipe that came from a file is stored in the directory. One that was written in Python is passed again, or found
-    again by the names of its functions with `allow_code=True`. With `rows` the dataset grows; docs/reference/resume.md
-    lists what else may differ. `allow_paths` and `allow_env` are those of `load_recipe`: the folder that a stored
-    recipe came from grants nothing.
+    again by the names of its functions with `allow_code=True`. With `rows` the dataset grows. `allow_paths` and
+    `allow_env` are those of `load_recipe`: the folder that a stored recipe came from grants nothing. The other options
+    are those of `BuildOptions`.
     """
     path = Path(directory)
     header = read_manifest(path).header
@@ -326,7 +330,7 @@ class Preview:
 
 
 def preview(recipe: Recipe | Iterable[Column], *, rows: int = 5, **options: Unpack[PreviewOptions]) -> Preview:
-    """Generate a few rows as one row group; nothing is written to disk."""
+    """Generate a few rows as one row group; nothing is written to disk. The options are those of `BuildOptions`."""
     config = options.get("config") or (
         RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     )

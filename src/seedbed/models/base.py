@@ -79,12 +79,16 @@ class Tokens:
 
 @attrs.frozen(kw_only=True)
 class ChatAnswer:
-    """The answer of a chat model. `reasoning` is its thinking, if the provider returns it."""
+    """The answer of a chat model."""
 
     text: str
+    """What it wrote."""
     reasoning: str | None = None
+    """Its thinking, if the provider returns it."""
     finish_reason: str | None = None
+    """Why it ended, in the words of the provider."""
     tokens: Tokens = Tokens()
+    """The usage: `input` and `output`."""
 
 
 @attrs.frozen(kw_only=True)

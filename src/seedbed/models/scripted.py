@@ -255,8 +255,6 @@ class Scripted(Behaviour, Limits):
     to templates (the first word that the prompt contains; `*` for the rest), or a function of the `ChatRequest`. In
     answers to a request with a schema, inserted text is escaped for JSON. Without `answers`, or where no word matches,
     the answer is generated: plausible text for the prompt, or JSON that is valid for the schema.
-
-    Latency, errors and rate limits are the fields of `Behaviour`.
     """
 
     type: ClassVar[str] = "scripted"
