@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import seedbed as sb
-from seedbed.engine.fingerprint import check_resumable
+from seedbed.engine.changes import Progress, check_resumable
 from seedbed.engine.source import make_source
 from seedbed.errors import ConfigError, ManifestError
+from seedbed.graph import Graph, build_graph
 from seedbed.store.manifest import Header
 
 if TYPE_CHECKING:
@@ -27,56 +28,72 @@ json_values = st.recursive(
 )
 
 
-def header(fingerprint: dict[str, Any], rows: int = 10) -> Header:
-    """The header of a directory with one column."""
-    return Header(rows=rows, buffer_size=4, columns=("a",), fingerprint=fingerprint, created=0.0, version="0")
+GRAPH = build_graph([sb.Column("a", list, kind="from_scratch"), sb.Column("b", lambda a: a)])
+A, B = {"name": "a"}, {"name": "b"}
+BEGUN = {"a": 4, "b": 3}
 
 
-def refusal(there: dict[str, Any], here: dict[str, Any], **options: Any) -> list[str]:
+def header(fingerprint: dict[str, Any], rows: int = 10, columns: tuple[str, ...] = ("a", "b")) -> Header:
+    """The header of a directory with two columns, the second of which depends on the first."""
+    fingerprint = {"columns": [A, B], **fingerprint}
+    return Header(rows=rows, buffer_size=4, columns=columns, fingerprint=fingerprint, created=0.0, version="0")
+
+
+def check(
+    there: Header, here: Header, *, cells: dict[str, int] = BEGUN, graph: Graph = GRAPH, accept_changes: bool = False
+) -> Header:
+    """The header with which the directory is resumed."""
+    progress = Progress(cells=cells, has_begun=bool(cells))
+    return check_resumable(there, here, graph, progress=lambda: progress, accept_changes=accept_changes)
+
+
+def refusal(there: dict[str, Any], here: dict[str, Any], rows: int = 10, **options: Any) -> list[str]:
     """The lines of the error that a build gets."""
     with pytest.raises(ManifestError) as raised:
-        check_resumable(header(there), here, **{"rows": 10, "outputs": ("a",), **options})
+        check(header(there), header(here, rows), **options)
     first, *lines = str(raised.value).split("\n")
     assert first == "the directory belongs to another build and cannot be resumed by this one:"
     return lines
+
+
+PASSED = "the rows of this dataset have passed its pre-batch processors"
+DIGESTS = "m:f (cpython-311-0:1) before, m:f (cpython-311-0:2) now"
+OVERWRITE = "for a new dataset in its place, pass --overwrite (overwrite=True)"
 
 
 @given(json_values, json_values)
 def test_only_equal_values_pass(there: Any, here: Any) -> None:
     """Equal recipes are resumed; each difference is reported in a short line."""
     if there == here and json.dumps(there) == json.dumps(here):
-        found = check_resumable(header({"x": there}), {"x": here}, outputs=("a",), rows=10)
-        assert found == header({"x": there})
+        assert check(header({"x": there}), header({"x": here})) == header({"x": there})
     elif there != here:
         lines = refusal({"x": there}, {"x": here})
+        assert lines.pop() == OVERWRITE
         assert lines
         assert all(line.startswith("  - x") for line in lines)
 
 
 class TestWhatIsTold:
     def test_fields_by_their_place(self) -> None:
-        """Columns go by name, lists of one length by position, the rest as a whole."""
-        there = {"seed": 1, "columns": [{"name": "a", "values": ["x", "y"]}, {"name": "b"}], "processors": [{"e": 1}]}
-        here = {"seed": 2, "columns": [{"name": "a", "values": ["x", "z"]}, {"name": "c"}], "processors": [{"e": 2}]}
+        """Columns go by name, lists of one length by position; the cells that would differ are counted."""
+        there = {"seed": 1, "columns": [{"name": "a", "values": ["x", "y"]}, B]}
+        here = {"seed": 2, "columns": [{"name": "a", "values": ["x", "z"]}, B]}
         assert refusal(there, here) == [
-            "  - seed: 1 before, 2 now",
-            "  - columns.a.values[1]: 'y' before, 'z' now",
-            "  - columns.b: {'name': 'b'} before, nothing now",
-            "  - columns.c: nothing before, {'name': 'c'} now",
-            "  - processors[0].e: 1 before, 2 now",
+            "  - seed: 1 before, 2 now; column 'a' has 4 finished cells, column 'b' has 3 finished cells",
+            "  - columns.a.values[1]: 'y' before, 'z' now; column 'a' has 4 finished cells",
+            OVERWRITE,
         ]
 
-    def test_another_order_of_columns(self) -> None:
-        """Is told as such."""
-        columns = [{"name": "a"}, {"name": "b"}]
-        assert refusal({"columns": columns}, {"columns": columns[::-1]}) == [
-            "  - columns: in the order a, b before, b, a now"
-        ]
+    def test_models_by_the_columns_that_call_them(self) -> None:
+        """A model that only columns without cells call may change."""
+        there, here = ({"models": {"m": {"model": name}}, "uses": {"a": [], "b": ["m"]}} for name in "xy")
+        assert refusal(there, here)[0] == "  - models.m.model: 'x' before, 'y' now; column 'b' has 3 finished cells"
+        assert check(header(there), header(here), cells={"a": 4}).added == {"a": 0, "b": 1}
 
     def test_long_texts_around_the_first_difference(self) -> None:
         """What comes before and after is left out."""
         there, here = "w" * 200 + " in a friendly tone" + "v" * 200, "w" * 200 + " in an angry tone" + "v" * 200
-        (line,) = refusal({"prompt": there}, {"prompt": here})
+        line = refusal({"prompt": there}, {"prompt": here})[0].partition(";")[0]
         assert "www in a friendly tonevvv" in line
         assert "www in an angry tonevvv" in line
         assert line.count("…") == 4
@@ -85,12 +102,59 @@ class TestWhatIsTold:
     def test_fewer_rows(self) -> None:
         """Rows are not taken away."""
         assert refusal({}, {}, rows=9) == [
-            "  - the dataset has 10 rows, 9 were requested; a dataset can grow but not shrink"
+            "  - the dataset has 10 rows, 9 were requested; a dataset can grow but not shrink",
+            OVERWRITE,
         ]
 
     def test_other_outputs(self) -> None:
         """Code that now makes other columns is reported by them, and cannot be accepted."""
-        assert refusal({}, {}, outputs=("a", "b"), accept_changes=True) == ["  - outputs: ['a'] before, ['a', 'b'] now"]
+        with pytest.raises(ManifestError, match=r"outputs: \['a'\] before, \['a', 'b'\] now"):
+            check(header({}, columns=("a",)), header({}), accept_changes=True)
+
+
+class TestWhatIsAllowed:
+    def test_a_column_without_finished_cells(self) -> None:
+        """It is generated by the new recipe; row groups that were written before are written anew."""
+        there, here = ({"columns": [A, {"name": "b", "prompt": prompt}]} for prompt in ("p", "q"))
+        found = check(header(there), header(here), cells={"a": 4})
+        assert (found.edition, found.added) == (1, {"a": 0, "b": 1})
+        assert refusal(there, here, cells={"b": 1})[0].endswith("; column 'b' has 1 finished cell")
+
+    def test_a_column_that_finished_ones_depend_on(self) -> None:
+        """It counts as generated, even if all of its cells were skipped."""
+        there, here = ({"columns": [{"name": "a", "prompt": prompt}, B]} for prompt in ("p", "q"))
+        line = refusal(there, here, cells={"b": 2})[0]
+        assert line.endswith("'q' now; column 'b', which depends on 'a', has 2 finished cells")
+
+    def test_added_and_removed_columns(self) -> None:
+        """Columns come and go; one whose cells are still in the journal does not come back."""
+        found = check(header({"columns": [A]}, columns=("a",)), header({}), cells={"a": 4})
+        assert (found.columns, found.edition, found.added) == (("a", "b"), 1, {"a": 0, "b": 1})
+        with pytest.raises(ManifestError, match=r"columns\.b: not in the recipe before; column 'b' has 3 finished"):
+            check(header({"columns": [A]}, columns=("a",)), header({}))
+        alone = build_graph([sb.Column("a", list, kind="from_scratch")])
+        found = check(header({}), header({"columns": [A]}, columns=("a",)), graph=alone)
+        assert (found.columns, found.edition, found.added) == (("a",), 1, {"a": 0})
+
+    @pytest.mark.parametrize(("stage", "edition"), [("post_batch", 1), ("after_generation", 0)])
+    def test_processors_after_the_cells(self, stage: str, edition: int) -> None:
+        """They run again, those of row groups over the rows of each."""
+        found = check(header({stage: [{"expr": "b > 1"}]}), header({stage: [{"expr": "b > 2"}]}))
+        assert (found.edition, found.fingerprint[stage]) == (edition, [{"expr": "b > 2"}])
+
+    def test_processors_before_the_cells(self) -> None:
+        """They may change as long as there are no rows."""
+        there, here = {"pre_batch": [{"expr": "a > 1"}]}, {"pre_batch": [{"expr": "a > 2"}]}
+        assert refusal(there, here) == [
+            f"  - pre_batch[0].expr: 'a > 1' before, 'a > 2' now; {PASSED}",
+            OVERWRITE,
+        ]
+        assert check(header(there), header(here), cells={}).fingerprint["pre_batch"] == here["pre_batch"]
+
+    def test_another_order_of_columns(self) -> None:
+        """Row groups are written anew in that order."""
+        found = check(header({}), header({"columns": [B, A]}, columns=("b", "a")))
+        assert (found.columns, found.edition) == (("b", "a"), 1)
 
 
 CODE = {"code": {"columns.a.function": {"name": "m:f", "digest": "cpython-311-0:1"}}, "data": {}}
@@ -102,17 +166,18 @@ class TestElsewhere:
         """The error says how; once accepted, the directory knows the new code."""
         lines = refusal(CODE, EDITED)
         assert lines == [
-            "  - columns.a.function: its code was edited: m:f (cpython-311-0:1) before, m:f (cpython-311-0:2) now",
+            f"  - columns.a.function: its code was edited: {DIGESTS}; column 'a' has 4 finished cells",
             "to resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)",
         ]
-        found = check_resumable(header(CODE), EDITED, outputs=("a",), rows=10, accept_changes=True)
-        assert found == header(EDITED)
+        found = check(header(CODE), header(EDITED), accept_changes=True)
+        assert (found.fingerprint, found.edition) == (header(EDITED).fingerprint, 0)
 
     def test_what_cannot_be_accepted(self) -> None:
         """With another difference there is no such way out."""
         lines = refusal({"seed": 1, **CODE}, {"seed": 2, **EDITED}, accept_changes=True)
-        assert lines[0] == "  - seed: 1 before, 2 now"
-        assert len(lines) == 2
+        assert lines[0].startswith("  - seed: 1 before, 2 now")
+        assert len(lines) == 3
+        assert lines[-1] == OVERWRITE
 
     @pytest.mark.parametrize(("resume", "out"), [(False, True), (True, False)])
     @pytest.mark.parametrize("option", ["retry_dropped", "accept_changes"])
@@ -127,7 +192,7 @@ class TestElsewhere:
 
 def test_growth() -> None:
     """More rows make another header, whose groups follow those that are there."""
-    grown = check_resumable(header({}), {}, outputs=("a",), rows=15)
+    grown = check(header({}), header({}, rows=15))
     assert (grown.rows, grown.segments) == (15, (10,))
     assert replace(grown, rows=10, segments=()) == header({})
 
@@ -220,8 +285,8 @@ class TestRecipes:
         recipe = sb.Recipe(columns=[sb.Category("n", values=[1, 2])])
         processor = sb.Processor(stage="post_batch", apply=lambda frame: frame, name="same")
         found = self.fingerprint(recipe, processors=[processor])
-        assert found["more_processors"] == [{"stage": "post_batch", "name": "same"}]
-        assert "more_processors[0].apply" in found["code"]
+        assert found["post_batch"] == [{"name": "same"}]
+        assert "post_batch[0].apply" in found["code"]
 
     def test_unused_models_may_change(self) -> None:
         """They may come and go."""

@@ -99,13 +99,15 @@ async def test_resume_starts_a_new_dataset_in_an_empty_directory(tmp_path: Path)
 
 
 async def test_another_build_is_rejected_with_the_differences(tmp_path: Path) -> None:
-    """Other columns and fewer rows are all named."""
+    """Finished columns that differ and fewer rows are all named."""
     out = tmp_path / "d"
     await stopped(out)
-    other = [Column("n", numbers, kind="from_scratch"), Column("v", Calls()), Column("w", Calls())]
+    other = [Column("n", numbers, kind="from_scratch"), Column("v", Calls(), dtype=float), Column("w", Calls())]
     with pytest.raises(ManifestError) as raised:
         await sb.build_async(other, rows=40, out=out, config=CONFIG, resume=True)
-    assert "columns.w: nothing before" in str(raised.value)
+    assert "columns.v.dtype.v" in str(raised.value)
+    assert "column 'v' has " in str(raised.value)
+    assert "columns.w" not in str(raised.value)  # a column that was added is generated
     assert "the dataset has 50 rows, 40 were requested" in str(raised.value)
 
 

@@ -101,7 +101,9 @@ def test_every_named_point_is_reached(tmp_path: Path) -> None:
     _, retried = grow(World(LOSING), tmp_path / "losing", into=tmp_path / "retried", retry_dropped=True)
     _, regained = grow(World(SAVED), tmp_path / "losing", into=tmp_path / "regained", retry_dropped=True)
     _, published = grow(World(attrs.evolve(SMALL, after=True)), tmp_path / "after", into=tmp_path / "published")
-    assert {each.point for each in (*first, *recovered, *retried, *regained, *published)} == set(POINTS)
+    more = attrs.evolve(SMALL, columns=(*SMALL.columns, ColumnShape(name="more", type="expression")))
+    _, changed = grow(World(more), tmp_path / "run", into=tmp_path / "changed")
+    assert {each.point for each in (*first, *recovered, *retried, *regained, *published, *changed)} == set(POINTS)
 
 
 def recover(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:

@@ -90,7 +90,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "rows": dataset.rows,
         **output.counts_data(report),
         "summary": report.counts,
-        "row_groups": len(manifest.groups),
+        "row_groups": len(manifest.current),
         "row_groups_requested": manifest.expected_groups,
         "bytes": sum(part.size for part in dataset.parts),
         "journal_entries": sum(journal.groups.values()) if journal else 0,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..observe.report import Drop, Resized
+    from ..store.entries import Entry
     from ..store.journal import Journal
     from ..store.writer import DatasetWriter
     from .plan import BuildPlan
@@ -114,6 +115,9 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     plan, recorder, retry, index, state = services.plan, services.recorder, group.retry, group.index, group.state
     assert state is not None
     frontier, identities = state.frontier, group.rows.identities(group.live_rows())
+    earlier = None if retry is None else retry.revision
+    if group.renewal is not None:
+        earlier = group.renewal.record.revision
     order: list[int] | None = None
     if retry is not None and retry.rows.order is not None:
         order, identities = retry.merged(identities)
@@ -128,21 +132,24 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
             # For a run that retries them; post-batch processors need the other rows of the group too.
             of, named = (range(frontier.rows), None) if plan.post_batch else (dropped, identities)
             kept = kept_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
-            revision = 0 if retry is None else retry.revision + 1
+            revision = 0 if earlier is None else earlier + 1
             await recorder.store(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
         if retry is None and (plan.post_batch or dropped):
             # The part will not show what stateful generators were called with.
-            calls = call_entries(group.rows, [(step, called) for step, _, called in state.calls])
+            calls: list[Entry] = [*call_entries(group.rows, [(step, called) for step, _, called in state.calls])]
             if calls:
                 key = Key(group=index, purpose=Purpose.CALLS)
+                if group.renewal is not None:  # those of the columns that it had
+                    calls = [*await recorder.read(key), *calls]
                 await recorder.store(key, calls)
                 services.history.calls_kept.add(key)
     record = await _write_part(services, writer, group, rows, order)
     services.history.group_written(index)
     if recorder is not None:
         await recorder.free(group.journal_key)
-        if retry is not None:
-            await recorder.free(Key(group=index, revision=retry.revision, purpose=Purpose.KEPT))
+        if earlier is not None:
+            for purpose in (Purpose.KEPT, Purpose.RETRY):
+                await recorder.free(Key(group=index, revision=earlier, purpose=purpose))
     return record
 
 

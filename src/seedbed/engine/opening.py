@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from ..errors import StoreError
 from ..graph import GROUP, Kind
 from ..observe import events
 from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
-from .resume import plan_retry, restore_entries
+from .resume import RenewedRows, RetriedRows, plan_renewal, plan_retry, restore_entries
 from .row_group import RowGroup
 from .rows import Rows, identities_by_position
 from .services import OpenGroup
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from ..store.entries import Entry
     from ..store.manifest import GroupRecord
-    from .resume import RetriedRows
     from .rows import Identity
     from .services import Services
 
@@ -35,24 +35,29 @@ if TYPE_CHECKING:
 async def open_group(services: Services, index: int, turn: int, nursery: trio.Nursery) -> OpenGroup | None:
     """Perform `Admit`; None if there is nothing to do for the row group."""
     history, recorder, scheduler = services.history, services.recorder, services.scheduler
-    retry: RetriedRows | None = None
+    earlier: RetriedRows | RenewedRows | None = None
     entries: Sequence[Entry] = ()
-    if history.is_done(index):
-        if history.replaying:
-            await _replay(services, index, turn, nursery)
+    if history.replaying and (index in history.stale or history.is_done(index)):
+        await _replay(services, index, turn, nursery)
+    if index in history.stale:
+        earlier, entries = await _read_renewed(services, history.stale[index])
+    elif history.is_done(index):
         found = await _read_retried(services, history.retrying[index]) if index in history.retrying else None
         if found is None:
             for instance in services.shared.instances.values():
                 instance.turnstile.leave(turn)
             scheduler.passed_over()
             return None
-        retry, entries = found
+        earlier, entries = found
     elif recorder is not None and index in history.recorded:
         entries = await recorder.read(Key(group=index))
-    group, state = _new_group(services, index, turn, nursery, retry)
+    group, state = _new_group(services, index, turn, nursery, earlier)
     services.groups[index] = group
     services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
     state.begin()
+    if group.renewal is not None:
+        _restore_drops(services, group, state, group.renewal)
+        entries = [*group.renewal.cells, *group.renewal.dropped_cells, *entries]
     restored = restore_entries(state, group.rows, services.plan.steps, entries)
     services.ledger.restored += restored.total()
     services.ledger.durable += restored.total()
@@ -67,11 +72,19 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
 
 
 def _new_group(
-    services: Services, index: int, turn: int, nursery: trio.Nursery, retry: RetriedRows | None
+    services: Services, index: int, turn: int, nursery: trio.Nursery, earlier: RetriedRows | RenewedRows | None
 ) -> tuple[OpenGroup, RowGroup]:
     plan, recorder = services.plan, services.recorder
-    rows = Rows(plan, plan.layout.group_rows(index), None if retry is None else list(retry.rows.identities))
+    retry = earlier if isinstance(earlier, RetriedRows) else None
+    renewal = earlier if isinstance(earlier, RenewedRows) else None
+    identities = renewal.identities if renewal is not None else None
+    if retry is not None:
+        identities = list(retry.rows.identities)
+    rows = Rows(plan, plan.layout.group_rows(index), identities)
     barrier, key = bool(plan.pre_batch), Key(group=index)
+    if renewal is not None:
+        key = Key(group=index, revision=renewal.record.revision, purpose=Purpose.RENEWAL)
+        barrier, rows.resized = False, renewal.resized
     if retry is not None:
         key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
         if retry.rows.resized is not None:
@@ -81,7 +94,37 @@ def _new_group(
     if recorder is not None and plan.config.durability == "cell":
         journal = GroupEntries(recorder, key, rows, plan)
     state = RowGroup(index, turn, services.shared, rows, journal=journal, barrier=barrier)
-    return OpenGroup(index, rows, nursery, key, retry=retry, state=state, journal=journal), state
+    return OpenGroup(index, rows, nursery, key, retry=retry, renewal=renewal, state=state, journal=journal), state
+
+
+async def _read_renewed(services: Services, record: GroupRecord) -> tuple[RenewedRows, Sequence[Entry]]:
+    """The rows of a row group that an earlier recipe wrote, and what earlier runs added to them."""
+    store, recorder, plan = services.store, services.recorder, services.plan
+    assert store is not None  # only a resumed dataset has row groups of an earlier recipe
+    if len(record.resized) > len(plan.pre_batch) and record.generated is None:
+        raise StoreError(
+            f"row group {record.index} cannot be processed again: its rows before the post-batch processors are lost; "
+            "resume with the processors as they were, or pass --overwrite (overwrite=True) for a new dataset"
+        )
+
+    async def read(purpose: Purpose) -> Sequence[Entry]:
+        key = Key(group=record.index, revision=record.revision, purpose=purpose)
+        return () if recorder is None else await recorder.read(key)
+
+    part = record.generated or record.part
+    table = None if part is None else await services.store_thread(lambda: read_table(store.writer.path, part))
+    kept, retried = await read(Purpose.KEPT), await read(Purpose.RETRY)
+    return plan_renewal(plan, record, table, kept, retried), await read(Purpose.RENEWAL)
+
+
+def _restore_drops(services: Services, group: OpenGroup, state: RowGroup, renewal: RenewedRows) -> None:
+    """Rows that were dropped stay dropped, unless they are retried and something is stored of them."""
+    steps = {step.name: step for step in services.plan.steps}
+    for row, drop in renewal.drops:
+        if row is None:
+            group.rows.drops.append(drop)
+        elif drop.kind != "failed" or not services.plan.retry_dropped:
+            state.restore_dropped(steps.get(drop.column), row, drop)
 
 
 async def _read_retried(services: Services, record: GroupRecord) -> tuple[RetriedRows, Sequence[Entry]] | None:
@@ -103,7 +146,7 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
     store, recorder, plan = services.store, services.recorder, services.plan
     assert store is not None
     assert store.manifest is not None  # only a resumed dataset has groups that are done
-    record = store.manifest.groups[index]
+    record, added = store.manifest.groups[index], plan.header.added
     source, key = range(record.start, record.stop), Key(group=index, purpose=Purpose.CALLS)
     stored: Sequence[Entry] = ()
     if recorder is not None and key in store.recovered.kept:
@@ -121,12 +164,15 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
         up = trio.Event()
         instance.turnstile.enter(turn, up.set)
         await up.wait()
-        steps = {plan.steps[node].name: plan.steps[node] for node in instance.nodes}
+        known = [plan.steps[node] for node in instance.nodes]
+        steps = {step.name: step for step in known if added.get(step.name, 0) <= record.edition}
         if stored:
             calls = [each for each in stored if isinstance(each, GeneratorCall) and each.column in steps]
             groups = ((steps[call.column], past(call.inputs, list(call.identities))) for call in calls)
         else:
-            written = written or past(await _read_part(services, record), identities_by_position(source, record.rows))
+            columns = await _read_part(services, record)
+            height = len(next(iter(columns.values()), ()))
+            written = written or past(columns, identities_by_position(source, height))
             groups = ((step, written) for step in steps.values())
         for step, group in groups:
             for row in group.live_rows() if step.kind is Kind.CELL else [GROUP]:
@@ -135,7 +181,7 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
 
 async def _read_part(services: Services, record: GroupRecord) -> dict[str, list[Any]]:
     """The rows of a part by column, without columns that processors added."""
-    store, part = services.store, record.part
+    store, part = services.store, record.generated or record.part
     if store is None or part is None:
         return {}
     table = await services.store_thread(lambda: read_table(store.writer.path, part))

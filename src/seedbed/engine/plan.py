@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import functools
 import pickle
+import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
+import pyarrow as pa
 
 from ..checks import is_number, is_whole
 from ..columns.base import Column
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Graph, Kind, Stage, build_graph, check_columns, nearest
+from ..recipe.file import recipe_text
 from ..recipe.recipe import code_fields
 from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
-from ..store.manifest import Layout, Manifest, is_dataset
+from ..store.manifest import Header, Layout, Manifest, is_dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import declared_type
 from ..store.writer import check_output
+from .changes import check_resumable, measure_progress
 from .config import RunConfig
-from .fingerprint import check_resumable, columns_fingerprint
+from .fingerprint import columns_fingerprint
 from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Step
 
@@ -28,11 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
-
     from ..columns.base import Call
     from ..graph import Node
-    from ..store.manifest import Header
     from .source import Source
 
 
@@ -50,17 +53,17 @@ class BuildPlan:
     after_generation: tuple[Processor, ...]
     declared: Mapping[str, pa.DataType]
     out: Path | None
-    fingerprint: Mapping[str, Any]
+    header: Header  # of the directory, as this build has it
     source: Source
     layout: Layout
     done: Manifest | None = None  # of earlier runs, if this one resumes them
-    header: Header | None = None  # the new header of the directory, if it changes
     retry_dropped: bool = False  # rows that earlier runs dropped are retried
 
     @property
     def finished_rows(self) -> int:
         """The number of rows that earlier runs wrote or dropped and that this run does not retry."""
-        groups = () if self.done is None else self.done.groups.values()
+        groups = [*self.done.groups.values()] if self.done is not None else []
+        groups = [group for group in groups if group.edition == self.header.edition]  # others are written anew
         retried = sum(drop.kind in ("failed", "skipped") for group in groups for drop in group.drops)
         return sum(group.stop - group.start for group in groups) - (retried if self.retry_dropped else 0)
 
@@ -134,25 +137,20 @@ def plan_build(
         raise DatasetGenerationError(problems)
     check_main_guard(starts_processes=any(column.process for column in columns))
     graph = build_graph(columns)
-    fingerprint: Mapping[str, Any] = {}
-    done: Manifest | None = None
-    header: Header | None = None
-    layout = Layout(rows=rows, size=config.buffer_size)
-    if out is not None:
-        done = read_manifest(out) if resume and is_dataset(out) else None
-        if done is None:
-            check_output(out)
-        fingerprint = source.fingerprint() if source.fingerprint else columns_fingerprint(columns, processors)
-    if done is not None:
+    declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
+    done = read_manifest(out) if out is not None and resume and is_dataset(out) else None
+    if out is not None and done is None:
+        check_output(out)
+    own = header = _new_header(source, graph, declared, rows=rows, stored=out is not None)
+    if done is not None and out is not None:
         assert done.header is not None  # a manifest without one cannot be read
-        header = check_resumable(
-            done.header, fingerprint, outputs=graph.outputs, rows=rows, accept_changes=accept_changes
-        )
-        layout = header.layout
-        config = attrs.evolve(config, buffer_size=layout.size)
+        progress = functools.partial(measure_progress, out, done)
+        header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
+        if done.finished is None:  # a finished dataset is left as it is if only connection details differ
+            header = msgspec.structs.replace(header, recipe=own.recipe)
+        config = attrs.evolve(config, buffer_size=header.buffer_size)
     positions = {node: position for position, node in enumerate(graph.order)}
     pairs = zip(columns, graph.nodes, strict=True)
-    declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
     return BuildPlan(
         graph=graph,
         steps=tuple(_step(column, node, positions[node.index], config) for column, node in pairs),
@@ -164,12 +162,32 @@ def plan_build(
         after_generation=tuple(each for each in processors if each.stage is Stage.AFTER_GENERATION),
         declared=declared,
         out=out,
-        fingerprint=fingerprint,
+        header=header,
         source=source,
-        layout=layout,
+        layout=header.layout,
         done=done,
-        header=None if done is None or header == done.header else header,
         retry_dropped=retry_dropped,
+    )
+
+
+def _new_header(
+    source: Source, graph: Graph, declared: Mapping[str, pa.DataType], *, rows: int, stored: bool
+) -> Header:
+    """The header of a new dataset; only what is `stored` has a fingerprint, because files are read for it."""
+    fingerprint: Mapping[str, Any] = {}
+    if stored:
+        make = source.fingerprint or functools.partial(columns_fingerprint, source.columns, source.processors)
+        fingerprint = make()
+    return Header(
+        rows=rows,
+        buffer_size=source.config.buffer_size,
+        columns=graph.outputs,
+        declared=pa.schema(list(declared.items())),
+        fingerprint=dict(fingerprint),
+        recipe=None if source.recipe is None or not stored else recipe_text(source.recipe),
+        publishes_at_end=any(each.stage is Stage.AFTER_GENERATION for each in source.processors),
+        created=time.time(),
+        version=version("seedbed"),
     )
 
 

@@ -2,7 +2,8 @@
 
 `History` knows which row groups are done. A row group is a function of its outcomes: the same outcomes in the same
 order give the same state (`restore_entries`). Stateful generators get the state that was saved with their outcomes, and
-dropped rows of finished row groups are retried with what is finished of them.
+dropped rows of finished row groups are retried with what is finished of them (`plan_retry`). A row group that an
+earlier recipe wrote is written anew with its finished cells (`plan_renewal`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..errors import StoreError
-from ..graph import Kind
+from ..graph import GROUP, Kind
 from ..store import codec
 from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
 from ..store.journal import Recovered
+from ..store.values import values_of
 from .row_group import Consequence
 from .rows import identities_by_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from ..observe.report import Drop, Ledger, Resized
     from ..store.entries import Entry
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class History:
-    """Row groups that are done, those to be retried, and stateful generators to be replayed.
+    """Row groups that are done, those to be written anew or retried, and stateful generators to be replayed.
 
     Changed when a row group is checkpointed.
     """
@@ -48,6 +52,8 @@ class History:
         self._done_above: set[int] = set()
         # Row groups whose record is in the manifest, but which are not done yet.
         self._written: set[int] = set()
+        # Row groups that an earlier recipe wrote, and that are not written anew yet.
+        self.stale: dict[int, GroupRecord] = {}
         # Finished row groups whose dropped rows are to be retried, and were not yet.
         self.retrying: dict[int, GroupRecord] = {}
         # Stateful generators whose state was not saved, by identity: they are called again.
@@ -67,6 +73,10 @@ class History:
         for index, group in sorted(manifest.groups.items()):
             if retry and group.skipped is not None:
                 continue  # nothing of it was generated that could be lost: it is generated as a whole
+            if not manifest.is_current(group):
+                self.stale[index] = group
+                self._written.add(index)
+                continue
             self.group_done(index)
             ledger.written += group.rows
             ledger.resize(group.resized)
@@ -106,6 +116,7 @@ class History:
 
     def group_done(self, index: int) -> None:
         """A row group is checkpointed or skipped."""
+        self.stale.pop(index, None)
         self._written.discard(index)
         self._done_above.add(index)
         while self._done_below in self._done_above:
@@ -191,6 +202,10 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                     error=entry.error,
                     consequence=Consequence(entry.consequence),
                 )
+            case Failed(row=row, consequence=Consequence.DROPPED.value):  # by a column that was removed
+                for each in range(rows.count) if row == GROUP else (row,):
+                    if 0 <= each < rows.count and not group.frontier.dropped[each]:
+                        group.restore_dropped(None, each, rows.dropped(each, entry.column, entry.attempt, entry.error))
             case Answer(column=column, row=row):
                 group.restore_answer(column, row, entry.key, entry.answer)
             case Rebuilt(columns=columns) if group.can_restore_rebuilt():
@@ -254,6 +269,98 @@ def plan_retry(
     }
     drops = tuple(drop for drop in record.drops if drop not in tried)
     return RetriedRows(revision=record.revision, rows=rows, drops=drops), known
+
+
+@attrs.frozen(kw_only=True)
+class RenewedRows:
+    """The rows of a row group that an earlier recipe wrote, in order, with their finished cells.
+
+    `drops` stay dropped: those with a position belong to the row there. `dropped_cells` are finished cells of dropped
+    rows.
+    """
+
+    record: GroupRecord
+    identities: list[Identity]
+    drops: list[tuple[int | None, Drop]]
+    cells: list[FinishedRows]
+    dropped_cells: list[FinishedRows]
+    resized: Resized
+
+
+def plan_renewal(
+    plan: BuildPlan, record: GroupRecord, table: pa.Table | None, kept: Sequence[Entry], retried: Sequence[Entry]
+) -> RenewedRows:
+    """The rows of a row group that is written anew: those of its `table`, and its dropped rows.
+
+    `kept` is what is stored of dropped rows, and `retried` what a retry of them finished that was not completed.
+    """
+    header = kept[0] if kept and isinstance(kept[0], KeptRows) else None
+    # A row that failed before the pre-batch processors has no identity after them.
+    seeds = {step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH} if plan.pre_batch else set[str]()
+    gone = {(drop.row, drop.copy) for drop in record.drops if drop.column not in seeds}
+    written = _written_identities(plan, record, header, gone)
+    if len(written) != (0 if table is None else table.num_rows):
+        raise StoreError(f"row group {record.index} has other rows than its record in the manifest")
+    dropped = [] if header is None else [identity for identity in header.identities if identity in gone]
+    identities = sorted({*written, *dropped})
+    at = {identity: position for position, identity in enumerate(identities)}
+    added = plan.header.added
+    steps = [plan.steps[node] for node in plan.graph.order]
+    steps = [step for step in steps if added.get(step.name, 0) <= record.edition]
+    rows = [at[identity] for identity in written]
+    cells = [
+        FinishedRows(column=step.name, rows=rows, columns=[values_of(table.column(name)) for name in step.outputs])
+        for step in steps
+        if table is not None
+    ]
+    dropped_cells: list[FinishedRows] = []
+    if header is not None:
+        # A retry numbers the rows that it could retry, which are those of `kept`.
+        places = {row: at[identity] for row, identity in enumerate(header.identities) if identity in gone}
+        known = {step.name: step for step in steps}
+        found = (each for each in (*kept[1:], *retried) if isinstance(each, Finished | FinishedRows))
+        dropped_cells = [_moved(known[each.column], each, places) for each in found if each.column in known]
+    return RenewedRows(
+        record=record,
+        identities=identities,
+        drops=[(None if drop.column in seeds else at.get((drop.row, drop.copy)), drop) for drop in record.drops],
+        cells=cells,
+        dropped_cells=[each for each in dropped_cells if each.rows],
+        resized=record.resized[: len(plan.pre_batch)],
+    )
+
+
+def _written_identities(
+    plan: BuildPlan, record: GroupRecord, kept: KeptRows | None, gone: Collection[Identity]
+) -> list[Identity]:
+    """The identities of the rows of a part before its post-batch processors."""
+    if kept is not None and kept.order is not None:
+        return kept.order
+    source, part = range(record.start, record.stop), record.generated or record.part
+    if kept is not None:
+        found = kept.identities
+    elif plan.pre_batch:
+        found = identities_by_position(source, len(gone) + (0 if part is None else part.rows))
+    else:
+        found = [(row, 0) for row in source]
+    return [identity for identity in found if identity not in gone]
+
+
+def _moved(step: Step, entry: Finished | FinishedRows, places: Mapping[int, int]) -> FinishedRows:
+    """Finished cells with other positions of their rows, without those of rows that have none."""
+    if isinstance(entry, FinishedRows):
+        rows, columns = entry.rows, entry.columns
+    elif entry.row < 0:
+        rows, columns = entry.value
+    else:
+        values = [entry.value] if len(step.outputs) == 1 else entry.value
+        rows, columns = [entry.row], [[value] for value in values]
+    kept = [at for at, row in enumerate(rows) if row in places]
+    return FinishedRows(
+        column=entry.column,
+        rows=[places[rows[at]] for at in kept],
+        columns=[[values[at] for at in kept] for values in columns],
+    )
 
 
 def kept_entries(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +47,7 @@ class Rows(Protocol):
     """The values of a row group. The row group decides when they change, and reads none of them."""
 
     skipped: str | None
+    drops: list[Drop]
     resized: Resized  # per processor
 
     @property
@@ -206,6 +208,12 @@ class RowGroup:
         for name, values in zip(step.outputs, columns, strict=True):
             for row, value in zip(rows, values, strict=True):
                 self.rows.write_value(name, row, value)
+        for row in rows:
+            if frontier.dropped[row] and not frontier.runs_always(step.node):
+                frontier.note_done(step.node, row)
+            if step.has_skip_rule:  # columns that depend on it may be skipped with it
+                with suppress(Exception):  # the rule reads values of generators; its cell is finished in any case
+                    self.rows.skips(step, row)
         if not is_cell and len(rows) == frontier.rows:
             ready = frontier.complete_group(step.node)
         else:
@@ -215,6 +223,18 @@ class RowGroup:
             if task is not None:
                 self._done(task)
             self._settle(step.node, row)
+        self._make_ready(ready)
+
+    def restore_dropped(self, step: Step | None, row: int, drop: Drop) -> None:
+        """A row that an earlier run dropped stays dropped; `step` failed, None if its column was removed since."""
+        ready: Sequence[tuple[int, int]]
+        if step is None or step.node < 0:
+            ready = self.frontier.drop_row(row)
+        else:
+            _, ready = self.frontier.fail(step.node, row)
+        self.rows.drops.append(drop)
+        self._cancel_dropped(row, drop)
+        self._advance_gates()
         self._make_ready(ready)
 
     def can_restore_rebuilt(self) -> bool:
@@ -418,9 +438,7 @@ class RowGroup:
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
         for spent in self._spent.pop(row, ()):
             self._shared.ledger.waste(*spent)
-        self._cancel_tasks(row, f"row {drop.row} was dropped: {drop.reason}")
-        if not self.frontier.live:
-            self._cancel_tasks(GROUP, "every row of the group was dropped")
+        self._cancel_dropped(row, drop)
         self._shared.notify.emit(
             events.RowDropped,
             row_group=self.index,
@@ -429,6 +447,11 @@ class RowGroup:
             attempts=drop.attempts,
             error=drop.error,
         )
+
+    def _cancel_dropped(self, row: int, drop: Drop) -> None:
+        self._cancel_tasks(row, f"row {drop.row} was dropped: {drop.reason}")
+        if not self.frontier.live:
+            self._cancel_tasks(GROUP, "every row of the group was dropped")
 
     def _cancel_tasks(self, row: int, reason: str) -> None:
         """Cancel every task of a row, or of the whole group, except those that run for dropped rows too."""

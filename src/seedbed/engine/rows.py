@@ -98,10 +98,14 @@ class Rows:
 
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop:
         """Record that a row failed."""
-        source, copy = self.identity(row)
-        drop = Drop(row=source, copy=copy, kind="failed", column=step.name, attempts=attempts, error=error)
+        drop = self.dropped(row, step.name, attempts, error)
         self.drops.append(drop)
         return drop
+
+    def dropped(self, row: int, column: str, attempts: int, error: str) -> Drop:
+        """What there is to say about a row that failed."""
+        source, copy = self.identity(row)
+        return Drop(row=source, copy=copy, kind="failed", column=column, attempts=attempts, error=error)
 
     def skip(self, reason: str) -> None:
         """Drop every row: a pre-batch processor failed."""
@@ -180,8 +184,10 @@ class Rows:
 
     def take_over(self, columns: dict[str, list[Any]], resized: Resized, drops: list[Drop]) -> int:
         """Continue with the rows that pre-batch processors returned in an earlier run; returns how many they are."""
-        count = len(columns[self._plan.seed_outputs[0]])
-        self.replace(columns, identities_by_position(self.source, count))
+        count = len(next(iter(columns.values())))
+        # Those of columns that the recipe no longer has are left out.
+        known = {name: values for name, values in columns.items() if name in self._plan.seed_outputs}
+        self.replace(known, identities_by_position(self.source, count))
         self.resized = resized
         self.drops = drops
         return count

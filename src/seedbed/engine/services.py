@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..runtime.throttle import Permit
     from ..store.entries import Key, UsageEntries
     from .plan import BuildPlan
-    from .resume import History, RetriedRows
+    from .resume import History, RenewedRows, RetriedRows
     from .row_group import RowGroup, Shared
     from .rows import Rows
     from .scheduler import Scheduler
@@ -41,6 +41,7 @@ class OpenGroup:
     nursery: trio.Nursery
     journal_key: Key
     retry: RetriedRows | None = None
+    renewal: RenewedRows | None = None
     state: RowGroup | None = None
     journal: GroupEntries | None = None
     closing: trio.Event = attrs.field(factory=trio.Event)  # set when it is to be checkpointed or closed

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import pyarrow as pa
 import trio
 
 from ..errors import OutputDirectoryError, StoreError
-from ..recipe.file import recipe_text
+from ..runtime import faults
 from ..store import codec
 from ..store.entries import Answer, Failed, Finished, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
-from ..store.manifest import Header
 from ..store.writer import DatasetWriter
 from .source import RECIPE_NAME, store_recipe
 
@@ -72,19 +68,8 @@ def open_store(plan: BuildPlan, out: Path) -> Store:
 
 
 def _new_store(plan: BuildPlan, out: Path) -> Store:
-    recipe = None if plan.source.recipe is None else recipe_text(plan.source.recipe)
-    header = Header(
-        rows=plan.rows,
-        buffer_size=plan.config.buffer_size,
-        columns=plan.graph.outputs,
-        declared=pa.schema(list(plan.declared.items())),
-        fingerprint=dict(plan.fingerprint),
-        recipe=recipe,
-        publishes_at_end=bool(plan.after_generation),
-        created=time.time(),
-        version=version("seedbed"),
-    )
-    store = Store(DatasetWriter.create(out, header))
+    recipe = plan.header.recipe
+    store = Store(DatasetWriter.create(out, plan.header))
     try:
         if recipe is not None:
             store_recipe(out, recipe)
@@ -98,6 +83,7 @@ def _new_store(plan: BuildPlan, out: Path) -> Store:
 
 def _left_store(plan: BuildPlan, out: Path) -> Store:
     assert plan.done is not None
+    assert plan.done.header is not None  # a manifest without one cannot be read
     journal: Journal | None = None
     recovered = Recovered()
     with contextlib.ExitStack() as on_error:
@@ -139,8 +125,12 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
             damage += recovered.damage
             _clear(opened, recovered, manifest)
         # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
-        if plan.header is not None:
-            writer.grow(plan.header)
+        if plan.header != plan.done.header:
+            # Before the header: `seedbed resume DIR` must not take the earlier recipe for a change of this one.
+            if plan.header.recipe is not None and plan.header.recipe != plan.done.header.recipe:
+                store_recipe(out, plan.header.recipe)
+                faults.reach("recipe replaced")
+            writer.change(plan.header)
         on_error.pop_all()
     return Store(writer, journal, manifest, recovered, damage)
 

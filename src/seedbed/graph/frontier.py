@@ -159,7 +159,7 @@ class Frontier:
     def complete_rows(self, node: int, rows: Iterable[int]) -> list[Ready]:
         """Some rows of a whole column are finished, as those that an earlier run generated of rows that are retried."""
         ready: list[Ready] = []
-        done, out, dropped = self._done[node], self._out_of(node), self.dropped
+        done, out = self._done[node], self._out_of(node)
         found = [row for row in rows if not out[row] and not done[row]]
         for row in found:
             done[row] = 1
@@ -168,11 +168,11 @@ class Frontier:
         if not found or self.barrier:
             return ready
         # Row by row and not column by column: what needs several of these columns is then ready early on.
-        downs = [(down, self._waits[down], self._always[down]) for down in self._cells_down[node]]
+        downs = [(down, self._waits[down], self._out_of(down)) for down in self._cells_down[node]]
         for row in found:
-            for down, waits, always in downs:
+            for down, waits, down_out in downs:
                 waits[row] -= 1
-                if not waits[row] and (always or not dropped[row]):
+                if not waits[row] and not down_out[row]:
                     ready.append((down, row))
         for down in self._groups_down[node]:
             # Rows that the column does not run for were subtracted when they were dropped.

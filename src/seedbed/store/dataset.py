@@ -51,7 +51,8 @@ class Dataset:
             self.parts, self.arrow_schema, self.conflicts = published.parts, published.schema, published.conflicts
             self._resized = published.resized
         else:
-            self.parts = tuple(group.part for group in manifest.in_order if group.part is not None)
+            # Row groups of an earlier recipe count again once they are written anew.
+            self.parts = tuple(group.part for group in manifest.current if group.part is not None)
             found = manifest.finished
             self.arrow_schema, self.conflicts = (found.schema, found.conflicts) if found else manifest.unified()
             self._resized = ()
@@ -86,7 +87,7 @@ class Dataset:
     @property
     def drops(self) -> tuple[Drop, ...]:
         """The rows that are not in the dataset and why, in row-group order."""
-        return tuple(drop for group in self._manifest.in_order for drop in group.drops)
+        return tuple(drop for group in self._manifest.current for drop in group.drops)
 
     def dropped(self) -> pl.DataFrame:
         """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
@@ -114,7 +115,7 @@ class Dataset:
         manifest, ledger = self._manifest, Ledger()
         header = manifest.header
         assert header is not None  # a manifest without one cannot be read
-        for group in manifest.in_order:
+        for group in manifest.current:
             ledger.resize(group.resized)
             ledger.dropped.extend(group.drops)
             if group.skipped is not None:
@@ -125,7 +126,9 @@ class Dataset:
         journal = inspect_journal(self.path, commits=manifest.commits)
         # The usage since the last checkpoint is in the journal only.
         ledger.take_over((*manifest.usage, *(journal.usage if journal else ())))
-        return ledger.report(rows=header.rows, unfinished=header.layout.rows_of_others(manifest.groups))
+        return ledger.report(
+            rows=header.rows, unfinished=header.layout.rows_of_others(group.index for group in manifest.current)
+        )
 
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:

@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     RETRY = 1  # dropped rows of a finished row group, in a revision of its part, that are retried
     KEPT = 2  # what is finished of the dropped rows of a finished row group, in a revision of its part
     CALLS = 3  # what stateful generators were called with for a finished row group
+    RENEWAL = 4  # a finished row group, in a revision of its part, that is written anew because the recipe changed
 
 
 class Key(msgspec.Struct, array_like=True, frozen=True, kw_only=True, cache_hash=True):
@@ -203,6 +204,24 @@ def _is_sound(entry: Entry, *, trusted: bool) -> bool:
 
 def _have_length(columns: Iterable[Any], length: int) -> bool:
     return all(len(column) == length for column in columns)
+
+
+def count_cells(data: bytes) -> list[tuple[str, int]]:
+    """Return the finished cells of encoded entries, each with its column; no value is read, whoever wrote them."""
+    try:
+        entries: list[Entry] = msgspec.msgpack.decode(data, type=list[Entry], ext_hook=lambda _code, _data: None)
+    except codec.FAILED:
+        return []
+    counts: list[tuple[str, int]] = []
+    for entry in entries:
+        match entry:
+            case Finished(row=row) if row >= 0:
+                counts.append((entry.column, 1))
+            case Finished(value=[list(rows), *_]):
+                counts.append((entry.column, len(rows)))
+            case FinishedRows(rows=rows):
+                counts.append((entry.column, len(rows)))
+    return counts
 
 
 def cells_in(entries: Iterable[Entry]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import stat
 import sys
 import uuid
@@ -82,6 +83,19 @@ def rename(directory: Path, old: str, new: str) -> None:
     """Rename a file, within a folder or to another one, replacing what has that name."""
     with _opened_folder(directory, old) as (folder, last), _opened_folder(directory, new) as (target, name):
         os.replace(last, name, src_dir_fd=folder, dst_dir_fd=target)
+
+
+def copy(directory: Path, old: str, new: str) -> None:
+    """Give a file that never changes a second name, or copy it where the file system cannot, and wait for the disk."""
+    try:
+        with _opened_folder(directory, old) as (folder, last), _opened_folder(directory, new, make=True) as target:
+            os.link(last, target[1], src_dir_fd=folder, dst_dir_fd=target[0], follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        with open_file(directory, old) as source, io.BufferedWriter(create(directory, new)) as file:
+            shutil.copyfileobj(source, file)
+            file.flush()
+            os.fsync(file.fileno())
+    sync_directory((directory / new).parent)
 
 
 def remove(directory: Path, name: str) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from ..errors import StoreError
 from ..observe.report import Count  # noqa: TC001 - msgspec reads the annotations
 from ..runtime import faults
-from .entries import Entry, Key, UsageEntries, decode, encode
+from .entries import Entry, Key, UsageEntries, count_cells, decode, encode
 from .files import PRIVATE, create, open_file, read_file, remove, sync_directory
 from .log import HEADER_SIZE, append, frame, scan
 
@@ -186,6 +186,15 @@ def inspect_journal(directory: Path, *, commits: int = 0) -> Recovered | None:
     return index.recovered(damaged.values())
 
 
+def stored_cells(directory: Path) -> Iterator[tuple[Key, str, int]]:
+    """Yield how many finished cells of which column a journal has under each key; nothing is changed."""
+    with _errors_named(directory):
+        index, _ = _read(directory, 0)
+        for key in list(index.entries):
+            for _, stored in _entries(directory, index, key):
+                yield from ((key, column, cells) for column, cells in count_cells(stored.data))
+
+
 class Journal:
     """The open journal of a dataset directory; its methods may be called from any thread, one at a time gets through.
 
@@ -332,11 +341,7 @@ class Journal:
         return True
 
     def _stored(self, key: Key) -> Iterator[tuple[_Place, _Stored]]:
-        for _, place in sorted(self._index.entries.get(key, {}).items()):
-            with open_file(self.directory, _name(place.segment)) as file:
-                start = file.seek(place.start + HEADER_SIZE)
-                payload = file.read(place.end - start)
-            yield place, _DECODER.decode(payload).stored[place.position]
+        return _entries(self.directory, self._index, key)
 
     def _append(
         self,
@@ -427,6 +432,15 @@ class Journal:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"the journal in {str(self.directory)!r} is closed")
+
+
+def _entries(directory: Path, index: _Index, key: Key) -> Iterator[tuple[_Place, _Stored]]:
+    """Yield the entries of a key in the order of their commits."""
+    for _, place in sorted(index.entries.get(key, {}).items()):
+        with open_file(directory, _name(place.segment)) as file:
+            start = place.start + HEADER_SIZE
+            payload = os.pread(file.fileno(), place.end - start, start)
+        yield place, _DECODER.decode(payload).stored[place.position]
 
 
 def _read(directory: Path, commits: int) -> tuple[_Index, dict[int, str]]:

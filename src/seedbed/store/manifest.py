@@ -106,6 +106,9 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     recipe: str | None = None
     # The root is published from all row groups at the end, and these are stored in `.seedbed/parts` until then.
     publishes_at_end: bool = False
+    # How often the recipe has changed so that row groups have to be written anew, and when each column was added.
+    edition: Count = 0
+    added: dict[str, Count] = {}
     created: float
     version: str
     format: int = FORMAT
@@ -123,8 +126,8 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
     """A finished row group: source rows `start` to `stop` (not included), and what became of them.
 
     `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not. `revision`
-    counts how often its dropped rows were retried. `generated` holds the rows before post-batch processors, if there
-    are such processors.
+    counts how often it was replaced: its dropped rows were retried, or the recipe changed. `generated` holds the rows
+    before post-batch processors, if there are such processors. `edition` is that of the header when it was written.
     """
 
     index: Count
@@ -137,6 +140,7 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
     conflicts: tuple[Conflict, ...] = ()
     skipped: str | None = None
     revision: Count = 0
+    edition: Count = 0
     # The number of the last commit to the journal before this: a journal that ends earlier has lost something.
     commits: Count = 0
 
@@ -257,10 +261,16 @@ class Manifest:
                 # The unified schema and the published files of a dataset that was grown cover only a part of it.
                 self.header = record
                 self.finished = None
+                if not record.publishes_at_end:
+                    self.published = None
             case GroupRecord():
+                before = self.groups.get(record.index)
                 self.groups[record.index] = record
                 # The unified schema, the published files and the states do not cover this row group.
-                self.finished = self.states = None
+                self.finished = None
+                # Where only its files differ, or its columns and processors, no generator was called for its rows.
+                if before is None or (record.revision > before.revision and record.edition == before.edition):
+                    self.states = None
             case Finished():
                 self.finished = record
             case Published():
@@ -281,9 +291,18 @@ class Manifest:
     def in_order(self) -> list[GroupRecord]:
         return [group for _, group in sorted(self.groups.items())]
 
+    def is_current(self, group: GroupRecord) -> bool:
+        """True if a row group was written by the present recipe; one that was skipped has nothing to be rewritten."""
+        return self.header is None or group.edition == self.header.edition or group.skipped is not None
+
+    @property
+    def current(self) -> list[GroupRecord]:
+        """The row groups that the present recipe wrote, in the order of their rows."""
+        return [*filter(self.is_current, self.in_order)]
+
     def unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
         """Return the schema of all rows as generated, and the columns that cannot have one type."""
-        groups = self.in_order
+        groups = self.current
         schema, found = unify(
             ((group.part.name, group.part.schema) for group in groups if group.part is not None),
             declared=self.header.declared_types if self.header else {},

@@ -220,6 +220,28 @@ def _json_default(value: Any) -> object:
         return str(value)
 
 
+def values_of(column: pa.ChunkedArray[Any]) -> list[Any]:
+    """Return a stored column as values that are stored as the same type again."""
+    kind: Any = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if is_list and kind.value_type in _VECTORS:  # those of Python numbers would become vectors of 64 bits
+        return [None if each is None else np.asarray(each, _VECTORS[kind.value_type]) for each in column.to_pylist()]
+    return column.to_pylist()
+
+
+_VECTORS: dict[pa.DataType, type] = {
+    pa.float16(): np.float16,
+    pa.float32(): np.float32,
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.uint8(): np.uint8,
+    pa.uint16(): np.uint16,
+    pa.uint32(): np.uint32,
+    pa.uint64(): np.uint64,
+}
+
+
 class Buffer:
     """One row group, column by column; a cell that was not written is None.
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
-from .files import PRIVATE, check_links, create, is_temporary, open_file, remove, rename, sync_directory
+from .files import PRIVATE, check_links, copy, create, exists, is_temporary, open_file, remove, rename, sync_directory
 from .manifest import (
     LOCK_NAME,
     MANIFEST_NAME,
@@ -41,6 +41,7 @@ from .parts import (
     place,
     read_table,
     stage,
+    staged_name,
 )
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 
@@ -143,8 +144,10 @@ class DatasetWriter:
         with self._lock:
             return self._manifest.in_order
 
-    def _part_name(self, index: int) -> str:
-        return internal_name(index) if self.header.publishes_at_end else part_name(index)
+    def _part_name(self, index: int, edition: int | None = None) -> str:
+        """The name of a row group's part: what an earlier recipe wrote is not in the root."""
+        is_current = edition in (None, self.header.edition)
+        return part_name(index) if is_current and not self.header.publishes_at_end else internal_name(index)
 
     @classmethod
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
@@ -191,6 +194,7 @@ class DatasetWriter:
                 file.close()
                 writer._file = _write_manifest(directory, manifest)
             writer._remove_leftovers()
+            writer._move_parts()
         return writer, manifest, found
 
     def _check_groups(self) -> Iterator[str]:
@@ -215,8 +219,7 @@ class DatasetWriter:
                 manifest.published = manifest.finished = None
                 yield from (f"{wrong}; the processors over the whole dataset run again" for wrong in found)
             else:
-                for part in manifest.published.parts:
-                    place(self.path, part)
+                self._place_published(manifest.published)
         if manifest.finished is not None and manifest.finished.dropped is not None:
             wrong = damage(self.path, manifest.finished.dropped)
             if wrong is not None:
@@ -228,14 +231,31 @@ class DatasetWriter:
         part, generated = (None if each is None else place(self.path, each) for each in (group.part, group.generated))
         return replace(group, part=part, generated=generated)
 
-    def grow(self, header: Header) -> None:
-        """Replace the header: the dataset has more rows now, or its code changed.
+    def change(self, header: Header) -> None:
+        """Replace the header: the dataset has more rows now, or its recipe changed.
 
-        `publish` and `finish` are due again; published files stay in the root until then.
+        `publish` and `finish` are due again; published files stay in the root until then. Row groups of an earlier
+        `edition` leave the root and are to be written anew.
         """
         with self._alone():
             self._append(header)
+            faults.reach("header replaced")
             self.header = header
+            self.declared = header.declared_types
+            self._remove_leftovers()
+            self._move_parts()
+
+    def _move_parts(self) -> None:
+        """Rename parts to where the header has them; a process that dies in between is followed by one that does."""
+        for group in self._manifest.in_order:
+            part = group.part
+            name = self._part_name(group.index, group.edition)
+            if part is None or part.name == name:
+                continue
+            staged = staged_name(name)
+            copy(self.path, part.name, staged)
+            faults.reach("part copied")
+            self._list(replace(group, part=replace(part, name=name, staged=staged)))
 
     def write_group(
         self,
@@ -257,9 +277,12 @@ class DatasetWriter:
         name = self._part_name(group.index)
         with self._alone():
             before = self._manifest.groups.get(group.index)
+        group = replace(group, edition=self.header.edition)
         # A group that was skipped as a whole has no rows: it may be generated later.
         if order is None and before is not None and before.skipped is None:
-            raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
+            if before.edition == group.edition:
+                raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
+            group = replace(group, revision=before.revision + 1)
         table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
         if order is not None and before is not None:
             if before.part is not None:
@@ -288,16 +311,17 @@ class DatasetWriter:
         Listed before the rename: at every instant the manifest names files that exist and are whole, and the root holds
         nothing else.
         """
+        before = self._manifest.groups.get(group.index)
         try:
             self._append(group)
         except StoreError:
             discard(self.path, *group.parts)
             raise
         faults.reach("part listed")
-        if group.part is None:
-            remove(self.path, self._part_name(group.index))
-        if group.generated is None:
-            remove(self.path, generated_name(group.index))
+        named = {part.name for part in group.parts}
+        for part in before.parts if before is not None else ():
+            if part.name not in named:
+                remove(self.path, part.name)
         self._manifest.groups[group.index] = group = self._placed(group)
         return group
 
@@ -363,7 +387,7 @@ class DatasetWriter:
         """Replace the files of the root by the rows that after-generation processors returned; `finish` comes next.
 
         All files are written to `.seedbed/parts` and listed before the first is renamed: a process that dies in between
-        loses no rows, and the next one publishes again. False if `abandoned()` turned true before they were listed:
+        loses no rows, and the next one renames the rest. False if `abandoned()` turned true before they were listed:
         then the root is as it was.
         """
         if not self.header.publishes_at_end:
@@ -384,12 +408,25 @@ class DatasetWriter:
                 schema = table.schema.remove_metadata()
                 self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
                 faults.reach("published listed")
-                placed, parts = parts, []
-                for part in placed:
-                    place(self.path, part)
+                parts = []
+                assert self._manifest.published is not None  # it was just applied
+                self._place_published(self._manifest.published)
         finally:
             discard(self.path, *parts)
         return True
+
+    def _place_published(self, published: Published) -> None:
+        """Rename staged files to the root, after those of an earlier publication are removed.
+
+        So the root never holds rows of both, only a part of the new ones if the process dies in between.
+        """
+        staged = {part.name for part in published.parts if part.staged is not None and exists(self.path, part.staged)}
+        listed = {part.name for part in published.parts}
+        for path in self.path.glob("batch_*.parquet"):
+            if path.name in staged or path.name not in listed:
+                remove(self.path, path.name)
+        for part in published.parts:
+            place(self.path, part)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,272 @@
+"""Resume with a changed recipe: what is finished stays, and only what is new is generated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import seedbed as sb
+from seedbed.store.manifest import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from trio.testing import MockClock
+
+CONFIG = sb.RunConfig(buffer_size=3, shutdown_error_rate=1.0, salvage_max_rounds=0)
+
+
+class Calls:
+    """Fill a cell with a text of the inputs; counts its calls, and fails for some rows."""
+
+    def __init__(self, text: str = "", fails: Sequence[int] = ()) -> None:
+        self.text = text
+        self.fails = fails
+        self.seen: list[int] = []
+
+    async def agenerate(self, n: int) -> str:
+        self.seen.append(n)
+        if n in self.fails:
+            raise sb.Permanent(f"{n} fails")
+        return f"{self.text}{n}"
+
+
+def numbers(rows: range) -> list[int]:
+    """The number of each row."""
+    return list(rows)
+
+
+def columns(**filled: Calls) -> list[sb.Column]:
+    """Numbers, and columns that are filled by calls."""
+    return [
+        sb.Column("n", numbers, kind="from_scratch"),
+        *(sb.Column(name, calls, key="k", dtype=str) for name, calls in filled.items()),
+    ]
+
+
+def keep(odd: bool) -> Callable[[Any], Any]:
+    """A processor that keeps the odd or the even rows."""
+    if odd:
+        return lambda frame: frame.filter(pl.col("n") % 2 == 1)
+    return lambda frame: frame.filter(pl.col("n") % 2 == 0)
+
+
+def steps(**stages: Callable[[Any], Any]) -> list[sb.Processor]:
+    """One processor for each stage."""
+    return [sb.Processor(stage=stage, apply=apply, name=stage) for stage, apply in stages.items()]
+
+
+async def build(out: Path, *processors: sb.Processor, rows: int = 8, **filled: Calls) -> sb.Dataset:
+    """Begin or resume a dataset."""
+    options: Any = {"retry_dropped": True} if filled.pop("retry", None) else {}
+    return await sb.build_async(
+        columns(**filled), rows=rows, out=out, config=CONFIG, processors=processors, resume=True, **options
+    )
+
+
+def root(out: Path) -> pl.DataFrame:
+    """What a tool that knows nothing of seedbed reads."""
+    assert all(path.name.startswith("batch_") for path in out.iterdir() if path.name != ".seedbed")
+    return pl.read_parquet(f"{out}/*.parquet")
+
+
+NONE, POST, AFTER = {}, {"post_batch": keep(odd=True)}, {"after_generation": keep(odd=True)}
+OTHER_POST, OTHER_AFTER = {"post_batch": keep(odd=False)}, {"after_generation": keep(odd=False)}
+KEPT = {"odd": [1, 3, 5, 7], "even": [0, 2, 4, 6], "all": list(range(8)), "none": []}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        (AFTER, OTHER_AFTER, "even"),
+        (AFTER, NONE, "all"),
+        (NONE, AFTER, "odd"),
+        (POST, OTHER_POST, "even"),
+        (POST, NONE, "all"),
+        (NONE, POST, "odd"),
+        (POST, AFTER, "odd"),
+        (AFTER, POST, "odd"),
+        ({**POST, **AFTER}, {**POST, **OTHER_AFTER}, "none"),
+        ({**POST, **OTHER_AFTER}, {**OTHER_POST, **OTHER_AFTER}, "even"),
+    ],
+)
+async def test_processors_change(
+    before: dict[str, Any], after: dict[str, Any], kept: str, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    """Rows that were generated are processed again, and every loader reads the new dataset; no cell is generated."""
+    out, calls, again = tmp_path / "out", Calls(), Calls()
+    await build(out, *steps(**before), a=calls)
+    dataset = await build(out, *steps(**after), a=again)
+    assert dataset.complete
+    assert (len(calls.seen), again.seen) == (8, [])
+    found = dataset.to_polars()
+    assert found["n"].to_list() == KEPT[kept]
+    if kept != "none":
+        assert root(out).equals(found)
+    fresh = await build(tmp_path / "fresh", *steps(**after), a=Calls())
+    assert found.equals(fresh.to_polars())
+    files = {path.relative_to(out).as_posix() for path in out.rglob("*.par*")}
+    assert files == {path.relative_to(fresh.path).as_posix() for path in fresh.path.rglob("*.par*")}
+    report, expected = dataset.report, fresh.report
+    assert report is not None
+    assert expected is not None
+    assert (report.written, report.removed, report.unfinished) == (expected.written, expected.removed, ())
+    # Once more it is a dataset like any other.
+    assert (await build(out, *steps(**after), rows=11, a=again)).complete
+    assert sorted(again.seen) == [8, 9, 10]
+
+
+@pytest.mark.parametrize("processors", [NONE, POST, AFTER], ids=["none", "post-batch", "after generation"])
+async def test_a_column_is_added(processors: dict[str, Any], autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Only its cells are generated, and the dataset is that of a run with both columns."""
+    out, a, b = tmp_path / "out", Calls("a"), Calls("b")
+    await build(out, *steps(**processors), a=Calls("a"))
+    dataset = await build(out, *steps(**processors), a=a, b=b)
+    assert (a.seen, sorted(b.seen)) == ([], list(range(8)))
+    fresh = await build(tmp_path / "fresh", *steps(**processors), a=Calls("a"), b=Calls("b"))
+    assert dataset.complete
+    assert dataset.to_polars().equals(fresh.to_polars())
+    assert root(out).equals(fresh.to_polars())
+    report = dataset.report
+    assert report is not None
+    assert (report.restored, report.attempts["b"], report.attempts.get("a", 0)) == (16, 8, 0)
+
+
+async def test_columns_are_removed_and_come_back(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """A removed column is no longer in the dataset; one of that name that is added later is generated."""
+    out = tmp_path / "out"
+    await build(out, a=Calls("a"), b=Calls("b"))
+    dataset = await build(out, a=Calls("a"))
+    assert dataset.columns == ("n", "a")
+    assert root(out).columns == ["n", "a"]
+    again = Calls("c")
+    dataset = await build(out, a=Calls("a"), b=again)
+    assert dataset.to_polars()["b"].to_list() == [f"c{n}" for n in range(8)]
+
+
+async def test_dropped_rows_stay_dropped(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """They keep their finished cells, and a retry generates what is missing of them, in the new column too."""
+    out, a, b = tmp_path / "out", Calls("a"), Calls("b", fails=[4])
+    before = await build(out, a=Calls("a"), x=Calls("x", fails=[1, 5]))
+    finished = before.dropped()["a"].to_list()
+    dataset = await build(out, a=a, x=Calls("x"), b=b)
+    assert sorted(b.seen) == [0, 2, 3, 4, 6, 7]
+    dropped = dataset.dropped()
+    assert dropped["_row"].to_list() == [1, 4, 5]
+    assert dropped["a"].to_list() == [finished[0], "a4", finished[1]]
+    assert dropped["x"].to_list() == [None, "x4", None]
+    assert dataset.to_polars()["n"].to_list() == [0, 2, 3, 6, 7]
+    assert {drop.column for drop in dataset.drops} == {"x", "b"}
+    x, b = Calls("x"), Calls("b")
+    dataset = await build(out, a=a, x=x, b=b, retry=Calls())
+    # The call of a cell is cancelled if another one of its row fails first.
+    assert set(a.seen) == {n for n, cell in zip((1, 5), finished, strict=True) if cell is None}
+    assert (sorted(x.seen), sorted(b.seen)) == ([1, 5], [1, 4, 5])
+    assert dataset.to_polars().rows() == [(n, f"a{n}", f"x{n}", f"b{n}") for n in range(8)]
+
+
+@pytest.mark.parametrize("processors", [NONE, POST], ids=["none", "post-batch"])
+async def test_a_retry_with_a_new_column(processors: dict[str, Any], autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Rows that are retried in the same run get both their missing cells and the new ones."""
+    out, a, x, b = tmp_path / "out", Calls("a"), Calls("x"), Calls("b")
+    await build(out, *steps(**processors), a=Calls("a"), x=Calls("x", fails=[1, 5]))
+    dataset = await build(out, *steps(**processors), a=a, x=x, b=b, retry=Calls())
+    assert set(a.seen) <= {1, 5}
+    assert (sorted(x.seen), sorted(b.seen)) == ([1, 5], list(range(8)))
+    fresh = await build(tmp_path / "fresh", *steps(**processors), a=Calls("a"), x=Calls("x"), b=Calls("b"))
+    assert dataset.to_polars().equals(fresh.to_polars())
+
+
+async def test_open_row_groups(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """A column of which nothing was finished may change, also where row groups are open; one that has cells may not."""
+    out = tmp_path / "out"
+
+    async def stop(n: int, a: str) -> str:
+        if n == 4:
+            build.stop()
+        raise sb.Retryable(f"{n}, {a}")
+
+    unfinished = [*columns(a=Calls("a")), sb.Column("b", stop, key="k", dtype=str)]
+    config = sb.RunConfig(buffer_size=8, grace=0)
+    with pytest.raises(sb.Interrupted):
+        async with sb.open_build(unfinished, rows=8, out=out, config=config) as build:
+            await build.wait()
+    a, b = Calls("a"), Calls("b")
+    dataset = await sb.build_async(columns(a=a, b=b), rows=8, out=out, config=config, resume=True)
+    assert a.seen == []
+    assert dataset.to_polars().rows() == [(n, f"a{n}", f"b{n}") for n in range(8)]
+    changed = [columns()[0], sb.Column("a", Calls("a"), dtype=bytes)]
+    with pytest.raises(
+        sb.ManifestError, match=r"columns\.a\.dtype.*; column 'a' has 8 finished cells\nfor a new dataset"
+    ):
+        await sb.build_async(changed, rows=8, out=out, config=config, resume=True)
+
+
+async def test_accepted_code_keeps_cells(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """With a new column beside it, edited code that is accepted is not run for what it generated."""
+    out = tmp_path / "out"
+    before, after = (lambda n: n * 2), (lambda n: n * 3)
+    await sb.build_async([columns()[0], sb.Column("v", before)], rows=4, out=out)
+    new = [columns()[0], sb.Column("v", after), sb.Column("w", lambda v: v + 1)]
+    with pytest.raises(sb.ManifestError, match="column 'v' has 4 finished cells\nto resume anyway"):
+        await sb.build_async(new, rows=4, out=out, resume=True)
+    dataset = await sb.build_async(new, rows=4, out=out, resume=True, accept_changes=True)
+    assert dataset.to_polars().rows() == [(n, n * 2, n * 2 + 1) for n in range(4)]
+
+
+async def test_pre_batch_processors_may_not_change(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Their rows have been generated; columns after them may be added."""
+    out = tmp_path / "out"
+    await build(out, *steps(pre_batch=keep(odd=True)), a=Calls("a"))
+    with pytest.raises(sb.ManifestError, match="the rows of this dataset have passed its pre-batch processors"):
+        await build(out, a=Calls("a"))
+    dataset = await build(out, *steps(pre_batch=keep(odd=True)), a=Calls("a"), b=Calls("b"))
+    assert dataset.to_polars().rows() == [(n, f"a{n}", f"b{n}") for n in (1, 3, 5, 7)]
+    more = [*columns(a=Calls("a"), b=Calls("b")), sb.Column("m", numbers, kind="from_scratch")]
+    processors = steps(pre_batch=keep(odd=True))
+    with pytest.raises(sb.ManifestError, match=r"columns\.m: not in the recipe before; pre-batch processors have run"):
+        await sb.build_async(more, rows=8, out=out, processors=processors, resume=True)
+
+
+class Total:
+    """A stateful generator that adds up the numbers it has seen."""
+
+    is_stateful = True
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.seen: list[int] = []
+
+    def __call__(self, n: int) -> int:
+        self.seen.append(n)
+        self.total += n
+        return self.total
+
+
+async def test_a_stateful_column_beside_a_new_one(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Its generator sees its rows again, as in any resume; a stateful column that is added sees all rows in order."""
+    out, more = tmp_path / "out", Total()
+    config = sb.RunConfig(buffer_size=3)
+
+    def recipe(*added: sb.Column) -> list[sb.Column]:
+        return [columns()[0], sb.Column("total", Total()), *added]
+
+    await sb.build_async(recipe(), rows=7, out=out, config=config)
+    added = sb.Column("again", more)
+    dataset = await sb.build_async(recipe(added), rows=9, out=out, config=config, resume=True)
+    assert more.seen == list(range(9))
+    totals = [sum(range(n + 1)) for n in range(9)]
+    assert dataset.to_polars().rows() == [(n, total, total) for n, total in enumerate(totals)]
+
+
+async def test_rows_before_their_processors_are_damaged(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """They cannot be processed again, which the error says; with the same processors the dataset stays as it is."""
+    out = tmp_path / "out"
+    await build(out, *steps(**POST), a=Calls("a"))
+    (out / ".seedbed" / "parts" / "generated_0000001.part").write_bytes(b"damaged")
+    with pytest.raises(sb.StoreError, match="row group 1 cannot be processed again: its rows before the post-batch"):
+        await build(out, *steps(**OTHER_POST), a=Calls("a"))
+    assert not read(out).finished
