@@ -43,6 +43,7 @@ def inspect(
     from ..observe.report import profile_frame
     from ..store.dataset import Dataset, load_traces
     from ..store.manifest import is_being_written, read
+    from ..store.values import python_rows
     from . import output
     from .exit_codes import ExitCode
 
@@ -55,7 +56,7 @@ def inspect(
         found["damage"] = list(damage)
     conflicting = {conflict.column for conflict in dataset.conflicts}
     usable = [name for name in dataset.columns if name not in conflicting]
-    rows = [] if damage else dataset.head(sample, usable).to_dicts()
+    rows = [] if damage else python_rows(dataset.head(sample, usable))
     profiles = profile_frame(load_traces(directory)) if profile else []
     if machine.json:
         more = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
@@ -72,6 +73,7 @@ def inspect(
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from ..store.journal import inspect_journal
+    from ..store.values import is_json
     from . import output
 
     assert manifest.header is not None  # a manifest without one cannot be read
@@ -97,7 +99,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "skipped_row_groups": {str(index): group.skipped for index, group in manifest.groups.items() if group.skipped},
         "usage": usage,
         "cost": sum(entry["cost"] for entry in usage),
-        "schema": {name: str(dtype) for name, dtype in dataset.schema.items()},
+        "schema": {name: "json" if is_json(dtype) else str(dtype) for name, dtype in dataset.schema.items()},
         "conflicts": [str(conflict) for conflict in dataset.conflicts],
         "damaged_manifest_bytes": list(map(list, dataset.damaged_ranges)),
     }

@@ -131,13 +131,14 @@ def preview(
 
     """
     from ..engine import api
+    from ..store.values import python_rows
     from . import output
     from .recipes import announce_contacts, make_config, read_recipe
 
     given = read_recipe(recipe, changes)
     announce_contacts(given)
     shown = api.preview(given, rows=rows, config=make_config(given, options), progress="none")
-    records = list(shown.to_polars().iter_rows(named=True))
+    records = python_rows(shown.to_polars())
     if machine.json:
         output.print_json({"records": records, **output.report_data(shown.report)})
     else:
@@ -206,10 +207,11 @@ def _save_traces(report: BuildReport | None, out: Path, watching: Watching) -> N
 
 def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> None:
     from ..observe.progress import duration, money
+    from ..store.values import python_rows
     from . import output
 
     if watching.head > 0 and not dataset.conflicts:
-        output.print_records(dataset.head(watching.head).iter_rows(named=True))
+        output.print_records(python_rows(dataset.head(watching.head)))
     output.print_drops(report.drops_by_reason)
     for conflict in report.conflicts:
         output.print_line(f"conflict: {conflict}", style="yellow")

@@ -208,7 +208,7 @@ def chat_column(
     read: Read,
     expected: str,
     requires: tuple[str, ...],
-    dtype: pl.DataType | type[pl.DataType] | None,
+    dtype: object,
     schema: Mapping[str, Any] | None = None,
 ) -> Column:
     """A column whose cells are conversations, each until an answer fits.

@@ -1,4 +1,4 @@
-"""The types of columns as a recipe file names them: `int`, `list[str]`, `Int32`, or `Struct({'name': String})`."""
+"""The types of columns as a recipe file names them: `int`, `list[str]`, `json`, `Int32`, `Struct({'name': String})`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..checks import MAX_DEPTH
 from ..errors import ConfigError
 from ..graph import nearest
 from ..store.schema import declared_type
+from ..store.values import JSON, is_json
 
 _MAX_LENGTH = 100_000
 # The types that need no argument, and polars' types that take arguments.
@@ -28,7 +29,7 @@ _NAMES: dict[str, Any] = {
         *(pl.Float32, pl.Float64, pl.String, pl.Boolean, pl.Binary, pl.Date, pl.Time, pl.Datetime, pl.Duration),
         *(pl.Decimal, pl.Categorical),
     )
-}
+} | {"json": JSON}
 _MAKERS: dict[str, Any] = {
     each.__name__: each for each in (pl.List, pl.Array, pl.Struct, pl.Enum, pl.Datetime, pl.Duration, pl.Decimal)
 }
@@ -62,7 +63,9 @@ def _read(node: ast.expr) -> Any:
         case ast.Name(id=name):
             return _known(name, _NAMES)
         case ast.Subscript(value=ast.Name(id="list"), slice=inner):
-            return types.GenericAlias(list, (_read(inner),))
+            if (item := _read(inner)) is JSON:
+                raise ConfigError("json is the type of a whole column: a document may be a list")
+            return types.GenericAlias(list, (item,))
         case ast.Call(func=ast.Name(id=name), args=given, keywords=named):
             arguments = {each.arg: _read_argument(each.value) for each in named if each.arg is not None}
             return _known(name, _MAKERS)(*map(_read_argument, given), **arguments)
@@ -91,6 +94,8 @@ def _read_argument(node: ast.expr) -> Any:
 
 def dtype_text(dtype: Any) -> str | None:
     """The text that `read_dtype` reads as this type; None for other values, and for a type that cannot be stored."""
+    if is_json(dtype):
+        return "json"
     if isinstance(dtype, types.GenericAlias) and typing.get_origin(dtype) is list:
         inner = dtype_text(typing.get_args(dtype)[0])
         return None if inner is None else f"list[{inner}]"

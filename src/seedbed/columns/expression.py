@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ import polars as pl
 from .. import checks
 from ..errors import CellError, ConfigError, Permanent
 from ..graph import Kind
+from ..store.values import JSON, python_rows, python_values
 from .base import Column
 from .dtypes import dtype_text
 from .spec import ColumnSpec, Environment
@@ -92,7 +94,7 @@ class Expression(ColumnSpec):
     def _by_frame(self, expression: pl.Expr) -> Callable[[pl.DataFrame], list[Any]]:
         def compute(frame: pl.DataFrame) -> list[Any]:
             try:
-                return frame.with_columns(expression.alias(self.name))[self.name].to_list()
+                return python_values(frame.with_columns(expression.alias(self.name))[self.name])
             except pl.exceptions.PolarsError as error:
                 raise Permanent(f"{self.where}: {error}") from error
 
@@ -107,7 +109,7 @@ class Expression(ColumnSpec):
             except CellError as error:
                 return error  # only that row fails
 
-        return lambda frame: [compute(values) for values in frame.iter_rows(named=True)]
+        return lambda frame: [compute(values) for values in python_rows(frame)]
 
     def _parsed(self, template: Template) -> Callable[[dict[str, Any]], Any]:
         """The text of a template, parsed as `dtype`: an empty text and that of a null are null."""
@@ -122,7 +124,7 @@ class Expression(ColumnSpec):
                 return None
             try:
                 return parse(text)
-            except (ValueError, pl.exceptions.PolarsError) as error:
+            except (ValueError, RecursionError, pl.exceptions.PolarsError) as error:
                 expected = dtype_text(dtype) or dtype
                 raise Permanent(f"{self.where}: gave {text!r}, which is not a valid {expected}") from error
 
@@ -171,4 +173,10 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-_PARSERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, bool: _boolean, pl.Boolean: _boolean}
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: _boolean,
+    pl.Boolean: _boolean,
+    JSON: json.loads,
+}

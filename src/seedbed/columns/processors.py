@@ -12,6 +12,7 @@ import pyarrow as pa
 from .. import checks
 from ..errors import ConfigError
 from ..graph import name_problem, nearest
+from ..store.values import POLARS_JSON, is_json, json_array, json_series, python_rows
 from .dtypes import read_dtype
 from .expression import LANGUAGES, compile_sql, requirements
 from .spec import ProcessorSpec, check_stage
@@ -159,23 +160,38 @@ class SchemaTransform(ProcessorSpec):
         return [self.rename.get(name, name) for name in columns]
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
-        casts = [pl.col(name).cast(dtype) for name, dtype in self.cast.items()]
         fills, texts = self.compiled()
         requires = tuple(dict.fromkeys(name for each in texts for name in each.requires))
 
         def transform(frame: Any) -> Any:
+            known = frame.lazy().collect_schema()
+            casts = [_cast(name, known[name], dtype) for name, dtype in self.cast.items()]
             frame = frame.with_columns(casts).rename(dict(self.rename))
             if not fills:
                 return frame
             # The type of a structure of templates is known only when it is computed, so a lazy frame is collected here.
             frame = frame.lazy().collect()
-            rows = frame.select(requires).to_dicts() if requires else [{}] * frame.height
-            # By pyarrow: polars drops fields of a struct that its first rows do not have.
-            values: Any = {name: pl.from_arrow(pa.array(list(map(fill, rows)))) for name, fill in fills.items()}
-            added = pl.DataFrame(values)
+            rows = python_rows(frame.select(requires)) if requires else [{}] * frame.height
+            added = pl.DataFrame([_filled(name, list(map(fill, rows))) for name, fill in fills.items()])
             return frame.with_columns(added) if self.keep_others else added
 
         return transform
+
+
+def _filled(name: str, values: list[Any]) -> pl.Series:
+    """A column of any values: documents if they have no one type."""
+    try:
+        # By pyarrow: polars drops fields of a struct that its first rows do not have.
+        return pl.Series(name, pa.array(values))
+    except (pa.ArrowException, TypeError, ValueError):
+        return pl.Series(name, json_array(values))
+
+
+def _cast(name: str, given: pl.DataType, dtype: Any) -> pl.Expr:
+    column = pl.col(name)
+    if is_json(dtype):
+        return column.map_batches(json_series, return_dtype=POLARS_JSON, is_elementwise=True)
+    return (column.ext.storage() if is_json(given) else column).cast(dtype)
 
 
 def _compile(structure: Structure, where: str, texts: list[Template | Condition]) -> Fill:
@@ -201,6 +217,6 @@ def _row_wise(condition: Condition) -> pl.Expr:
         return pl.lit(condition.decide({}))
 
     def decide_all(rows: pl.Series) -> pl.Series:
-        return pl.Series([condition.decide(row) for row in rows.to_list()], dtype=pl.Boolean)
+        return pl.Series([condition.decide(row) for row in python_rows(rows.struct.unnest())], dtype=pl.Boolean)
 
     return pl.struct(condition.requires).map_batches(decide_all, return_dtype=pl.Boolean, is_elementwise=True)

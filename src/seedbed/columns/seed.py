@@ -24,6 +24,7 @@ from .. import checks
 from ..errors import ConfigError, Permanent
 from ..graph import Kind, nearest
 from ..models.base import NOT_IN_FINGERPRINT
+from ..store.values import JSON, is_json, json_series
 from .base import Column
 from .code import import_extra
 from .spec import ColumnSpec, Environment
@@ -238,6 +239,12 @@ class SeedReader:
         schema = self._fetch(f"SELECT {self._columns} FROM {self._table} LIMIT 0").schema
         self.outputs: tuple[str, ...] = tuple(schema.names)
         self.dtypes = {field.name: _declared(field.type) for field in schema if not pa.types.is_null(field.type)}
+        # DuckDB returns JSON as text; so is text that is declared as JSON.
+        described = self._fetch(f"DESCRIBE SELECT {self._columns} FROM {self._table}").to_pylist()
+        self.dtypes |= {each["column_name"]: JSON for each in described if each["column_type"] == "JSON"}
+        declared = spec.dtype if isinstance(spec.dtype, Mapping) else {self.outputs[0]: spec.dtype}
+        types = self.dtypes | {name: dtype for name, dtype in declared.items() if dtype is not None}
+        self._documents = [name for name in self.outputs if is_json(types.get(name))]
         self._check_not_empty()
         # Changed by `generate` only: the cursor, the rest of its last batch, and the next row of the dataset (None
         # before the first call and after an error).
@@ -277,7 +284,10 @@ class SeedReader:
         self._next = rows.stop
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
-        return frame
+        try:
+            return frame.with_columns(json_series(frame[name]) for name in self._documents)
+        except ValueError as error:
+            raise Permanent(f"{self._spec.error_prefix}{self._label} has text that is not JSON: {error}") from error
 
     def _take(self, rows: range) -> Iterator[pa.RecordBatch]:
         missing = len(rows)

@@ -192,8 +192,9 @@ class ColumnSpec:
     timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.seconds))
     """How long one attempt at a cell may take."""
     dtype: Annotated[Any, "the name of a type"] = attrs.field(default=None, converter=read_dtype)
-    """The type of the values if it should not be inferred: `int`, `list[str]`, or a polars type written as in Python
-    without the `pl.`: `Int32`, `Datetime('us', 'UTC')`, `Struct({'name': String, 'marks': List(Int8)})`."""
+    """The type of the values if it should not be inferred: `int`, `list[str]`, `json` for values of any shape, or a
+    polars type written as in Python without the `pl.`: `Int32`, `Datetime('us', 'UTC')`,
+    `Struct({'name': String, 'marks': List(Int8)})`."""
 
     @property
     def error_prefix(self) -> str:

@@ -15,6 +15,7 @@ import polars as pl
 
 from .. import checks
 from ..errors import BadOutput, ConfigError
+from ..store.values import JSON, is_json, json_text
 from .chat import RepairedSpec, chat_column, check_prompt, extract_json
 from .documents import read_document
 
@@ -62,8 +63,9 @@ _check_schema = checks.expect(
 class LLMStructured(RepairedSpec):
     """A value that fits a schema.
 
-    Properties that are not in the schema are dropped, unless it has `additionalProperties`. The column has the type
-    that the schema describes, if it describes all parts.
+    The column has the type that the schema describes, and properties that the schema lacks are dropped. A schema of
+    alternatives or of open objects (`additionalProperties`, `patternProperties`, no `properties`) describes no type: such
+    a column, or one with `dtype: json`, stores each value exactly. With `dtype: str` it stores the JSON text.
     """
 
     type: ClassVar[str] = "llm-structured"
@@ -86,18 +88,26 @@ class LLMStructured(RepairedSpec):
         if is_model_class(given):
             schema = given.model_json_schema()
             # What the model writes may have more properties than what it reads, such as computed fields.
-            dtype = schema_dtype(given.model_json_schema(mode="serialization"))
+            described = schema_dtype(given.model_json_schema(mode="serialization"))
             fit = partial(_fit_model, given)
         else:
             schema = given
-            dtype = schema_dtype(schema)
+            described = schema_dtype(schema)
             fit = partial(fit_schema, schema_validator(schema, column=self.name))
+        declared = self.dtype.get(self.name) if isinstance(self.dtype, Mapping) else self.dtype
+        dtype = declared or described or JSON
+
+        def read(text: str) -> Any:
+            value = fit(extract_json(text))
+            if is_json(dtype):
+                return value
+            return json_text(value) if dtype in (str, pl.String) and described != pl.String else shaped(value, dtype)
 
         return chat_column(
             self,
             environment,
             ask=prompt.render,
-            read=lambda text: shaped(fit(extract_json(text)), dtype),
+            read=read,
             expected="one JSON value that fits the schema",
             requires=prompt.requires,
             dtype=dtype,

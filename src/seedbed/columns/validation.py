@@ -28,6 +28,7 @@ from ..models.base import call_key
 from ..models.provider import excerpt, failure_of
 from ..models.urls import split_url
 from ..runtime.threads import run_abandonable
+from ..store.values import python_rows
 from .base import Column
 from .spec import ColumnSpec, Environment, Reference, Verifier, as_reference
 from .sql import SqlChecker, SqlProblem
@@ -190,7 +191,7 @@ class Validation(ColumnSpec):
         check = _CHECKERS[self.kind](self, environment)
 
         def validate(frame: pl.DataFrame) -> list[dict[str, Any] | None]:
-            rows = list(frame.iter_rows(named=True))
+            rows = python_rows(frame)
             verdicts = iter(check([row for row in rows if not self._is_null(row)]))
             return [None if self._is_null(row) else next(verdicts) for row in rows]
 

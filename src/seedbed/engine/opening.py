@@ -16,6 +16,7 @@ from ..graph import GROUP, Kind
 from ..observe import events
 from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
+from ..store.values import python_values
 from .resume import RenewedRows, RetriedRows, plan_renewal, plan_retry, restore_entries
 from .row_group import RowGroup
 from .rows import Rows, identities_by_position
@@ -186,4 +187,4 @@ async def _read_part(services: Services, record: GroupRecord) -> dict[str, list[
         return {}
     table = await services.store_thread(lambda: read_table(store.writer.path, part))
     outputs = set(services.plan.graph.outputs)
-    return {name: table.column(name).to_pylist() for name in table.column_names if name in outputs}
+    return {name: python_values(table.column(name)) for name in table.column_names if name in outputs}

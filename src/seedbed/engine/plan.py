@@ -23,6 +23,7 @@ from ..runtime.throttle import KeyLimits
 from ..store.manifest import Header, Layout, Manifest, is_dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import declared_type
+from ..store.values import is_json
 from ..store.writer import check_output
 from .changes import check_resumable, measure_progress
 from .config import RunConfig
@@ -91,6 +92,11 @@ class BuildPlan:
         has_plugins = not all(_is_ours(type(spec)) for spec in specs)
         may_run_code = recipe.access is None or recipe.access.grants.code
         return any(code_fields(spec) for spec in specs) or (has_plugins and may_run_code)
+
+    @functools.cached_property
+    def documents(self) -> frozenset[str]:
+        """The outputs whose type is JSON."""
+        return frozenset(name for name, arrow in self.declared.items() if is_json(arrow))
 
     @functools.cached_property
     def instances(self) -> dict[int, tuple[int, ...]]:

@@ -139,7 +139,7 @@ class Rows:
         columns = self.buffer.take(names, live) if frame is None else {}
 
         def call() -> tuple[pl.DataFrame, pl.DataFrame]:
-            before = make_frame(columns, len(live)) if frame is None else frame
+            before = make_frame(columns, len(live), documents=self._plan.documents) if frame is None else frame
             after = processor.apply(before)
             if isinstance(after, pl.LazyFrame):
                 after = after.collect()

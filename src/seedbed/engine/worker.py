@@ -19,7 +19,7 @@ from ..errors import BadOutput, CellError, CellTimeout, Permanent, QuotaExhauste
 from ..graph import Kind
 from ..observe import events
 from ..observe.report import TaskTrace
-from ..store.values import make_frame
+from ..store.values import make_frame, python_values
 from .context import Context
 from .failures import breakdown, classify, is_panic
 from .tasks import Outcome, Status, Task
@@ -168,7 +168,7 @@ async def _generate_group(
                 return rows, [[] for _ in step.outputs]
         # The lists are taken now, on the loop; the frame is built from them wherever the generator runs.
         inputs = rows_of.buffer.take(step.inputs, rows)
-        make_argument = lambda: make_frame(inputs, len(rows))  # noqa: E731
+        make_argument = lambda: make_frame(inputs, len(rows), documents=services.plan.documents)  # noqa: E731
         identities = [rows_of.identity(row) for row in rows]
     if context is not None:
         context.rows = identities
@@ -323,6 +323,8 @@ def _columns(step: Step, result: Any) -> list[list[Any]]:
 def _as_list(step: Step, values: Any) -> list[Any]:
     if isinstance(values, list):
         return values
+    if isinstance(values, pl.Series):
+        return python_values(values)
     for method in ("to_list", "to_pylist", "tolist"):  # polars, pyarrow, numpy and what behaves like it
         if hasattr(values, method) and isinstance(listed := getattr(values, method)(), list):
             return listed

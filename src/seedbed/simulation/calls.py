@@ -31,6 +31,7 @@ from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image
 from ..models.distributions import drawer
 from ..models.scripted import Behaviour
 from ..store.schema import declared_type
+from ..store.values import is_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -237,6 +238,8 @@ def of_type(arrow: pa.DataType) -> Any:
         return [of_type(arrow.value_type)]
     if pa.types.is_struct(arrow):
         return {field.name: of_type(field.type) for field in arrow}
+    if is_json(arrow):
+        return {}
     for example in _EXAMPLES:
         with suppress(pa.ArrowException, TypeError, ValueError):
             return pa.scalar(example, arrow).as_py()

@@ -18,6 +18,7 @@ from .journal import inspect_journal
 from .manifest import Manifest, read
 from .parts import damage, open_part, part_errors, read_table
 from .schema import Conflict, arrow_table, conflict_error, conform
+from .values import python_rows
 
 if TYPE_CHECKING:
     import os
@@ -163,6 +164,20 @@ class Dataset:
     def to_polars(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the rows as a frame; `SchemaConflict` if a requested column has no one type."""
         return self.scan(columns).collect()
+
+    def iter_rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield each row as Python objects by column; `SchemaConflict` if a requested column has no one type.
+
+        Documents of JSON columns are objects here; frames and arrow tables have their text.
+        """
+        schema = self._selected(columns)
+        for part in self.parts if schema.names else ():
+            with part_errors(self.path, part):
+                rows = python_rows(_frame(self._read(part, schema)))
+            yield from rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.iter_rows()
 
     def head(self, count: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the first rows as a frame; errors are those of `to_polars`."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import ConfigError, SchemaConflict
-from .values import arrow_array, text_array
+from .values import JSON, arrow_array, json_array, text_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,6 +122,8 @@ def _canonical_leaf(arrow: Any) -> pa.DataType:
         return pa.date32()
     if is_.is_decimal(arrow) and arrow.precision <= DECIMAL_DIGITS:
         return pa.decimal128(arrow.precision, arrow.scale)
+    if isinstance(arrow, pa.JsonType):
+        return JSON
     raise TypeError(f"{arrow} cannot be stored")
 
 
@@ -297,7 +299,10 @@ def arrow_table(
     for name in names:
         wanted = declared.get(name)
         try:
-            array = _frame_column(columns[name]) if isinstance(columns, pl.DataFrame) else arrow_array(columns[name])
+            if isinstance(columns, pl.DataFrame):
+                array = _frame_column(columns[name])
+            else:
+                array = json_array(columns[name]) if wanted == JSON else arrow_array(columns[name])
         except Exception as error:  # noqa: BLE001 - a user's object may raise anything; its row group must be written
             array = text_array(list(columns[name]))
             found = f"{str(error) or type(error).__name__} (stored as JSON text)"
@@ -344,6 +349,8 @@ def _convert(array: Any, wanted: Any) -> Any:
         return array
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([_convert(chunk, wanted) for chunk in array.chunks], type=wanted)
+    if isinstance(array, pa.ExtensionArray):  # JSON whose storage is another kind of text
+        return pa.ExtensionArray.from_storage(wanted, array.storage.cast(wanted.storage_type))
     if pa.types.is_struct(array.type) and pa.types.is_struct(wanted) and wanted.num_fields:
         present = {field.name: array.field(position) for position, field in enumerate(array.type)}
         children = [

@@ -4,6 +4,8 @@ pyarrow's own inference is not used for mixed or nested values, because it silen
 bytes, drops time zones and truncates. Here every level of nesting has one arrow type that holds all of its values, or
 raises a `TypeError` or `ValueError` with the reason.
 
+A column of type `JSON` holds any documents: in arrow and polars their text, in Python the objects.
+
 `Buffer` holds the Python values of one row group until then.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections import deque
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
@@ -24,10 +27,15 @@ import polars as pl
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
+
+# Arrow's own type for documents, which parquet, DuckDB, polars and Hugging Face `datasets` know too.
+JSON = pa.json_(pa.large_string())
+POLARS_JSON = pl.Series(pa.array([], JSON)).dtype
 
 _NONE = type(None)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def arrow_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
@@ -60,6 +68,59 @@ def arrow_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
 def text_array(values: Sequence[Any]) -> pa.Array[Any] | pa.ChunkedArray[Any]:
     """Return each value as JSON text, or as its `str` where JSON cannot express it; never raises, null stays null."""
     return pa.array([None if value is None else _text(value) for value in values], pa.large_string())
+
+
+def is_json(dtype: object) -> bool:
+    """True for the type of documents, as arrow or polars has it."""
+    return isinstance(dtype, pa.JsonType) or (
+        isinstance(dtype, pl.BaseExtension) and dtype.ext_name() == JSON.extension_name
+    )
+
+
+def json_array(values: Sequence[Any]) -> pa.ExtensionArray[Any]:
+    """Return documents as one arrow column; raise `TypeError` or `ValueError` for a value that JSON cannot express."""
+    texts = [None if value is None else json_text(value) for value in values]
+    return pa.ExtensionArray.from_storage(JSON, pa.array(texts, pa.large_string()))
+
+
+def json_series(series: pl.Series) -> pl.Series:
+    """Return a column as documents: text is parsed, other values are encoded; raise `TypeError` or `ValueError`."""
+    values = series.to_list() if is_json(series.dtype) or series.dtype == pl.String else None
+    if values is None:
+        return pl.Series(series.name, json_array(series.to_list()))
+    documents = python_values(pl.Series(series.name, values, dtype=POLARS_JSON))
+    return pl.Series(series.name, json_array(documents))
+
+
+def json_text(value: object) -> str:
+    """Return the JSON text of a value, which is equal to it after parsing; the order of keys is kept."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # UTF-8 cannot hold lone surrogates, but escapes can.
+    return json.dumps(value, allow_nan=False) if _SURROGATE.search(text) else text
+
+
+def python_values(column: pl.Series | pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
+    """Return the values of a column as Python objects, documents parsed; `ValueError` for text that is not JSON."""
+    if isinstance(column, pl.Series):
+        values, dtype = column.to_list(), column.dtype
+    else:
+        values, dtype = column.to_pylist(), column.type
+    if not is_json(dtype):
+        return values
+    try:
+        return [None if text is None else json.loads(text) for text in values]
+    except RecursionError as error:
+        raise ValueError("a document is nested too deep") from error
+
+
+def python_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as Python objects, documents parsed; `ValueError` for text that is not JSON."""
+    names = [name for name, dtype in frame.schema.items() if is_json(dtype)]
+    rows = frame.to_dicts()
+    for name in names:
+        for row, value in zip(rows, python_values(frame[name]), strict=True):
+            row[name] = value
+    return rows
 
 
 def _integers(values: Sequence[Any]) -> pa.Array[Any]:
@@ -263,7 +324,7 @@ class Buffer:
         buffer = cls(columns, frame.height)
         for column in columns:
             if column in frame.columns:
-                buffer._columns[column] = frame[column].to_list()
+                buffer._columns[column] = python_values(frame[column])
         return buffer
 
     def update_cell(self, row: int, column: str, value: object) -> None:
@@ -284,18 +345,22 @@ class Buffer:
         self._columns.clear()
 
 
-def make_frame(columns: Mapping[str, list[Any]], height: int) -> pl.DataFrame:
-    """Return the columns as polars, also where there is none.
+def make_frame(
+    columns: Mapping[str, list[Any]], height: int, *, documents: Container[str] = frozenset()
+) -> pl.DataFrame:
+    """Return the columns as polars, also where there is none; `documents` names those that are declared as JSON.
 
     A struct has every key that any row has. A column whose values have no one type is of dtype Object.
     """
     if not columns:
         return pl.DataFrame(height=height)
-    return pl.DataFrame([_series(name, values) for name, values in columns.items()])
+    return pl.DataFrame([_series(name, values, name in documents) for name, values in columns.items()])
 
 
-def _series(name: str, values: list[Any]) -> pl.Series:
+def _series(name: str, values: list[Any], are_documents: bool) -> pl.Series:
     try:
+        if are_documents:
+            return pl.Series(name, json_array(values))
         # Not by polars' own inference: it forgets struct keys that first appear after row 100.
         return pl.Series(name, arrow_array(values))
     except Exception:  # noqa: BLE001 - a user's object may raise anything when it is looked at

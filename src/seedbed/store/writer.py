@@ -44,6 +44,7 @@ from .parts import (
     staged_name,
 )
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
+from .values import python_values
 
 if TYPE_CHECKING:
     import io
@@ -500,7 +501,7 @@ def _joined(
         name: [
             value
             for table in tables
-            for value in (table.column(name).to_pylist() if name in table.column_names else [None] * table.num_rows)
+            for value in (python_values(table.column(name)) if name in table.column_names else [None] * table.num_rows)
         ]
         for name in misfits
     }
