@@ -64,7 +64,7 @@ class LLMStructured(RepairedSpec):
     """A value that fits a schema.
 
     The column has the type that the schema describes, and properties that the schema lacks are dropped. A schema of
-    alternatives or of open objects (`additionalProperties`, `patternProperties`, no `properties`) describes no type: such
+    alternatives or open objects (`additionalProperties`, `patternProperties`, no `properties`) describes no type: such
     a column, or one with `dtype: json`, stores each value exactly. With `dtype: str` it stores the JSON text.
     """
 
