@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import zipfile
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import attrs
+import jsonschema
+import pytest
+
+import seedbed.cli.init as init_module
 from seedbed import Dataset
+from seedbed.cli import main
+from seedbed.cli.init import templates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+COOKBOOK = EXAMPLES / "cookbook"
 
 
 def test_plain_columns_build_a_dataset_and_show_it(tmp_path: Path) -> None:
@@ -23,3 +39,158 @@ def test_plain_columns_build_a_dataset_and_show_it(tmp_path: Path) -> None:
     assert {drop.reason for drop in dataset.drops} == {"stars: the judge gave no number"}
     assert "196 of 200 rows, 4 dropped" in shown
     assert "batch_0000003.parquet" in shown
+
+
+@attrs.frozen
+class Cooked:
+    """A recipe of the cookbook, built with its scripted models."""
+
+    name: str
+    dataset: Dataset
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return self.dataset.to_polars().to_dicts()
+
+
+@pytest.fixture
+def cook(tmp_path: Path) -> Callable[[str], Cooked]:
+    """Write a template, run it, and open what it made; nothing of it may have been dropped."""
+
+    def run(name: str) -> Cooked:
+        assert main(["init", str(tmp_path / name), "--template", name]) == 0
+        path, out = str(tmp_path / name / "recipe.yaml"), tmp_path / "data"
+        options = ["--progress", "none", "--head", "0", "--allow-code"]
+        assert main(["run", path, "-n", "24", "-o", str(out), *options]) == 0
+        dataset = Dataset.open(out)
+        assert dataset.complete
+        assert not dataset.drops
+        assert dataset.rows >= 8
+        return Cooked(name, dataset)
+
+    return run
+
+
+def conversation(messages: list[dict[str, str]]) -> list[str]:
+    """The roles of the messages, none of which is empty."""
+    assert all(message["content"].strip() for message in messages)
+    return [message["role"] for message in messages]
+
+
+def test_instructions_have_requests_and_answers(cook: Callable[[str], Cooked]) -> None:
+    """Requests are answered as rewritten if they were; all passed the judge, and none is there twice."""
+    rows = cook("instructions").rows
+    for row in rows:
+        assert row["request"] == (row["evolved"] or row["instruction"])
+        assert (row["evolved"] is not None) == row["evolve"]
+        assert row["quality"]["helpful"] >= 4
+        assert conversation(row["messages"]) == ["user", "assistant"]
+        assert row["messages"][0]["content"] == row["request"]
+    assert {row["evolve"] for row in rows} == {True, False}
+    assert len({row["request"] for row in rows}) == len(rows)
+
+
+def test_rag_questions_quote_their_passages(cook: Callable[[str], Cooked]) -> None:
+    """What can be answered quotes the passage, and what cannot has neither quote nor answer."""
+    rows = cook("rag-questions").rows
+    for row in rows:
+        assert row["answerable"] == (not row["kind"].startswith("something"))
+        assert bool(row["quote"]) == bool(row["answer"]) == row["answerable"]
+        assert row["quote"] in row["passage"]
+    assert {row["answerable"] for row in rows} == {True, False}
+
+
+def test_chats_have_three_turns_of_both_sides(cook: Callable[[str], Cooked]) -> None:
+    """Each side speaks in turn, and the first message is about the case."""
+    rows = cook("chat").rows
+    for row in rows:
+        assert conversation(row["messages"]) == ["user", "assistant"] * 3
+    assert any("postage" not in str(row) and "shoes" in row["messages"][0]["content"] for row in rows)
+
+
+def test_tool_calls_fit_their_tools(cook: Callable[[str], Cooked]) -> None:
+    """Every call is of the row's tool with arguments that its schema accepts, or of none where none is needed."""
+    rows = cook("tool-calls").rows
+    for row in rows:
+        called, arguments = row["tool_call"]["name"], json.loads(row["tool_call"]["arguments"])
+        if row["situation"] == "no tool is needed":
+            assert (called, arguments) == ("none", {})
+        else:
+            assert called == row["tool"]
+            jsonschema.validate(arguments, json.loads(row["parameters"]))
+    assert "none" in {row["tool_call"]["name"] for row in rows}
+    # The script sometimes has "eighty" for a price, which the schema rejects.
+    assert "eighty" not in str(rows)
+
+
+def test_preferences_do_not_depend_on_the_order_of_the_answers(cook: Callable[[str], Cooked]) -> None:
+    """The better answer is chosen, whether the judge saw it first or second."""
+    rows = cook("preferences").rows
+    for row in rows:
+        assert row["chosen"].startswith("It works in two steps")
+        assert row["rejected"].startswith("It just works")
+        assert row["margin"] >= 2
+    assert {row["swapped"] for row in rows} == {True, False}
+
+
+def test_labels_are_balanced_and_agreed_on(cook: Callable[[str], Cooked]) -> None:
+    """No label has more rows than its share, and those that nobody disputes have exactly that."""
+    counts = Counter(row["label"] for row in cook("classification").rows)
+    assert set(counts) == {"billing", "cancellation", "technical", "delivery", "account", "praise"}
+    assert max(counts.values()) == 4 == counts["billing"] == counts["praise"]
+
+
+def test_code_passes_its_tests(cook: Callable[[str], Cooked]) -> None:
+    """Solutions pass their tests, also here, and those that the script got wrong are not in the dataset."""
+    cooked = cook("code-with-tests")
+    for row in cooked.rows:
+        names: dict[str, Any] = {}
+        exec(f"{row['solution']}\n{row['tests']}", names)
+        tests = [value for name, value in names.items() if name.startswith("test_")]
+        assert tests
+        for test in tests:
+            test()
+        assert "default=0" not in row["solution"]
+    assert cooked.dataset.rows < 24
+
+
+def test_each_recipe_of_the_cookbook_is_listed_and_tested() -> None:
+    """The page of the cookbook and the tests above name each template, and the folders of both are one."""
+    names = set(templates())
+    assert names == {path.name for path in COOKBOOK.iterdir() if path.is_dir()}
+    page = (COOKBOOK / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[`(.+?)`\]", page, re.MULTILINE)) == names
+    tested = set(re.findall(r'cook\("(.+?)"\)', Path(__file__).read_text(encoding="utf-8")))
+    assert tested == names
+
+
+def test_templates_of_the_command_are_the_examples() -> None:
+    """The installed templates have the files of examples/cookbook, to the byte."""
+    installed = Path(init_module.__file__).parent / "templates"
+    for folder in (path for path in COOKBOOK.iterdir() if path.is_dir()):
+        for path in (each for each in folder.iterdir() if each.is_file()):
+            assert (installed / folder.name / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
+    """A wheel holds the files themselves, although the sources have a link to them."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for folder in templates():
+            packed = archive.read(f"seedbed/cli/templates/{folder}/recipe.yaml")
+            assert packed == (COOKBOOK / folder / "recipe.yaml").read_bytes()
+
+
+def test_init_names_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown templates and existing files are errors that name the next step; nothing is overwritten."""
+    assert main(["init", "--list"]) == 0
+    assert "preferences" in capsys.readouterr().out
+    assert main(["init", "--template", "classifcation"]) == 2
+    assert "did you mean 'classification'" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "own"), "--template", "chat"]) == 0
+    (tmp_path / "own" / "recipe.yaml").write_text("mine", encoding="utf-8")
+    assert main(["init", str(tmp_path / "own"), "--template", "chat"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (tmp_path / "own" / "recipe.yaml").read_text(encoding="utf-8") == "mine"

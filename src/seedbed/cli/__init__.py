@@ -27,7 +27,7 @@ _COMMANDS = (
     ("resume", "run:resume", "Resume a build that ended early, or grow a dataset."),
     ("inspect", "inspect:inspect", "Show the rows, drops, cost, schema and a sample of a dataset directory."),
     ("models", "models:models", "Check the models of a recipe, or fetch the local one."),
-    ("init", "recipes:init", "Write a commented starter recipe."),
+    ("init", "init:init", "Write a commented recipe: a starter, or one of the cookbook."),
     ("plan", "plan:plan", "Run plans: request-scoped graphs of ops under a deadline."),
 )
 

@@ -1,4 +1,4 @@
-"""Recipe files: `seedbed check`, `seedbed graph` and `seedbed init`, and how every command loads a recipe."""
+"""Recipe files: `seedbed check` and `seedbed graph`, and how every command loads a recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from .exit_codes import ExitCode
-from .options import Flag, Machine, RecipeChanges, RecipeFile
+from .options import Machine, RecipeChanges, RecipeFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..engine.config import RunConfig
     from ..recipe.recipe import Recipe
     from .options import Permissions, RunOptions, Watching
-
-_STARTER = Path(__file__).with_name("starter.yaml")
 
 
 def check(recipe: RecipeFile, /, *, changes: RecipeChanges = RecipeChanges(), machine: Machine = Machine()) -> int:
@@ -83,26 +81,6 @@ def graph(
         sys.stdout.write(text)
     else:
         svg.write_text(text, encoding="utf-8")
-    return ExitCode.OK
-
-
-def init(
-    file: Annotated[Path, Parameter(help="The file to write.")] = Path("recipe.yaml"),
-    /,
-    *,
-    force: Annotated[Flag, Parameter(help="Overwrite an existing file.")] = False,
-    debug: Annotated[Flag, Parameter(help="Show the traceback of an error.")] = False,  # noqa: ARG001  `main` reads it
-) -> int:
-    """Write a commented starter recipe."""
-    from ..errors import ConfigError
-
-    if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"the starter recipe is YAML: {file} must end in .yaml")
-    if file.exists() and not force:
-        raise ConfigError(f"{file} exists; to overwrite it, pass --force")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(_STARTER.read_text(encoding="utf-8"), encoding="utf-8")
-    sys.stdout.write(f"wrote {file}; try it: seedbed preview {file}\n")
     return ExitCode.OK
 
 
