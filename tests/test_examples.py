@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import duckdb
 import jsonschema
 import pytest
 
@@ -88,6 +89,18 @@ def test_instructions_have_requests_and_answers(cook: Callable[[str], Cooked]) -
         assert row["messages"][0]["content"] == row["request"]
     assert {row["evolve"] for row in rows} == {True, False}
     assert len({row["request"] for row in rows}) == len(rows)
+
+
+def test_sql_is_bound_to_its_tables(cook: Callable[[str], Cooked]) -> None:
+    """Every statement runs on its tables; the one that names a missing column was repaired."""
+    rows = cook("text-to-sql").rows
+    for row in rows:
+        with duckdb.connect() as database:
+            database.execute(row["ddl"])
+            database.execute(row["sql"])
+    repaired = [row["sql"] for row in rows if row["domain"] == "a bicycle shop"]
+    assert repaired
+    assert all("o.total" in sql and "o.amount" not in sql for sql in repaired)
 
 
 def test_rag_questions_quote_their_passages(cook: Callable[[str], Cooked]) -> None:

@@ -1,7 +1,7 @@
 """Fill the table of README.md that compares seedbed with others: `python tools/readme.py`.
 
-Its figures are those of benchmarks/peers/measured.json, a file that `nox -s bench_peers` writes (to benchmarks/results):
-to bring the table up to date, put the new file in its place and run this. tests/test_readme.py compares the two.
+Its figures are those of benchmarks/peers/measured.json. To bring them up to date, replace that file by the one that
+`nox -s bench_peers` writes, benchmarks/results/peers.json, and run this. tests/test_readme.py compares the two.
 """
 
 from __future__ import annotations
