@@ -11,7 +11,7 @@ import pytest
 from sampling import drawn
 
 import seedbed
-from seedbed.columns.person import PERSON, Person
+from seedbed.columns.person import PERSON, Person, street_parts
 from seedbed.columns.spec import Environment, make_column
 from seedbed.errors import ConfigError
 
@@ -64,6 +64,52 @@ def test_street_parts_are_pieces_of_the_street(locale: str) -> None:
         assert sum(map(len, parts)) + len(parts) - 1 + person["street"].count(",") == len(person["street"])
     assert all(person["state"] for person in people)
     assert any(person["house_number"] for person in people)
+
+
+@pytest.mark.parametrize(
+    ("street", "number", "name", "unit"),
+    [
+        ("3674 Goodman Manor Suite 135", "3674", "Goodman Manor", "Suite 135"),
+        ("Studio 3 Price Plains", None, "Price Plains", "Studio 3"),
+        ("Level 8 120 Middleton Drive", "120", "Middleton Drive", "Level 8"),
+        ("H.No. 73, Chaudry Marg", "73", "Chaudry Marg", None),
+        ("Hauptstraße 12a", "12a", "Hauptstraße", None),
+        ("47, avenue René Morvan", "47", "avenue René Morvan", None),
+        ("Borgo Polesel, 884 Appartamento 83", "884", "Borgo Polesel", "Appartamento 83"),
+        ("Pasadizo de Ambrosio Solana 30 Apt. 57", "30", "Pasadizo de Ambrosio Solana", "Apt. 57"),
+        ("Cerrada Norte Razo 847 Interior 671", "847", "Cerrada Norte Razo", "Interior 671"),
+        ("Avda. Las Rosas 2 Dpto. 9875", "2", "Avda. Las Rosas", "Dpto. 9875"),
+        ("Cl. 36 # 81-32", "81-32", "Cl. 36", None),
+        ("Avenida 4 N° 732", "732", "Avenida 4", None),
+        ("Soseaua Aanei Nr. 684 Bl. 67 Sc. 54 Ap. 685", "684", "Soseaua Aanei", "Bl. 67 Sc. 54 Ap. 685"),
+        ("наб. Водников, д. 86 стр. 9", "86", "наб. Водников", "стр. 9"),
+        ("узвіз Юхима Геллера, буд. 807 кв. 0", "807", "узвіз Юхима Геллера", "кв. 0"),
+        ("al. Konstytucji 3 Maja 807", "807", "al. Konstytucji 3 Maja", None),
+        ("新生街7號", "7", "新生街", None),
+        ("대전광역시 동구 반포대길 116 (경숙김정마을)", "116", "대전광역시 동구 반포대길", None),
+        ("万路r座", None, "万路r座", None),
+        ("", None, None, None),
+    ],
+)
+def test_the_parts_of_a_street(street: str, number: str | None, name: str | None, unit: str | None) -> None:
+    """Wherever the locale writes the number, and whatever it calls an apartment."""
+    assert street_parts(street) == {"house_number": number, "street_name": name, "unit": unit}
+
+
+@pytest.mark.parametrize(
+    ("locale", "form"),
+    [
+        ("en_US", "{first_name} {last_name}"),
+        ("ja_JP", "{last_name} {first_name}"),
+        ("hu_HU", "{last_name} {first_name}"),
+        ("zh_CN", "{last_name}{first_name}"),
+        ("ko_KR", "{last_name}{first_name}"),
+    ],
+)
+def test_names_are_written_in_the_order_of_the_locale(locale: str, form: str) -> None:
+    """The family name comes first where people write it first."""
+    for person in drawn(Person("p", locale=locale), 10):
+        assert person["name"] == form.format(**person)
 
 
 def test_sex_selects_people() -> None:

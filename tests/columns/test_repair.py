@@ -14,6 +14,7 @@ import seedbed as sb
 from seedbed.columns.spec import Environment, make_column
 from seedbed.engine.source import load_recipe
 from seedbed.errors import ConfigError, DatasetGenerationError, Interrupted, Retryable
+from seedbed.graph import build_graph
 from seedbed.recipe.file import recipe_text
 
 if TYPE_CHECKING:
@@ -228,6 +229,14 @@ def test_what_cannot_repair_is_a_problem_before_the_run(columns: list[ColumnSpec
     with pytest.raises(DatasetGenerationError) as caught:
         built.resolve(built.environment())
     assert any(problem in each for each in caught.value.problems), caught.value.problems
+
+
+def test_the_graph_shows_what_repairs() -> None:
+    """As a dotted arrow; it is no dependency."""
+    built = recipe(query(), valid(), answers=Script(""))
+    graph = build_graph(built.resolve(built.environment()))
+    assert graph.mermaid().splitlines()[-1] == "    n2 -. repairs .-> n1"
+    assert graph.upstream("query") == ("topic",)
 
 
 def test_a_validation_with_an_invalid_field_is_one_problem(tmp_path: Path) -> None:

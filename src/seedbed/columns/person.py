@@ -114,6 +114,8 @@ _INTERESTS = (
     *("science fiction", "sewing", "skiing", "swimming", "tennis", "theatre", "travelling", "video games"),
     *("volunteering", "woodworking", "writing", "yoga"),
 )
+# Languages that write the family name first, and what they write between the names.
+_FAMILY_NAME_FIRST = {"hu": " ", "ja": " ", "ko": "", "vi": " ", "zh": ""}
 # Reserved for examples (RFC 2606): no mail reaches a real person.
 _DOMAINS = ("example.com", "example.org", "example.net")
 
@@ -152,19 +154,20 @@ def _person(spec: Person, sources: dict[str, _Source], seed: int) -> dict[str, A
     sex = spec.sex or ("female", "male")[draw.getrandbits(1)]
     age = draw.randint(*spec.age)
     first, last = source.name("first_name", sex), source.name("last_name", sex)
+    language = source.locale.partition("_")[0]
     street, city = source.text("street_address"), source.text("city")
     # A state, province or region, whatever the locale calls it.
     state = source.text("administrative_unit", "state", "region")
     postcode = source.text("postcode")
     return {
-        "name": f"{first} {last}",
+        "name": f"{last}{_FAMILY_NAME_FIRST[language]}{first}" if language in _FAMILY_NAME_FIRST else f"{first} {last}",
         "first_name": first,
         "last_name": last,
         "sex": sex,
         "age": age,
         "birth_date": _birth_date(spec.as_of, age, draw.random()),
         "street": street,
-        **_street_parts(street),
+        **street_parts(street),
         "city": city,
         "state": state,
         "postcode": postcode,
@@ -176,18 +179,28 @@ def _person(spec: Person, sources: dict[str, _Source], seed: int) -> dict[str, A
     }
 
 
+# How locales name an apartment, a floor or a part of a house, and how they mark the number of a house.
+_UNIT = (
+    r"(?:Apt|Apto|Ap|Appartamento|Bl|Depto|Dpto|Edif|Flat|Interior|Level|Of|Piano|Piso|Puerta|Sc|Studio|Suite|Unit"
+    r"|стр|к|кв|واحد|سوئیت)\b\.?"
+)
+_MARK = r"(?:(?:H\.No\.|Nr\.|No\.|N°|#|д\.|буд\.) ?)?"
 _STREETS = (
     # 12 High Street Apt. 3
-    r"(?P<house_number>\d\S*?),? (?P<street_name>.+?)(?: (?P<unit>(?:Apt|Suite|Unit|Flat)\b.*))?",
+    rf"{_MARK}(?P<house_number>\d\S*?),? (?P<street_name>.+?)(?: (?P<unit>{_UNIT}.*))?",
     # Flat 3 High Street
-    r"(?P<unit>(?:Flat|Studio|Unit) \S+) (?:(?P<house_number>\d\S*) )?(?P<street_name>.+)",
+    rf"(?P<unit>{_UNIT} \S+) (?:(?P<house_number>\d\S*) )?(?P<street_name>.+)",
+    # Via Roma, 12 Appartamento 3
+    rf"(?P<street_name>.+?),? {_MARK}(?P<house_number>\d\S*) (?P<unit>{_UNIT}.*)",
     # Hauptstraße 12
-    r"(?P<street_name>.+?),? (?P<house_number>\d\S*)(?P<unit>)",
+    rf"(?P<street_name>.+?),? {_MARK}(?P<house_number>\d\S*)(?: \(.+\))?(?P<unit>)",
+    # 新生街7號
+    r"(?P<street_name>.+?)(?P<house_number>\d+)號(?P<unit>.*)",
     r"(?P<street_name>.*)(?P<house_number>)(?P<unit>)",
 )
 
 
-def _street_parts(street: str | None) -> dict[str, str | None]:
+def street_parts(street: str | None) -> dict[str, str | None]:
     """The house number, the name of the street, and the apartment or suite, as far as the street has them."""
     found = next(found for form in _STREETS if (found := re.fullmatch(form, street or "", re.DOTALL)))
     return {field: found[field] or None for field in ("house_number", "street_name", "unit")}

@@ -38,6 +38,7 @@ _OPTIONS: Mapping[str, Any] = {
 _TYPES = {"SERIAL": "INT", "BIGSERIAL": "BIGINT", "SMALLSERIAL": "SMALLINT", "MONEY": "DECIMAL(19, 4)", "YEAR": "INT"}
 # Errors after which a database can be used for the next text.
 _HARMLESS = ("BinderException", "CatalogException", "ParserException")
+_NO_TABLE = re.compile(r'Catalog Error: Table with name "?(?P<name>.+?)"? does not exist\b')
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -215,12 +216,23 @@ class _Database:
             return [SqlProblem(f"binding it took longer than {_SECONDS:g} s")]
         except duckdb.Error as error:
             self.is_usable = type(error).__name__ in _HARMLESS
-            return [SqlProblem(_plain(error))]
+            return [SqlProblem(self._with_tables(_plain(error)))]
         finally:
             timer.cancel()
             with suppress(duckdb.Error):
                 connection.execute("ROLLBACK")
         return []
+
+    def _with_tables(self, message: str) -> str:
+        """The message about a table that does not exist with those that do, in place of a system table."""
+        found = _NO_TABLE.match(message)
+        if found is None:
+            return message
+        names = "SELECT table_name FROM duckdb_tables() UNION SELECT view_name FROM duckdb_views() WHERE NOT internal"
+        with suppress(_duckdb().Error):
+            self.connection.execute("ROLLBACK")  # it failed, and a new one sees what the ddl created
+        known = sorted(name for (name,) in self.connection.execute(names).fetchall())
+        return f"{found[0]}{nearest(found['name'], known)}"
 
     @property
     def _changes(self) -> tuple[type, ...]:

@@ -88,6 +88,7 @@ class Node:
     outputs: tuple[str, ...]  # the columns that it fills, then its side effects
     upstream: tuple[int, ...]
     downstream: tuple[int, ...]
+    repaired_by: str | None = None  # the column whose verdict on each value makes this one repair it
 
 
 class Graph:
@@ -147,7 +148,10 @@ class Graph:
         return sum(rows if node.kind is Kind.CELL else groups for node in nodes)
 
     def mermaid(self) -> str:
-        """The graph as mermaid text: boxes are cell columns, stadiums whole columns, cylinders come from scratch."""
+        """The graph as mermaid text: boxes are cell columns, stadiums whole columns, cylinders come from scratch.
+
+        A dotted arrow leads from a validation to the column that it repairs.
+        """
         shapes = {Kind.CELL: ('["', '"]'), Kind.FULL_COLUMN: ('(["', '"])'), Kind.FROM_SCRATCH: ('[("', '")]')}
         lines = ["flowchart TD"]
         for node in self.nodes:
@@ -156,6 +160,11 @@ class Graph:
             label = "<br/>".join([node.name, *others]).replace('"', "#quot;")
             lines.append(f"    n{node.index}{left}{label}{right}")
         lines.extend(f"    n{up} --> n{node.index}" for node in self.nodes for up in node.upstream)
+        lines.extend(
+            f"    n{self._by_name[node.repaired_by].index} -. repairs .-> n{node.index}"
+            for node in self.nodes
+            if node.repaired_by in self._by_name and node.repaired_by != node.name
+        )
         return "\n".join(lines) + "\n"
 
 
@@ -180,6 +189,7 @@ def build_graph(columns: Iterable[ColumnLike]) -> Graph:
             outputs=_all_outputs(column),
             upstream=upstream[index],
             downstream=tuple(downstream[index]),
+            repaired_by=column.repaired_by,
         )
         for index, column in enumerate(columns)
     ]
