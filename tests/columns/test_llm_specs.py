@@ -99,7 +99,7 @@ def test_conversation_fields_are_checked_in_every_chat_kind(kind: type, field: s
         (LLMText, {"prompt": "{% include 'x' %}"}, "'include' has no other template to read"),
         (LLMText, {"dtype": int}, "holds text and cannot have type <class 'int'>; use llm-structured"),
         (LLMCode, {"language": "two words"}, "language must be the name of a language as in code fences"),
-        (LLMCode, {"check": None}, "check must be True or False"),
+        (LLMCode, {"check": 3}, "check must be True or False"),
         (LLMStructured, {"schema": 3}, "schema must be a JSON Schema, a pydantic model, the path of"),
         (LLMStructured, {"schema": "schema.txt"}, "schema must be a JSON Schema"),
         (LLMStructured, {"schema": int}, "schema must be a JSON Schema"),
