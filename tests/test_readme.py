@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from typing import TYPE_CHECKING
 
 import readme
 import yaml
 
+from seedbed import Dataset
 from seedbed.cli import main
 from seedbed.cli.init import templates
 from seedbed.models import OpenAICompatible
@@ -93,3 +95,33 @@ def test_the_number_of_recipes_is_right() -> None:
 def test_trio_is_mentioned_once() -> None:
     """Under how it works, where it is linked."""
     assert len(re.findall(r"\btrio\b(?!\.readthedocs)", TEXT)) == 1
+
+
+def test_the_mistakes_of_the_tutorial_are_found_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two mistakes are named with their lines; a filter that removes all rows is corrected without another call."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(readme.ROOT / "examples" / "quickstart", "my-reviews")
+    recipe = tmp_path / "my-reviews" / "reviews.yaml"
+    sound = recipe.read_text(encoding="utf-8").replace("latency: {uniform: [0.1, 0.4]}", "latency: 0")
+    wrong = sound.replace("mood, type: category", "mood, typ: categry")
+    recipe.write_text(wrong, encoding="utf-8")
+    assert main(["check", str(recipe)]) == 2
+    assert "columns[1]" in capsys.readouterr().out
+    recipe.write_text(sound.replace("a {{ mood }} customer", "a {{ mod }} customer"), encoding="utf-8")
+    assert main(["check", str(recipe)]) == 2
+    assert "did you mean 'mood'" in capsys.readouterr().out
+    filtered = "processors:\n  - {type: filter, expr: quality.relevance + quality.tone >= %s}\n"
+    run = ["run", str(recipe), "-n", "20", "-o", "data", "--head", "0"]
+    recipe.write_text(sound + filtered % 12, encoding="utf-8")
+    assert main(run) == 4  # the dataset is empty
+    assert "20 removed by 'filter'" in capsys.readouterr().out
+    before = Dataset.open("data").report
+    recipe.write_text(sound + filtered % 6, encoding="utf-8")
+    assert main([*run, "--resume"]) == 0
+    resumed = Dataset.open("data")
+    assert before is not None
+    assert resumed.report is not None
+    assert resumed.report.usage == before.usage
+    assert resumed.rows > 0
