@@ -37,9 +37,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types: all of the package, and the file that uses its public names as a user would."""
+    """Check types: all of the package, the tools, and the file that uses its public names as a user would."""
     install(session, "types")
-    session.run("mypy", "src", *map(str, sorted(Path("tests/typing").glob("*.py"))))
+    session.run("mypy", "src", "tools", *map(str, sorted(Path("tests/typing").glob("*.py"))))
 
 
 def install_weights(session: nox.Session) -> None:

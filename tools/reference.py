@@ -65,6 +65,8 @@ WORDS = {
     "float | str": "a number or text",
     "str | Sequence[str] | Mapping[str, str | Sequence[str]] | AnswerFunction": "text, a list, or a mapping",
     "True or False": "true or false",
+    "a text of at least one character": "text",
+    "None for no limit, or a number above 0": "a number above 0",
 }
 # A signature of more characters has a line for each parameter.
 LINE_LENGTH = 88
@@ -75,7 +77,7 @@ class Field:
     """A field of a class, as tables show it."""
 
     name: str
-    type: str
+    kind: str  # its type, in words or as code
     default: str  # what follows the type
     meaning: str
     owner: type  # the class that defines it
@@ -153,7 +155,7 @@ def _type_in_words(field: attrs.Attribute[Any]) -> str:
         raise ValueError(
             f'field {field.name!r} has no type in words: annotate it with Annotated[{found}, "what it is"]'
         )
-    found = WORDS.get(found, found)
+    found = WORDS.get(found, re.sub(r"(?<!{)'([\w:]+)'", r"`\1`", found))
     return f"{found.rstrip(',')}, or `{{column: x}}`" if isinstance(validator, Numbers) else found
 
 
@@ -204,7 +206,8 @@ def _content(what: str, page: Path, examples: list[str]) -> list[str]:
     """The paragraphs of a part."""
     if (cls := find_type(what)) is not None:
         shared = [link for owner, link in _shared(page).items() if issubclass(cls, owner)]
-        also = f"Also has the {' and the '.join(shared)}." if shared else ""
+        *others, last = shared
+        also = f"Also has {', '.join(others)} and {last}." if others else f"Also has {last}."
         return [_docstring(cls), *examples, f"In Python: `seedbed.{cls.__name__}`.", _table(_own(cls)), also]
     if what.startswith("types "):
         return [_types(what.removeprefix("types "), page)]
@@ -224,9 +227,9 @@ def _errors(paths: list[str]) -> str:
 
 
 def _own(cls: type) -> list[Field]:
-    """The fields of a class without those that the page shows for its bases."""
-    shared = {each for each in _shared_classes() if each is not cls}
-    return [field for field in fields(cls, in_files=True) if field.owner not in shared]
+    """The fields of a class without those that the pages show for its bases."""
+    shared = [each for each in _shared_classes() if each is not cls and issubclass(cls, each)]
+    return [field for field in fields(cls, in_files=True) if not any(issubclass(each, field.owner) for each in shared)]
 
 
 @functools.cache
@@ -242,7 +245,7 @@ def _shared_classes() -> dict[type, tuple[Path, str]]:
 def _shared(page: Path) -> dict[type, str]:
     """The base classes that have a part of their own, each as a link to its heading."""
     return {
-        cls: f"[{heading[0].lower()}{heading[1:]}]({_link(path, heading, page)})"
+        cls: f"the [{heading[0].lower()}{heading[1:]}]({_link(path, heading, page)})"
         for cls, (path, heading) in _shared_classes().items()
     }
 
@@ -253,8 +256,11 @@ def _link(path: Path, heading: str, page: Path) -> str:
 
 
 def _types(kind: str, page: Path) -> str:
-    """A table of the types of a kind, in the order of their pages."""
-    found = {what: (path, heading) for path, what, heading in blocks()}
+    """A table of the types of a kind, in the order of docs/index.md."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    found = {
+        what: (path, heading) for path, what, heading in sorted(blocks(), key=lambda block: index.find(block[0].name))
+    }
     rows = []
     for name, (path, heading) in found.items():
         if (cls := find_type(name)) is not None and name.startswith(f"{kind} "):
@@ -270,7 +276,7 @@ def _table(rows: Iterable[Field]) -> str:
         place = f"{row.owner.__module__}.{row.owner.__name__}.{row.name}"
         if not row.meaning:
             raise ValueError(f"{place} is not documented: write its meaning as a string literal below it")
-    lines = [f"| `{row.name}` | {_cell(row.type)}{row.default} | {_cell(row.meaning)} |" for row in rows]
+    lines = [f"| `{row.name}` | {_cell(row.kind)}{row.default} | {_cell(row.meaning)} |" for row in rows]
     return "\n".join(["| field | type and default | meaning |", "|---|---|---|", *lines]) if lines else ""
 
 
@@ -347,7 +353,7 @@ def _signature(name: str, function: Any) -> str:
     for each in listed:
         if each.kind is each.KEYWORD_ONLY and "*" not in parameters:
             parameters.append("*")
-        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        stars = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
         default = "" if each.default is each.empty else f" = {_python(each.default)}"
         parameters.append(f"{stars}{each.name}: {each.annotation}{default}")
     original, returns = inspect.unwrap(function), signature.return_annotation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import attrs
 import polars as pl
@@ -83,7 +83,7 @@ class Deduplicate(ProcessorSpec):
 
     type: ClassVar[str] = "deduplicate"
 
-    stage: str = attrs.field(default="after_generation", validator=check_stage)
+    stage: Annotated[str, "the name of a stage"] = attrs.field(default="after_generation", validator=check_stage)
     """By default `after_generation`: at the other stages only rows of the same row group are compared."""
     subset: tuple[str, ...] | None = attrs.field(
         default=None, converter=checks.as_names, validator=checks.optional(checks.names)

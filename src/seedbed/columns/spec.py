@@ -309,7 +309,7 @@ class ProcessorSpec:
 
     type: ClassVar[str]
 
-    stage: str = attrs.field(default="post_batch", validator=check_stage)
+    stage: Annotated[str, "the name of a stage"] = attrs.field(default="post_batch", validator=check_stage)
     """When it runs: `pre_batch`, on the columns that need no others, before the rest is generated; `post_batch`, on a
     finished row group, before it is written; `after_generation`, on the whole dataset."""
     name: str | None = None

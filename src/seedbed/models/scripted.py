@@ -248,7 +248,7 @@ def _check_answers(_: object, attribute: attrs.Attribute[Any], value: object) ->
 
 @attrs.frozen(kw_only=True, slots=False)
 class Scripted(Behaviour, Limits):
-    """A scripted model.
+    """A model that answers out of a script: without a key, a network or a cost.
 
     `answers` is a template (`{prompt}`, `{system}`, `{number}`, `{seed}`, `{choice:yes|no}`, and `{after:Topic:}` for
     what follows `Topic:` on its line of the prompt), a list of templates (the prompt decides which), a mapping of words
