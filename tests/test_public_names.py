@@ -34,6 +34,7 @@ def test_every_name_can_be_imported() -> None:
     modules = {each.name: f"seedbed.{node.module}" for node in imports for each in node.names}
     assert modules == seedbed._MODULES  # type: ignore[attr-defined]
     assert sorted(seedbed.__all__) == sorted(listed) == sorted(modules)
+    assert dir(seedbed) == sorted(listed)
     space: dict[str, object] = {}
     exec("from seedbed import *", space)
     assert space.keys() >= set(listed)

@@ -23,6 +23,14 @@ def test_it_prints_duration_usage_and_bottleneck(tmp_path: Path) -> None:
     assert "review (writer): output tokens lognormal(150, 0.5)" in ended.out
 
 
+def test_a_very_large_run_is_scaled(tmp_path: Path) -> None:
+    """The headline says from how many rows."""
+    ended = seedbed("simulate", recipe(tmp_path, TEXT), "-n", "1000000000", "--latency", "writer=1", "--seeds", "1")
+    assert ended.code == 0, ended.err
+    assert "1,000,000,000 of 1,000,000,000 rows in 361d" in ended.out
+    assert "(simulated, 1 seed; scaled from simulated runs of up to 4,998 rows)" in ended.out
+
+
 def test_variants_are_a_table(tmp_path: Path) -> None:
     """Each variant has a line with its time, cost and bottleneck."""
     ended = seedbed(
@@ -88,7 +96,7 @@ def _children(parent: int) -> list[Path]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_its_processes(tmp_path: Path, number: int) -> None:
     """The command ends as a run does, and none of the processes that simulate its seeds is left."""
-    with started("simulate", recipe(tmp_path, TEXT), "-n", "10m", "--seeds", "2") as process:
+    with started("simulate", recipe(tmp_path, TEXT), "-n", "240k", "--seeds", "2") as process:
         while len(children := _children(process.pid)) < 2 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)

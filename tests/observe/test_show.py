@@ -142,10 +142,19 @@ def test_line_breaks_are_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "–"), (0, "0s"), (0.2, "1s"), (59, "59s"), (65, "1m05s"), (7380, "2h03m"), (float("inf"), "–")],
+    [
+        (None, "–"),
+        (0, "0s"),
+        (0.2, "1s"),
+        (59, "59s"),
+        (65, "1m05s"),
+        (7380, "2h03m"),
+        (273600, "3d04h"),
+        (float("inf"), "–"),
+    ],
 )
 def test_durations_have_at_most_two_units(seconds: float | None, text: str) -> None:
-    """Hours and minutes, minutes and seconds, or seconds; a dash for an unknown duration."""
+    """Days and hours, hours and minutes, minutes and seconds, or seconds; a dash for an unknown duration."""
     assert duration(seconds) == text
 
 

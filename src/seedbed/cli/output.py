@@ -7,6 +7,7 @@ import datetime
 import json
 import logging
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,13 @@ _LONGEST = 1_000
 
 
 def console(*, error: bool = False) -> Console:
-    """Standard output or standard error; 160 columns wide unless it is a terminal, so that a pipe gets long lines."""
+    """Standard output or standard error; a pipe, which has no width, gets lines of 160 characters.
+
+    COLUMNS sets another width for both.
+    """
     stream = sys.stderr if error else sys.stdout
-    return PipeConsole(file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else 160)
+    has_width = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return PipeConsole(file=stream, highlight=False, soft_wrap=False, width=None if has_width else 160)
 
 
 def print_line(text: str, *, error: bool = False, style: str | None = None) -> None:

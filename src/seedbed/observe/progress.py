@@ -310,7 +310,7 @@ class ProgressState:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration: 4s, 1m05s, 2h03m; a dash if it is unknown."""
+    """Format a duration: 4s, 1m05s, 2h03m, 3d04h; a dash if it is unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     whole = math.ceil(seconds)
@@ -318,7 +318,9 @@ def duration(seconds: float | None) -> str:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
 def per_second(rate: float) -> str:

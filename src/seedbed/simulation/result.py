@@ -87,6 +87,7 @@ class Outcome:
     stopped: str | None  # why it ended early
     notes: tuple[str, ...]
     profiles: Mapping[tuple[str, str], tuple[CallProfile, dict[str, str]]]
+    scaled_from: int | None = None  # the rows that were simulated, if the figures are scaled from them
 
 
 @attrs.frozen(kw_only=True)
@@ -150,6 +151,7 @@ class Estimate:
     timeline: tuple[Track, ...]  # of the first seed
     stopped: str | None  # why the run would end early
     notes: tuple[str, ...]
+    scaled_from: int | None = None  # the rows that were simulated, if the figures are scaled from them
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -244,6 +246,7 @@ def make_estimate(rows: int, outcomes: Sequence[Outcome]) -> Estimate:
         timeline=first.tracks,
         stopped=next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None),
         notes=tuple(dict.fromkeys(note for outcome in outcomes for note in outcome.notes)),
+        scaled_from=first.scaled_from,
     )
 
 
@@ -313,6 +316,8 @@ def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table
     seeds = f"{base.seeds} seed{'' if base.seeds == 1 else 's'}"
     time = spread_text(base.seconds, seconds_text)
     written = f"{base.written.mean:,.0f}"
+    if base.scaled_from is not None:
+        seeds += f"; scaled from simulated runs of up to {base.scaled_from:,} rows"
     yield Text(f"{written} of {base.rows:,} rows in {time}{dropped} (simulated, {seeds})", style="bold")
     yield Text(f"bottleneck: {base.bottleneck}", style="bold")
     if base.stopped is not None:

@@ -26,6 +26,7 @@ from ..recipe.recipe import Recipe
 from ..runtime.threads import in_event_loop, run_in_thread
 from .profiles import CallProfile, Measured, as_profile, measure, measure_path
 from .result import BUCKETS, KeyLoad, LimitLoad, Outcome, Probed, Simulation, Track, Variant, make_estimate
+from .scaled import scale, scaled_settings
 from .stage import Setting, Staged, variants
 
 if TYPE_CHECKING:
@@ -165,7 +166,11 @@ def _run(function: Callable[[], Awaitable[T]], clock: Clock | None = None) -> T:
 
 
 def simulate_once(setting: Setting, seed: int) -> Outcome:
-    """Run one simulation to its end, also inside a running event loop."""
+    """Run one simulation to its end, also inside a running event loop; a very large one from two smaller ones."""
+    parts = scaled_settings(setting)
+    if parts is not None:
+        small, large = ((part.rows, simulate_once(part, seed)) for part in parts)
+        return scale(setting, small, large)
     # Imported here: it takes longer than the rest of trio, and only simulations need it.
     from trio.testing import MockClock  # noqa: PLC0415
 
