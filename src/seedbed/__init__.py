@@ -35,6 +35,7 @@ _NAMES_BY_MODULE = {
     ),
     "graph": "build_graph",
     "models": "Anthropic Local Message OpenAICompatible Scripted",
+    "observe.preview": "PreviewRow Prompt",
     "observe.report": "BuildReport TaskTrace",
     "recipe.recipe": "Recipe",
     "runtime.throttle": "KeyLimits open_throttles",

@@ -43,6 +43,7 @@ from .errors import (
 )
 from .graph import build_graph
 from .models import Anthropic, Local, Message, OpenAICompatible, Scripted
+from .observe.preview import PreviewRow, Prompt
 from .observe.report import BuildReport, TaskTrace
 from .recipe.recipe import Recipe
 from .runtime.throttle import KeyLimits, open_throttles
@@ -100,8 +101,10 @@ __all__ = [
     "Person",
     "Poisson",
     "Preview",
+    "PreviewRow",
     "Processor",
     "ProcessorFailed",
+    "Prompt",
     "QuotaExhausted",
     "RateLimited",
     "Recipe",

@@ -255,3 +255,16 @@ def test_exit_codes_are_documented() -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)
     assert rows == [(str(int(code)), code.meaning) for code in ExitCode]
+
+
+def test_preview_shows_removed_rows_and_prompts(tmp_path: Path) -> None:
+    """A row that a filter removes is named with the filter, and each value of a model follows its prompt."""
+    path = recipe(tmp_path, TEXT + "processors:\n  - {type: filter, expr: \"thing == 'lamp'\"}\n")
+    ended = seedbed("preview", path, "-n", "8", "--show-prompts")
+    assert ended.code == 0, ended.err
+    assert "Review the kettle, " in ended.out
+    assert "review ← user" in ended.out
+    assert "removed by 'filter'" in ended.out
+    answer = seedbed("preview", path, "-n", "8", "--json").json
+    assert {row["removed"] for row in answer["rows"]} == {None, "removed by 'filter'"}
+    assert len(answer["records"]) == sum(row["removed"] is None for row in answer["rows"])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from ..observe.preview import PreviewRow, Prompt
     from ..observe.report import BuildReport
 
 # Longer cells of a record are cut; the dataset has all of their text.
@@ -69,14 +70,27 @@ def _json(value: Any) -> Any:
 
 def print_records(rows: Iterable[Mapping[str, Any]]) -> None:
     """Show each row as a table with its columns as lines."""
-    out = console()
     for number, row in enumerate(rows):
-        table = Table(show_header=False, title=f"row {number}", title_justify="left", title_style="bold", expand=False)
-        table.add_column(style="cyan", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in row.items():
-            table.add_row(escape(name), _cell(value))
-        out.print(table)
+        _print_record(f"row {number}", row)
+
+
+def print_preview_row(row: PreviewRow) -> None:
+    """Show a row of a preview: what removed it, and the prompts of its cells before their values."""
+    title = "a row" if row.number is None else f"row {row.number}"
+    _print_record(title if row.removed is None else f"{title} {row.removed}", row.values, row.prompts)
+
+
+def _print_record(title: str, row: Mapping[str, Any], prompts: Sequence[Prompt] = ()) -> None:
+    table = Table(show_header=False, title_justify="left", title_style="bold", expand=False)
+    table.title = Text(title, style="bold", overflow="fold")
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for prompt in prompts:
+        for role, content in prompt.messages:
+            table.add_row(Text(f"{prompt.column} ← {role}", style="dim"), Text(content, style="dim"))
+    for name, value in row.items():
+        table.add_row(escape(name), _cell(value))
+    console().print(table)
 
 
 def _cell(value: Any) -> Text:

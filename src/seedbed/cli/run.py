@@ -15,6 +15,7 @@ from .options import Flag, Machine, Permissions, RecipeChanges, RecipeFile, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..observe.preview import PreviewRow
     from ..observe.report import BuildReport
     from ..recipe.recipe import Recipe
     from ..store.dataset import Dataset
@@ -119,17 +120,24 @@ def preview(
     *,
     rows: Rows = 5,
     changes: RecipeChanges = RecipeChanges(),
+    show_prompts: Flag = False,
     options: RunOptions = RunOptions(),
     machine: Machine = Machine(),
 ) -> int:
-    """Generate a few rows and show them as records; nothing is written.
+    """Generate a few rows and show each as soon as it is finished; nothing is written.
+
+    Rows that are dropped, or that a processor removes, are shown with the reason.
 
     Parameters
     ----------
     rows
         The number of rows to generate.
+    show_prompts
+        Show the messages that the model of each cell was called with.
 
     """
+    import attrs
+
     from ..engine import api
     from ..store.values import python_rows
     from . import output
@@ -137,12 +145,32 @@ def preview(
 
     given = read_recipe(recipe, changes)
     announce_contacts(given)
-    shown = api.preview(given, rows=rows, config=make_config(given, options), progress="none")
+    seen: set[int] = set()
+
+    def show(row: PreviewRow) -> None:
+        if row.number in seen and row.removed is not None:
+            output.print_line(f"row {row.number} {row.removed}", style="yellow")
+        else:
+            output.print_preview_row(row)
+        if row.number is not None:
+            seen.add(row.number)
+
+    shown = api.preview(
+        given,
+        rows=rows,
+        on_row=None if machine.json else show,
+        show_prompts=show_prompts,
+        config=make_config(given, options),
+        progress="none",
+    )
     records = python_rows(shown.to_polars())
     if machine.json:
-        output.print_json({"records": records, **output.report_data(shown.report)})
+        generated = [attrs.asdict(row) for row in shown.rows]
+        output.print_json({"records": records, "rows": generated, **output.report_data(shown.report)})
     else:
-        output.print_records(records)
+        if records and set(records[0]) != set(shown.rows[0].values):
+            output.print_line("after the processors:", style="bold")
+            output.print_records(records)
         output.print_drops(shown.report.drops_by_reason)
         output.print_line(str(shown.report), error=True)
     return _final_code(shown.report)

@@ -22,6 +22,7 @@ from ..errors import Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
 from ..observe.log import BlockingWatch
+from ..observe.preview import PreviewReader, PreviewRow
 from ..observe.show import open_display
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
@@ -30,7 +31,7 @@ from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock,
 from ..store.dataset import Dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
-from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup
+from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup, process_all
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
 from .run import run_build
@@ -320,6 +321,8 @@ class Preview:
     """The rows."""
     report: BuildReport = attrs.field(eq=False, repr=False)
     """The report."""
+    rows: tuple[PreviewRow, ...] = attrs.field(default=(), eq=False, repr=False)
+    """All rows as they were generated, also those that were dropped or removed, with the reason, and their prompts."""
 
     def to_polars(self) -> pl.DataFrame:
         """The rows."""
@@ -329,8 +332,21 @@ class Preview:
         return self.frame._repr_html_()
 
 
-def preview(recipe: Recipe | Iterable[Column], *, rows: int = 5, **options: Unpack[PreviewOptions]) -> Preview:
-    """Generate a few rows as one row group; nothing is written to disk. The options are those of `BuildOptions`."""
+def preview(
+    recipe: Recipe | Iterable[Column],
+    *,
+    rows: int = 5,
+    on_row: Callable[[PreviewRow], None] | None = None,
+    show_prompts: bool = False,
+    **options: Unpack[PreviewOptions],
+) -> Preview:
+    """Generate a few rows as one row group; nothing is written to disk.
+
+    `on_row` is called with each row as soon as it is finished or dropped, and once more if a processor removes it. With
+    `show_prompts` rows have the messages that the models of their cells were called with. The other options are those of `BuildOptions`.
+    """
+    reader = PreviewReader(on_row, prompts=show_prompts)
+    options["readers"] = (*options.get("readers", ()), reader)
     config = options.get("config") or (
         RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     )
@@ -343,10 +359,16 @@ def preview(recipe: Recipe | Iterable[Column], *, rows: int = 5, **options: Unpa
         async with open_build(recipe, rows=rows, **options) as running:
             watch(running)
             frames = [group.to_polars() async for group in running]
+            plan, report = running._plan, running.report  # noqa: SLF001
             if not frames:  # no rows, but the columns that they would have
-                plan = running._plan  # noqa: SLF001
                 frames.append(pl.DataFrame(arrow_table({name: [] for name in plan.graph.outputs}, plan.declared)[0]))
-            return Preview(frame=frames[0], report=running.report)
+            frame = frames[0]
+            for processor in plan.after_generation if frame.height else ():
+                before = frame
+                frame, resized = await finish_in_thread(partial(process_all, [processor], before.lazy(), before.height))
+                report = attrs.evolve(report, written=frame.height, resized=(*report.resized, *resized))
+                reader.processed(processor.label, before, frame)
+            return Preview(frame=frame, report=report, rows=reader.rows)
 
     return _run_sync(main)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .plan import BuildPlan
     from .rows import Identity
     from .services import OpenGroup, Services
+    from .tasks import Processor
 
 T = TypeVar("T")
 
@@ -282,20 +283,24 @@ async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T])
 async def _process_all(services: Services, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
     """Run the processors over the whole dataset. They are user code: when cancelled, their thread is left alone."""
     try:
-        return await services.store_thread(lambda: _processed(services.plan, writer))
+        return await services.store_thread(lambda: _processed_dataset(services.plan, writer))
     except trio.Cancelled:
         services.ledger.running_threads[" + ".join(each.label for each in services.plan.after_generation)] += 1
         raise
 
 
-def _processed(plan: BuildPlan, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
-    """The rows that the processors return, and how many rows each removed and added."""
+def _processed_dataset(plan: BuildPlan, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
     dataset = Dataset.open(writer.path).raw()
+    return process_all(plan.after_generation, dataset.scan(), dataset.rows)
+
+
+def process_all(processors: Iterable[Processor], rows: pl.LazyFrame, height: int) -> tuple[pl.DataFrame, Resized]:
+    """The rows that after-generation processors return, and how many rows each removed and added."""
     # Polars pickles the predicates that it passes down to a scan; a Python function in a filter may not survive that.
-    frame = dataset.scan().map_batches(lambda rows: rows, predicate_pushdown=False, streamable=True)
-    height, resized = dataset.rows, []
+    frame = rows.map_batches(lambda rows: rows, predicate_pushdown=False, streamable=True)
+    resized = []
     returned: Any = None
-    for processor in plan.after_generation:
+    for processor in processors:
         try:
             returned = processor.apply(frame)
             if isinstance(returned, pl.LazyFrame):

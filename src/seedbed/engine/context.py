@@ -15,6 +15,7 @@ from ..columns.base import SyncModel
 from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
 from ..models.distributions import draw, is_distribution, stable_seed
+from ..observe import events
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
@@ -95,6 +96,13 @@ class Context:
     ) -> CellModel:
         scope = None if self.deadline is None else self.scope
         return CellModel(alias, spec, client, self, seed=seed, dedupe=dedupe, scope=scope)
+
+    def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """A model is about to be called; its messages are for readers that want them."""
+        notify = self._services.notify
+        if notify.events.wants_prompts:
+            called = {"column": self.column, "row": self.row, "model": model}
+            notify.emit(events.ModelCalled, **called, messages=tuple(messages()))
 
     def count_usage(self) -> None:
         """Count the usage so far, although the attempt has not ended: it is paid for."""
@@ -332,6 +340,7 @@ class CellModel:
         scope, self._scope = self._scope, None
         request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=scope)
         key, context = self._spec.key("chat"), self._context
+        context.notify_call(self.alias, lambda: ((each.role, each.content) for each in messages))
         send = partial(self._client.chat, request)
         same = lambda: request_key(str(request.seed), request)  # noqa: E731
         confirm = partial(send_small_call, self._client, "chat")
@@ -348,6 +357,7 @@ class CellModel:
     @anywhere
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
         parts, drawn = self._draw(parameters)
+        self._context.notify_call(self.alias, lambda: (("text", text) for text in texts))
         answer: EmbeddingAnswer = await self._context.call(
             partial(self._client.embed, texts, drawn),
             key=self._spec.key("embedding"),
@@ -360,6 +370,7 @@ class CellModel:
     @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
         parts, drawn = self._draw(parameters)
+        self._context.notify_call(self.alias, lambda: (("user", prompt),))
         answer: ImageAnswer = await self._context.call(
             partial(self._client.image, prompt, drawn),
             key=self._spec.key("image"),

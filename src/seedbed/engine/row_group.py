@@ -439,8 +439,10 @@ class RowGroup:
         for spent in self._spent.pop(row, ()):
             self._shared.ledger.waste(*spent)
         self._cancel_dropped(row, drop)
-        self._shared.notify.emit(
+        notify = self._shared.notify
+        notify.emit(
             events.RowDropped,
+            values=self.rows.row(row)[1] if notify.events.wants_rows else {},
             row_group=self.index,
             row=drop.row,
             column=drop.column,
@@ -594,6 +596,9 @@ class RowGroup:
         step = outcome.task.step
         before, after = outcome.value
         self.rows.processed(step.name, before, after)
+        if self._shared.notify.events.wants_rows:
+            processed = {"processor": step.name, "before": before, "after": after}
+            self._shared.notify.emit(events.RowsProcessed, row_group=self.index, **processed)
         self._processors.pop(0)
         if self._processors:
             self._start_processor()

@@ -12,6 +12,8 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    import polars as pl
+
 
 @attrs.frozen(kw_only=True)
 class Event:
@@ -100,13 +102,17 @@ class SalvageStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class RowDropped(Event):
-    """A row failed for good. `row` is its number in the whole dataset."""
+    """A row failed for good. `row` is its number in the whole dataset.
+
+    Its `values` so far are given if a reader has `wants_rows`.
+    """
 
     row_group: int
     row: int
     column: str
     attempts: int
     error: str
+    values: Mapping[str, object] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -116,6 +122,29 @@ class RowFinished(Event):
     row_group: int
     row: int
     values: Mapping[str, object]
+
+
+@attrs.frozen(kw_only=True)
+class RowsProcessed(Event):
+    """A processor ran on the rows of a group, `before` it and `after` it. Emitted if a reader has `wants_rows`."""
+
+    row_group: int
+    processor: str
+    before: pl.DataFrame
+    after: pl.DataFrame
+
+
+@attrs.frozen(kw_only=True)
+class ModelCalled(Event):
+    """A cell is about to call a model with these messages (role, content). Emitted if a reader has `wants_prompts`.
+
+    `row` is its number in the whole dataset, None for a column that is filled for a whole row group.
+    """
+
+    column: str
+    row: int | None
+    model: str
+    messages: tuple[tuple[str, str], ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -219,8 +248,9 @@ class Events:
         self._readers: tuple[Callable[[Event], None], ...] = tuple(readers)
         # Read on the hot path, so a plain attribute and not a property.
         self.active: bool = bool(self._readers)
-        # Readers that want the values of rows have a true attribute of this name.
+        # Readers that want the values of rows, or the messages of calls, have a true attribute of the same name.
         self.wants_rows = any(getattr(reader, "wants_rows", False) for reader in self._readers)
+        self.wants_prompts = any(getattr(reader, "wants_prompts", False) for reader in self._readers)
         self.failure: Exception | None = None
         # Called for every reader that raised; set by the run, which stops.
         self.on_failure: Callable[[Event, Exception], None] = lambda _event, _error: None

@@ -1,0 +1,128 @@
+"""The rows of a preview, as they finish: with what removed them, and the prompts that they were generated from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from . import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import polars as pl
+
+# Rows that a processor removed are found by comparing all of them.
+_MOST_COMPARED = 2_000
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """A call of a model."""
+
+    column: str
+    """The column whose cell called it."""
+    model: str
+    """The alias of the model."""
+    messages: tuple[tuple[str, str], ...]
+    """Each message: its role and its content."""
+
+
+@attrs.frozen(kw_only=True)
+class PreviewRow:
+    """A row of a preview: as it was generated, before post-batch processors."""
+
+    number: int | None
+    """Its number; None for a row that a pre-batch processor removed."""
+    values: Mapping[str, object]
+    """Its values by column; of a dropped row those that were generated until then."""
+    removed: str | None = None
+    """What dropped or removed the row; None if it is in the preview."""
+    prompts: tuple[Prompt, ...] = ()
+    """The calls of its cells, with `show_prompts`."""
+
+
+class PreviewReader:
+    """A reader that collects the rows of one row group, and calls `on_row` with each that is finished or removed.
+
+    A row that a post-batch or after-generation processor removes was finished before: `on_row` gets it once more.
+    """
+
+    wants_rows = True
+
+    def __init__(self, on_row: Callable[[PreviewRow], None] | None, *, prompts: bool) -> None:
+        self.wants_prompts = prompts
+        self._on_row = on_row
+        self._rows: dict[int, PreviewRow] = {}
+        self._never_numbered: list[PreviewRow] = []  # removed before generation
+        self._prompts: dict[int, list[Prompt]] = {}
+        # The numbers of the rows that the next processor sees; None before the first one.
+        self._left: list[int] | None = None
+
+    @property
+    def rows(self) -> tuple[PreviewRow, ...]:
+        """All rows so far; those that were removed before generation come last."""
+        return (*(self._rows[number] for number in sorted(self._rows)), *self._never_numbered)
+
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.ModelCalled(row=int(row)):
+                self._note_prompt(row, Prompt(column=event.column, model=event.model, messages=event.messages))
+            case events.RowFinished():
+                self._note(event.row, event.values, None)
+            case events.RowDropped():
+                self._note(event.row, event.values, f"dropped by {event.column!r}: {event.error}")
+            case events.RowsProcessed():
+                self.processed(event.processor, event.before, event.after)
+
+    def _note_prompt(self, row: int, prompt: Prompt) -> None:
+        """Note a call; one that continues the conversation of the call before, as repairs do, replaces it."""
+        known = self._prompts.setdefault(row, [])
+        last = known[-1] if known else None
+        if last is not None and last.column == prompt.column and prompt.messages[: len(last.messages)] == last.messages:
+            known.pop()
+        known.append(prompt)
+
+    def _note(self, number: int, values: Mapping[str, object], removed: str | None) -> None:
+        row = PreviewRow(number=number, values=values, removed=removed, prompts=tuple(self._prompts.get(number, ())))
+        self._rows[number] = row
+        self._tell(row)
+
+    def _tell(self, row: PreviewRow) -> None:
+        if self._on_row is not None:
+            self._on_row(row)
+
+    def processed(self, processor: str, before: pl.DataFrame, after: pl.DataFrame) -> None:
+        """A processor ran: mark the rows that it removed."""
+        gone = removed_rows(before, after)
+        reason = f"removed by {processor!r}"
+        if not self._rows:  # before generation
+            for at in gone:
+                row = PreviewRow(number=None, values=before.row(at, named=True), removed=reason)
+                self._never_numbered.append(row)
+                self._tell(row)
+            return
+        if self._left is None:
+            self._left = [number for number, row in sorted(self._rows.items()) if row.removed is None]
+        if len(self._left) != before.height:  # an earlier processor added or replaced rows
+            return
+        for at in gone:
+            number = self._left[at]
+            self._rows[number] = attrs.evolve(self._rows[number], removed=reason)
+            self._tell(self._rows[number])
+        self._left = [number for at, number in enumerate(self._left) if at not in set(gone)]
+
+
+def removed_rows(before: pl.DataFrame, after: pl.DataFrame) -> Sequence[int]:
+    """The positions of rows that a processor removed; none if it did anything else but removing rows."""
+    if after.height >= before.height or before.height > _MOST_COMPARED or after.columns != before.columns:
+        return []
+    rows, left = before.rows(), after.rows()
+    gone, at = [], 0
+    for position, row in enumerate(rows):
+        if at < len(left) and row == left[at]:
+            at += 1
+        else:
+            gone.append(position)
+    return gone if at == len(left) else []
