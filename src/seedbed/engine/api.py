@@ -343,7 +343,8 @@ def preview(
     """Generate a few rows as one row group; nothing is written to disk.
 
     `on_row` is called with each row as soon as it is finished or dropped, and once more if a processor removes it. With
-    `show_prompts` rows have the messages that the models of their cells were called with. The other options are those of `BuildOptions`.
+    `show_prompts` rows have the messages that the models of their cells were called with. The other options are those
+    of `BuildOptions`.
     """
     reader = PreviewReader(on_row, prompts=show_prompts)
     options["readers"] = (*options.get("readers", ()), reader)
