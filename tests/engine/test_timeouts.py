@@ -264,9 +264,17 @@ class TestThreads:
         assert grown.report.throttles["k"].in_flight == 0
         assert grown.report.wasted["v"].calls == 1
 
-    async def test_its_slot_is_held_until_it_ends(self, held: Any) -> None:
+    async def test_its_slot_is_held_until_it_ends(self, held: Any, mock_clock: MockClock) -> None:
         """With two slots, a thread that overran leaves one, and the run continues with that."""
         function = held(0)
+        others_done = trio.Event()
+        finished: list[int | None] = []
+
+        def read(event: events.Event) -> None:
+            if isinstance(event, events.TaskFinished) and event.column == "v":
+                finished.append(event.row)
+                if len(finished) == 7:
+                    others_done.set()
 
         def other(m: int) -> int:
             return m
@@ -275,8 +283,10 @@ class TestThreads:
             [seed(), seed("m"), Column("v", function, timeout=0.05), Column("other", other)],
             rows=8,
             config=config(max_active_tasks=2, salvage_max_rounds=0, grace=60),
+            readers=[read],
         ) as build:
-            await trio.to_thread.run_sync(function.entered[0].wait)
+            await others_done.wait()  # no matter how busy the machine is: the clock stands still until then
+            mock_clock.jump(0.05)
             report = await build.wait()
             assert build._run is not None
             assert build._run.scheduler.statistics().active == 1

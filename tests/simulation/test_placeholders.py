@@ -281,7 +281,7 @@ def test_placeholders_of_declared_types() -> None:
         "at": datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
     }
     others = [pl.Boolean, pl.Binary, pl.Float32, pl.Decimal(10, 2), pl.Duration, pl.Time]
-    expected = [True, b"placeholder", 1.0, decimal.Decimal(1), datetime.timedelta(seconds=1), None]
+    expected = [True, b"placeholder", 1.0, decimal.Decimal(1), datetime.timedelta(seconds=1), datetime.time()]
     assert [of_type(declared_type(each)) for each in others] == expected
 
 
