@@ -11,6 +11,7 @@ import pytest
 from command import REVIEWS, TEXT, recipe, seedbed, started
 
 import seedbed as library
+from seedbed.testing import serve_openai_sync
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -364,6 +365,60 @@ def test_changes_are_reported_and_accepted(tmp_path: Path) -> None:
     ended = seedbed("run", path, "-n", "6", "-o", out, "--resume", "--allow-code", "--accept-changes")
     assert ended.code == 3
     assert "columns.thing.values" in ended.err
+
+
+SCORED = """\
+models:
+  writer: {{type: openai, base_url: {url}, model: small}}
+columns:
+  - {{name: id, type: uniform, low: 0, high: 10, decimals: 0}}
+  - {{name: b, type: llm-text, model: writer, prompt: "a text {{{{ id }}}}"}}
+  - {{name: length, type: expression, expr: "{{{{ b | length }}}}", dtype: int}}
+processors:
+  - {{type: filter, stage: {stage}, expr: {expr}}}
+"""
+
+
+@pytest.mark.parametrize("stage", ["post_batch", "after_generation"])
+def test_a_processor_that_failed_is_corrected(stage: str, tmp_path: Path) -> None:
+    """A filter that fails after all cells were paid for is corrected and resumed without another call."""
+    path, out = tmp_path / "scored.yaml", tmp_path / "out"
+    with serve_openai_sync() as server:
+        path.write_text(SCORED.format(url=server.url, stage=stage, expr="length.scor > 1"), encoding="utf-8")
+        run = ("run", path, "-n", "20", "-o", out)  # one row group: every call is answered before the processor runs
+        ended = seedbed(*run)
+        assert ended.code == 9, ended.err
+        calls = server.statistics.prompts.total()
+        path.write_text(SCORED.format(url=server.url, stage=stage, expr="length > 1"), encoding="utf-8")
+        ended = seedbed(*run)
+        assert ended.code == 2
+        assert (
+            f"holds a dataset of another recipe; nothing was changed\n  - to see it: seedbed inspect {out}" in ended.err
+        )
+        ended = seedbed(*run, "--resume")
+        assert ended.code == 0, ended.err
+        paid = [request for request in server.statistics.prompts if request.startswith("a text")]
+        assert sum(server.statistics.prompts[each] for each in paid) == 20
+        assert server.statistics.prompts.total() <= calls + 1  # of a check of the model, if any
+        assert library.Dataset.open(out).rows == 20
+        # The directory knows the corrected recipe.
+        ended = seedbed("resume", out, "-n", "21")
+        assert ended.code == 0, ended.err
+
+
+def test_a_dataset_is_replaced_on_request(tmp_path: Path) -> None:
+    """The same command again says that the dataset is finished; --overwrite replaces it, and asks nothing in a pipe."""
+    path, out = recipe(tmp_path), tmp_path / "out"
+    run = ("run", path, "-o", out)
+    assert seedbed(*run, "-n", "5").code == 0
+    ended = seedbed(*run, "-n", "5")
+    assert ended.code == 2
+    assert "is finished (5 rows requested); nothing was changed" in ended.err
+    assert "--resume" in ended.err
+    assert f"seedbed inspect {out}" in ended.err
+    assert "--overwrite" in ended.err
+    assert seedbed(*run, "-n", "3", "--overwrite").code == 0
+    assert library.Dataset.open(out).rows == 3
 
 
 def test_options_of_a_resume_need_one(tmp_path: Path) -> None:

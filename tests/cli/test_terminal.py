@@ -93,3 +93,20 @@ def test_a_closed_terminal_does_not_end_the_run(tmp_path: Path) -> None:
         assert process.returncode == 0
     assert '"written": 40' in out
     assert library.Dataset.open(tmp_path / "out").rows == 40
+
+
+def test_overwriting_asks_on_a_terminal(tmp_path: Path) -> None:
+    """No other answer than yes replaces a dataset."""
+    path, out = recipe(tmp_path), tmp_path / "out"
+    with started("run", path, "-n", "5", "-o", out) as process:
+        assert process.wait() == 0
+    for answer, code, rows in (("n", 2, 5), ("y", 0, 3)):
+        ours, theirs = open_terminal()
+        command = ("run", path, "-n", "3", "-o", out, "--overwrite", "--progress", "none")
+        with started(*command, stdin=theirs, stderr=theirs, env=ENVIRONMENT) as process:
+            os.close(theirs)
+            os.write(ours, f"{answer}\n".encode())
+            shown = everything(ours)
+            assert process.wait() == code, shown
+        assert "holds a finished dataset of 5 rows. Replace it? [y/N]" in " ".join(shown.split())
+        assert library.Dataset.open(out).rows == rows

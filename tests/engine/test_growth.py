@@ -54,7 +54,7 @@ def test_it_is_as_if_built_at_once(steps: Sequence[int], tmp_path: Path) -> None
         dataset = sb.build(given, rows=rows, out=tmp_path / "grown", resume=True)
         assert dataset.complete
         assert dataset.report is not None
-        assert dataset.report.rows == dataset.report.written == rows
+        assert dataset.report.requested == dataset.report.written == rows
     assert dataset.to_polars().equals(whole)
     assert sb.Dataset.open(tmp_path / "grown").verify() == sb.Dataset.open(tmp_path / "whole").verify()
     assert dataset.report is not None

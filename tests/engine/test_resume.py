@@ -74,7 +74,7 @@ async def test_a_resumed_build_makes_only_what_is_missing(tmp_path: Path) -> Non
     assert sorted([*again.seen, *before.done]) == list(range(50))
     report = dataset.report
     assert report is not None
-    assert (report.written, report.rows, report.unfinished) == (50, 50, ())
+    assert (report.written, report.requested, report.unfinished) == (50, 50, ())
     usage = report.usage["v"]
     assert usage.calls == len(before.done) + len(again.done)
     assert len(before.done) > 20
@@ -115,7 +115,7 @@ async def test_a_used_directory_needs_resume(tmp_path: Path) -> None:
     """Without it nothing is overwritten."""
     out = tmp_path / "d"
     await stopped(out)
-    with pytest.raises(OutputDirectoryError, match="not empty"):
+    with pytest.raises(OutputDirectoryError, match=r"the dataset of this recipe in .* is not finished; nothing was"):
         await sb.build_async(columns(Calls()), rows=50, out=out, config=CONFIG)
 
 

@@ -119,8 +119,7 @@ def grow(
             out=out,
             config=sb.RunConfig(**run_options),
             processors=make_processors(world.shape),
-            resume=True,
-            **options,
+            **{"resume": True, **options},
         )
 
     with hooked(copy):

@@ -103,7 +103,9 @@ def test_every_named_point_is_reached(tmp_path: Path) -> None:
     _, published = grow(World(attrs.evolve(SMALL, after=True)), tmp_path / "after", into=tmp_path / "published")
     more = attrs.evolve(SMALL, columns=(*SMALL.columns, ColumnShape(name="more", type="expression")))
     _, changed = grow(World(more), tmp_path / "run", into=tmp_path / "changed")
-    assert {each.point for each in (*first, *recovered, *retried, *regained, *published, *changed)} == set(POINTS)
+    _, replaced = grow(World(SMALL), tmp_path / "run", into=tmp_path / "replaced", resume=False, overwrite=True)
+    found = (*first, *recovered, *retried, *regained, *published, *changed, *replaced)
+    assert {each.point for each in found} == set(POINTS)
 
 
 def recover(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:

@@ -32,6 +32,7 @@ def run(
     rows: Rows,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     resume: Flag = False,
+    overwrite: Flag = False,
     accept_changes: Flag = False,
     changes: RecipeChanges = RecipeChanges(),
     options: RunOptions = RunOptions(),
@@ -45,9 +46,11 @@ def run(
     rows
         The number of rows to generate, such as 1000, 1e6 or 100k.
     out
-        The directory of the dataset; it must be new or empty.
+        The directory of the dataset; without --resume or --overwrite it must be new or empty.
     resume
-        Resume the dataset of this recipe if the directory holds one; it grows if more rows are requested.
+        Resume the dataset in the directory if there is one; it grows if more rows are requested.
+    overwrite
+        Replace the dataset in the directory if there is one; on a terminal, asks first.
     accept_changes
         With --resume: resume although the code of functions or the rows of seed files changed; existing rows stay.
 
@@ -57,8 +60,11 @@ def run(
 
     given = read_recipe(recipe, changes)
     config = make_config(given, options, watching)
+    if overwrite and not _may_overwrite(out):
+        return ExitCode.BAD_INPUT
+    modes: Any = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     return _run_watched(
-        partial(api.build, given, rows=rows, out=out, config=config, resume=resume, accept_changes=accept_changes),
+        partial(api.build, given, rows=rows, out=out, config=config, **modes),
         given,
         out,
         watching=watching,
@@ -174,6 +180,25 @@ def preview(
         output.print_drops(shown.report.drops_by_reason)
         output.print_line(str(shown.report), error=True)
     return _final_code(shown.report)
+
+
+def _may_overwrite(out: Path) -> bool:
+    """Ask whether a dataset may be replaced, if there is one and a user to answer."""
+    import sys
+
+    from ..store.dataset import Dataset
+    from ..store.manifest import is_dataset
+    from . import output
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty() and is_dataset(out)):
+        return True
+    dataset = Dataset.open(out)
+    state = "a finished" if dataset.complete else "an unfinished"
+    output.print_line(f"{out} holds {state} dataset of {dataset.rows:,} rows. Replace it? [y/N]", error=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    output.print_line("seedbed: nothing was changed", error=True)
+    return False
 
 
 def resume_command(out: Path, *flags: str) -> str:

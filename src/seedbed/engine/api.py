@@ -188,6 +188,8 @@ class BuildOptions(PreviewOptions, total=False):
     resume: bool
     """Continue an existing directory: finished rows are not generated again, and the dataset grows if `rows` is larger
     than before."""
+    overwrite: bool
+    """Replace the dataset in the directory, if there is one; a directory with anything else in it is refused."""
     retry_dropped: bool
     """Also retry rows that were dropped because of a failure."""
     accept_changes: bool
@@ -225,6 +227,7 @@ async def open_build(
         rows=rows,
         out=path,
         resume=options.get("resume", False),
+        overwrite=options.get("overwrite", False),
         retry_dropped=options.get("retry_dropped", False),
         accept_changes=options.get("accept_changes", False),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,32 @@ def check_resumable(
         edition=edition,
         added={name: edition if name in fresh else old.added.get(name, 0) for name in now.columns},
     )
+
+
+def describe_existing(directory: Path, manifest: Manifest, new: Header) -> str:
+    """Why a build without `resume` or `overwrite` writes nothing to a directory with a dataset, and what to do."""
+    assert manifest.header is not None  # a manifest without one cannot be read
+    name = shlex.quote(str(directory))
+    before, now = (json.loads(json.dumps(each.fingerprint)) for each in (manifest.header, new))
+    if before != now:
+        found = f"the directory {str(directory)!r} holds a dataset of another recipe"
+        steps = [
+            ("to see it", f"seedbed inspect {name}"),
+            ("to continue it with this recipe, as far as no finished cell would differ", "--resume (resume=True)"),
+        ]
+    elif manifest.complete:
+        found = (
+            f"the dataset of this recipe in {str(directory)!r} is finished ({manifest.header.rows:,} rows requested)"
+        )
+        steps = [
+            ("to see it", f"seedbed inspect {name}"),
+            ("to add rows", "a larger number of rows with --resume (resume=True)"),
+        ]
+    else:
+        found = f"the dataset of this recipe in {str(directory)!r} is not finished"
+        steps = [("to continue", f"seedbed resume {name}, or --resume (resume=True)")]
+    steps.append(("to build a new one in its place", "--overwrite (overwrite=True)"))
+    return "\n".join([f"{found}; nothing was changed", *(f"  - {purpose}: {step}" for purpose, step in steps)])
 
 
 def _changes(before: _Fingerprint, now: _Fingerprint, edited: Iterable[str]) -> Iterator[_Change]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..checks import is_number, is_whole
 from ..columns.base import Column
-from ..errors import ConfigError, DatasetGenerationError
+from ..errors import ConfigError, DatasetGenerationError, OutputDirectoryError
 from ..graph import Graph, Kind, Stage, build_graph, check_columns, nearest
 from ..recipe.file import recipe_text
 from ..recipe.recipe import code_fields
@@ -22,10 +22,11 @@ from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.manifest import Header, Layout, Manifest, is_dataset
 from ..store.manifest import read as read_manifest
+from ..store.replace import check_replaceable
 from ..store.schema import declared_type
 from ..store.values import is_json
 from ..store.writer import check_output
-from .changes import check_resumable, measure_progress
+from .changes import check_resumable, describe_existing, measure_progress
 from .config import RunConfig
 from .fingerprint import columns_fingerprint
 from .stateful import stateful_nodes
@@ -59,6 +60,7 @@ class BuildPlan:
     layout: Layout
     done: Manifest | None = None  # of earlier runs, if this one resumes them
     retry_dropped: bool = False  # rows that earlier runs dropped are retried
+    overwrite: bool = False  # a dataset in the directory is removed first
 
     @property
     def finished_rows(self) -> int:
@@ -121,13 +123,14 @@ def plan_build(
     rows: int,
     out: Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     retry_dropped: bool = False,
     accept_changes: bool = False,
 ) -> BuildPlan:
     """Check everything and lay out the run, or raise one error that lists all problems.
 
     `resume` continues an existing directory, which may grow; `retry_dropped` retries its dropped rows, and
-    `accept_changes` continues although code or data changed.
+    `accept_changes` continues although code or data changed. `overwrite` removes the dataset that is there.
     """
     config = source.config
     if not is_whole(rows) or rows < 0:
@@ -137,6 +140,8 @@ def plan_build(
     for name, value in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
         if value and not (resume and out is not None):
             raise ConfigError(f"{name} applies to an existing dataset: pass out and resume=True with it")
+    if overwrite and (resume or out is None):
+        raise ConfigError("overwrite replaces the dataset in out: pass out with it, and not resume")
     columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits) or [*filter(None, (_too_few_rows(each, rows) for each in columns))]
     if problems:
@@ -146,8 +151,13 @@ def plan_build(
     declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
     done = read_manifest(out) if out is not None and resume and is_dataset(out) else None
     if out is not None and done is None:
-        check_output(out)
+        if overwrite:
+            check_replaceable(out)
+        elif not is_dataset(out):
+            check_output(out)
     own = header = _new_header(source, graph, declared, rows=rows, stored=out is not None)
+    if out is not None and done is None and not overwrite and is_dataset(out):
+        raise OutputDirectoryError(describe_existing(out, read_manifest(out), own))
     if done is not None and out is not None:
         assert done.header is not None  # a manifest without one cannot be read
         progress = functools.partial(measure_progress, out, done)
@@ -173,6 +183,7 @@ def plan_build(
         layout=header.layout,
         done=done,
         retry_dropped=retry_dropped,
+        overwrite=overwrite,
     )
 
 

@@ -16,6 +16,7 @@ from ..store import codec
 from ..store.entries import Answer, Failed, Finished, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
+from ..store.replace import remove_dataset
 from ..store.writer import DatasetWriter
 from .source import RECIPE_NAME, store_recipe
 
@@ -69,6 +70,8 @@ def open_store(plan: BuildPlan, out: Path) -> Store:
 
 def _new_store(plan: BuildPlan, out: Path) -> Store:
     recipe = plan.header.recipe
+    if plan.overwrite:
+        remove_dataset(out)
     store = Store(DatasetWriter.create(out, plan.header))
     try:
         if recipe is not None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # The folder of a dataset directory that holds everything but its rows.
 PRIVATE = ".seedbed"
+# The same folder of a dataset that is being removed.
+REPLACED = ".seedbed.replaced.tmp"
 
 _SUFFIX = ".tmp"
 # How many links an error names.

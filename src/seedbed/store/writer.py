@@ -474,7 +474,7 @@ class DatasetWriter:
                 continue
             for path in (self.path / folder).iterdir():
                 ours = path.name.startswith(("batch_", "generated_")) and path.suffix in (".parquet", ".part")
-                if is_temporary(path) or (ours and folder + path.name not in listed):
+                if (is_temporary(path) and not path.is_dir()) or (ours and folder + path.name not in listed):
                     remove(self.path, folder + path.name)
 
 
