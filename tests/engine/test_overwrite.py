@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 CONFIG = sb.RunConfig(buffer_size=2)
 
 
+def numbers(rows: range) -> list[int]:
+    """The number of each row."""
+    return list(rows)
+
+
 def columns(factor: int = 2) -> list[sb.Column]:
     """Numbers and their multiples."""
     return [
-        sb.Column("n", list, kind="from_scratch"),
+        sb.Column("n", numbers, kind="from_scratch"),
         sb.Column("v", (lambda n: n * 2) if factor == 2 else (lambda n: n * 3)),
     ]
 

@@ -346,7 +346,7 @@ class TestDirectory:
         """A dataset is not written over."""
         build([seed()], rows=1, out=tmp_path / "data")
         before = sorted(path.name for path in (tmp_path / "data").iterdir())
-        assert "is not empty" in self.refused(untouched, tmp_path / "data")
+        assert "; nothing was changed" in self.refused(untouched, tmp_path / "data")
         assert sorted(path.name for path in (tmp_path / "data").iterdir()) == before
 
     def test_a_file(self, untouched: Untouched, tmp_path: Path) -> None:
