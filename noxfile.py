@@ -69,6 +69,9 @@ def docs(session: nox.Session) -> None:
     session.run("pytest", "tests/test_docs.py", *session.posargs)
     # Strict: a link to a page or heading that does not exist is an error.
     session.run("zensical", "build", "--strict", "--clean")
+    loads = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"')
+    if found := {load for page in Path("site").rglob("*.html") for load in loads.findall(page.read_text("utf-8"))}:
+        session.error(f"the site loads from other hosts: {', '.join(sorted(found))}")
 
 
 @nox.session
