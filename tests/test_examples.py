@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -186,14 +187,19 @@ def test_templates_of_the_command_are_the_examples() -> None:
 
 
 def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
-    """A wheel holds the files themselves, although the sources have a link to them."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, check=True)
+    """A wheel that is built from the source distribution holds the files, to which the sources have a link."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+    subprocess.run([*command, "-t", "sdist"], cwd=EXAMPLES.parent, capture_output=True, check=True)
+    (sources,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sources) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / sources.name.removesuffix(".tar.gz")
+    subprocess.run([*command, "-t", "wheel"], cwd=folder, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        for folder in templates():
-            packed = archive.read(f"seedbed/cli/templates/{folder}/recipe.yaml")
-            assert packed == (COOKBOOK / folder / "recipe.yaml").read_bytes()
+    with zipfile.ZipFile(wheel) as packed:
+        for name in templates():
+            recipe = packed.read(f"seedbed/cli/templates/{name}/recipe.yaml")
+            assert recipe == (COOKBOOK / name / "recipe.yaml").read_bytes()
 
 
 def test_init_names_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
