@@ -9,7 +9,9 @@ import polars as pl
 import pytest
 
 import seedbed
+from seedbed.columns import sql_process
 from seedbed.columns.spec import Environment, make_column
+from seedbed.columns.sql import SqlChecker
 from seedbed.columns.validation import Validation
 from seedbed.errors import ConfigError
 
@@ -94,6 +96,24 @@ def test_a_statement_reaches_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["secret.csv"]
     with pytest.raises(ConfigError, match=r"column 'ok': ddl: its tables cannot be created: .*secret\.csv"):
         errors([], ddl=f"CREATE TABLE stolen AS SELECT * FROM read_csv('{secret}')")
+
+
+HOSTILE = {
+    "doubled": "WITH c0 AS (SELECT * FROM orders), "
+    + ", ".join(f"c{n} AS (SELECT * FROM c{n - 1}, c{n - 1} other)" for n in range(1, 40))
+    + " SELECT * FROM c39",
+    "nested": "SELECT " + "(" * 50_000 + "1" + ")" * 50_000,
+    "chained": "SELECT 1" + " + 1" * 40_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_text_that_would_take_for_ever_is_invalid(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is ended, and the next text has another one."""
+    monkeypatch.setattr(sql_process, "SECONDS", 2.0)
+    assert SqlChecker("ok").problems(text, dialect=None, ddl=TABLES)
+    monkeypatch.undo()
+    assert SqlChecker("ok").problems("SELECT id FROM orders", dialect=None, ddl=TABLES) == []
 
 
 @pytest.mark.parametrize(

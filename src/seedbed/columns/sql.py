@@ -1,12 +1,14 @@
 """SQL under validation: parsed by sqlglot in its dialect and, if there is a schema, bound by DuckDB against its tables.
 
-Text that a model wrote is never executed. DuckDB prepares or explains each statement, without its optimizer (which
-would compute constants), in an empty database in memory that reaches no file, network, extension or Python variable.
-Of the `ddl` only the shape is created: tables with the names, types and unique columns, and views.
+Text that a model wrote is never executed. In a process of its own, which ends if it takes too long, DuckDB prepares or
+explains each statement, without its optimizer (which would compute constants), in an empty database in memory that
+reaches no file, network, extension or Python variable. Of the `ddl` only the shape is created: tables with the names,
+types and unique columns, and views.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import threading
@@ -17,13 +19,13 @@ import attrs
 
 from ..graph import nearest
 from .code import import_extra
+from .sql_process import SECONDS, Workers, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
 _MAX_LENGTH = 200_000
-_SECONDS = 10.0
 # Databases that are kept for the next text with the same tables: creating one takes 20 ms.
 _MAX_IDLE = 4
 _OPTIONS: Mapping[str, Any] = {
@@ -52,17 +54,14 @@ class SqlProblem(Exception):
 
 
 class SqlChecker:
-    """Checks texts of one column; safe to use from several threads."""
+    """Checks texts; those with a `ddl` in another process. Safe to use from several threads."""
 
     def __init__(self, column: str) -> None:
-        self._sqlglot: Any = import_extra("sqlglot", extra="sql", column=column)
-        self._lock = threading.Lock()
-        self._idle: list[_Database] = []
+        self._parser = _Parser(import_extra("sqlglot", extra="sql", column=column))
 
     def dialect_problem(self, dialect: str) -> str | None:
         """The problem with the name of a dialect; None if sqlglot has it."""
-        known = sorted(filter(None, self._sqlglot.Dialect.classes))
-        return None if dialect in known else f"sqlglot has no dialect {dialect!r}{nearest(dialect, known)}"
+        return self._parser.dialect_problem(dialect)
 
     def problems(self, text: str, *, dialect: str | None, ddl: str | None) -> list[SqlProblem]:
         """The problems of a text; with `ddl` it is bound, and read as DuckDB's if it has no dialect.
@@ -70,18 +69,53 @@ class SqlChecker:
         Raises `SqlProblem` if `ddl` itself cannot be used.
         """
         if ddl is None:
-            return self._parsed(text, dialect or "")[1]
-        dialect = dialect or "duckdb"
-        with self._database(ddl, dialect) as database:
-            statements, problems = self._parsed(text, dialect)
-            return problems or database.problems(text, statements)
+            return self._parser.parse(text, dialect or "")[1]
+        return _ask(text, dialect, ddl)
 
     def check_ddl(self, ddl: str, dialect: str | None) -> None:
         """Raise `SqlProblem` if tables cannot be created from a text."""
-        with self._database(ddl, dialect or "duckdb"):
-            pass
+        _ask(None, dialect, ddl)
 
-    def _parsed(self, text: str, dialect: str) -> tuple[list[Any], list[SqlProblem]]:
+
+def _ask(text: str | None, dialect: str | None, ddl: str) -> list[SqlProblem]:
+    answer = _workers().ask({"text": text, "dialect": dialect or "duckdb", "ddl": ddl})
+    if answer is None:
+        problem = SqlProblem(f"binding takes more than {SECONDS:g} s or too much memory")
+        if text is None:
+            raise problem
+        return [problem]
+    if "unusable" in answer:
+        raise SqlProblem(answer["unusable"])
+    return [SqlProblem(message, line=line, column=column) for message, line, column in answer["problems"]]
+
+
+@functools.lru_cache(maxsize=1)
+def _workers() -> Workers:
+    return Workers(__name__)
+
+
+class _Parser:
+    """Parses with sqlglot, and binds in databases that it keeps for the next text."""
+
+    def __init__(self, sqlglot: Any) -> None:
+        self._sqlglot = sqlglot
+        self._idle: list[_Database] = []
+
+    def dialect_problem(self, dialect: str) -> str | None:
+        """The problem with the name of a dialect; None if sqlglot has it."""
+        known = sorted(filter(None, self._sqlglot.Dialect.classes))
+        return None if dialect in known else f"sqlglot has no dialect {dialect!r}{nearest(dialect, known)}"
+
+    def bind(self, text: str | None, dialect: str, ddl: str) -> list[SqlProblem]:
+        """The problems of a text with these tables; without a text the tables are created only."""
+        with self._database(ddl, dialect) as database:
+            if text is None:
+                return []
+            statements, problems = self.parse(text, dialect)
+            return problems or database.problems(text, statements)
+
+    def parse(self, text: str, dialect: str) -> tuple[list[Any], list[SqlProblem]]:
+        """The statements of a text, and its problems."""
         if len(text) > _MAX_LENGTH:
             return [], [SqlProblem(f"has {len(text)} characters; at most {_MAX_LENGTH} are read")]
         errors, exp = self._sqlglot.errors, self._sqlglot.exp
@@ -110,19 +144,17 @@ class SqlChecker:
 
     @contextmanager
     def _database(self, ddl: str, dialect: str) -> Iterator[_Database]:
-        """A database with the tables of `ddl`, for this thread alone."""
-        with self._lock:
-            found = next((each for each in self._idle if (each.ddl, each.dialect) == (ddl, dialect)), None)
-            if found is not None:
-                self._idle.remove(found)
+        """A database with the tables of `ddl`."""
+        found = next((each for each in self._idle if (each.ddl, each.dialect) == (ddl, dialect)), None)
+        if found is not None:
+            self._idle.remove(found)
         database = found or self._create_database(ddl, dialect)
         surplus: _Database | None = database
         try:
             yield database
             if database.is_usable:
-                with self._lock:
-                    self._idle.append(database)
-                    surplus = self._idle.pop(0) if len(self._idle) > _MAX_IDLE else None
+                self._idle.append(database)
+                surplus = self._idle.pop(0) if len(self._idle) > _MAX_IDLE else None
         finally:
             if surplus is not None:
                 surplus.connection.close()
@@ -196,9 +228,6 @@ class _Database:
     def problems(self, text: str, statements: Sequence[Any]) -> list[SqlProblem]:
         """The first problem of statements that are bound in turn; later ones see what earlier ones create."""
         duckdb, connection = _duckdb(), self.connection
-        timer = threading.Timer(_SECONDS, connection.interrupt)
-        timer.daemon = True
-        timer.start()
         try:
             with _no_warnings_of("sqlglot"):
                 texts = self._texts(text, statements)
@@ -211,14 +240,10 @@ class _Database:
             return [problem]
         except self.sqlglot.errors.SqlglotError as error:
             return [SqlProblem(f"cannot be translated from {self.dialect} to DuckDB: {_plain(error)}")]
-        except duckdb.InterruptException:
-            self.is_usable = False
-            return [SqlProblem(f"binding it took longer than {_SECONDS:g} s")]
         except duckdb.Error as error:
             self.is_usable = type(error).__name__ in _HARMLESS
             return [SqlProblem(self._with_tables(_plain(error)))]
         finally:
-            timer.cancel()
             with suppress(duckdb.Error):
                 connection.execute("ROLLBACK")
         return []
@@ -403,3 +428,24 @@ def _no_warnings_of(name: str) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_logged)
+
+
+def _main() -> None:
+    import sqlglot  # noqa: PLC0415  slow to import
+
+    parser = _Parser(sqlglot)
+
+    def answer(request: dict[str, str]) -> dict[str, Any]:
+        try:
+            found = parser.bind(request["text"], request["dialect"], request["ddl"])
+        except SqlProblem as unusable:
+            return {"unusable": str(unusable)}
+        except (RecursionError, MemoryError):
+            found = [SqlProblem("too deep or too large")]
+        return {"problems": [(str(each), each.line, each.column) for each in found]}
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    _main()
