@@ -14,6 +14,7 @@ import seedbed
 import seedbed.testing
 from seedbed.columns.judge import Score
 from seedbed.engine.source import load_recipe
+from seedbed.recipe import file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,4 +133,14 @@ def test_examples_are_recipes(page: Path, tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(merged))
     recipe = load_recipe(path, allow_code=True)
+    assert recipe.problems(recipe.environment(), unreadable={}) == []
+
+
+def test_keys_of_a_recipe_are_documented(tmp_path: Path) -> None:
+    """The page about recipe files has every key, and its example is a recipe without a problem."""
+    page = (ROOT / "docs" / "reference" / "recipe-file.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(file._KEYS)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(reference.EXAMPLE.findall(page)[0])
+    recipe = load_recipe(path)
     assert recipe.problems(recipe.environment(), unreadable={}) == []
