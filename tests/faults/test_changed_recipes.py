@@ -129,3 +129,18 @@ def test_a_recipe_changed_while_row_groups_are_open(tmp_path: Path) -> None:
         grow(after, snapshot.directory)
         check_paid_once(snapshot, after, INTERVAL)
         check_same(snapshot.directory, new, expected)
+
+
+@pytest.mark.parametrize("shape", [attrs.evolve(OLD, post=True), attrs.evolve(OLD, post=True, after=True)])
+def test_what_other_tools_read_of_a_growth_that_was_killed(shape: Shape, tmp_path: Path) -> None:
+    """Rows of the dataset before or after it, never of both where processors changed the whole, and each row once."""
+    grown = attrs.evolve(shape, rows=14)
+    expected = whole(grown, tmp_path / "whole")
+    world = changed(grown, finished(shape, tmp_path / "run"))
+    before = Made.read(tmp_path / "run")
+    _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed")
+    for snapshot in snapshots:
+        check_root(snapshot, before, expected)
+        if list(snapshot.directory.glob("*.parquet")):
+            rows = pl.read_parquet(f"{snapshot.directory}/*.parquet").rows()
+            assert len(set(rows)) == len(rows)

@@ -1,14 +1,15 @@
-"""A complete dataset directory read with polars, DuckDB, pyarrow and `Dataset`: all see exactly the same rows."""
+"""A dataset directory read with polars, DuckDB, pyarrow, Hugging Face datasets and `Dataset`: all see the same rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow.dataset
 import pytest
 
 import seedbed as sb
+from seedbed.observe.events import RowGroupFinished
 from seedbed.store.manifest import read
 
 if TYPE_CHECKING:
@@ -42,14 +43,7 @@ async def test_every_loader_reads_exactly_the_dataset(name: str, autojump_clock:
     duckdb = pytest.importorskip("duckdb")
     out = tmp_path / "out"
     await sb.build_async(
-        [
-            sb.Column("n", _numbers, kind="from_scratch"),
-            sb.Column("text", lambda n: f"row {n}"),
-        ],
-        rows=11,
-        out=out,
-        config=sb.RunConfig(buffer_size=3),
-        processors=[sb.Processor(stage=stage, apply=apply, name=f"{stage} step") for stage, apply in PROCESSORS[name]],
+        columns(), rows=11, out=out, config=sb.RunConfig(buffer_size=3), processors=make_processors(name)
     )
     dataset = sb.Dataset.open(out)
     assert dataset.complete
@@ -76,6 +70,75 @@ async def test_every_loader_reads_exactly_the_dataset(name: str, autojump_clock:
     if generated:
         numbers = pl.concat([pl.read_parquet(file) for file in generated])["n"].to_list()
         assert numbers == [n for n in range(11) if name != "all" or n != 2]
+
+
+def columns() -> list[sb.Column]:
+    """Numbers and a text of each."""
+    return [sb.Column("n", _numbers, kind="from_scratch"), sb.Column("text", lambda n: f"row {n}")]
+
+
+def make_processors(name: str) -> list[sb.Processor]:
+    """The processors of that name."""
+    return [sb.Processor(stage=stage, apply=apply, name=f"{stage} step") for stage, apply in PROCESSORS[name]]
+
+
+def read_with_others(out: Path) -> list[tuple[Any, ...]]:
+    """The rows that polars, DuckDB and pyarrow read, which are the same; none if there are no files."""
+    duckdb = pytest.importorskip("duckdb")
+    if not list(out.glob("*.parquet")):
+        return []
+    found = pl.read_parquet(f"{out}/*.parquet").rows()
+    assert pl.DataFrame(pyarrow.dataset.dataset(out).to_table()).rows() == found
+    assert duckdb.sql(f"select * from read_parquet('{out}/*.parquet', file_row_number = false)").fetchall() == found
+    return found
+
+
+@pytest.mark.parametrize("name", ["none", "post-batch", "filter", "all"])
+async def test_while_a_build_runs_and_grows(name: str, autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Whenever a row group is finished, loaders see the rows of `Dataset.open`.
+
+    With processors of the whole dataset they see what was published last, which is nothing at first.
+    """
+    out, config = tmp_path / "out", sb.RunConfig(buffer_size=3, max_concurrent_row_groups=1)
+    is_published = any(stage == "after_generation" for stage, _ in PROCESSORS[name])
+    published: list[tuple[Any, ...]] = []
+    checked = 0
+
+    def check(event: object) -> None:
+        nonlocal checked
+        if isinstance(event, RowGroupFinished):
+            checked += 1
+            expected = published if is_published else sb.Dataset.open(out).to_polars().rows()
+            assert read_with_others(out) == expected
+
+    processors = make_processors(name)
+    for rows in (7, 13):
+        dataset = await sb.build_async(
+            columns(), rows=rows, out=out, config=config, processors=processors, readers=[check], resume=True
+        )
+        published = dataset.to_polars().rows()
+        assert read_with_others(out) == published
+    assert checked == 5
+
+
+@pytest.mark.parametrize("name", ["none", "all"])
+async def test_hugging_face_datasets(
+    name: str, autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`load_dataset(directory)` finds the rows and nothing else, also after a growth and with another recipe."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    out, config = tmp_path / "out", sb.RunConfig(buffer_size=3)
+    more = sb.Column("more", lambda n: n * 2)
+    for number, (rows, added) in enumerate([(7, []), (13, []), (13, [more])]):
+        dataset = await sb.build_async(
+            [*columns(), *added], rows=rows, out=out, config=config, processors=make_processors(name), resume=True
+        )
+        loaded = datasets.load_dataset(str(out), cache_dir=str(tmp_path / f"cache {number}"))
+        assert list(loaded) == ["train"]
+        assert loaded["train"].to_list() == dataset.to_polars().to_dicts()
 
 
 def _fails_on_odd(n: int, text: str) -> str:
