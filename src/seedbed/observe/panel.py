@@ -268,7 +268,8 @@ def _latest_lines(progress: ProgressState, width: int, room: int) -> list[Text]:
     lines = [Text(), Text("  latest row", style="dim")]
     name_width = min(24, max(map(len, progress.latest), default=0))
     lines_each = min(_VALUE_LINES, max(1, (room - 2) // max(1, len(progress.latest))))
-    for name, value in list(progress.latest.items())[: room - 2]:
+    # Columns of models usually come last, and say the most.
+    for name, value in list(progress.latest.items())[-(room - 2) :]:
         margin = name_width + 2 * len(_GAP)
         texts = _value_lines(value, max(10, width - margin), lines_each)
         lines.append(

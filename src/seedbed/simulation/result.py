@@ -317,7 +317,7 @@ def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table
     time = spread_text(base.seconds, seconds_text)
     written = f"{base.written.mean:,.0f}"
     if base.scaled_from is not None:
-        seeds += f"; scaled from simulated runs of up to {base.scaled_from:,} rows"
+        seeds += f"; scaled from {base.scaled_from:,} rows"
     yield Text(f"{written} of {base.rows:,} rows in {time}{dropped} (simulated, {seeds})", style="bold")
     yield Text(f"bottleneck: {base.bottleneck}", style="bold")
     if base.stopped is not None:
