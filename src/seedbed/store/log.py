@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..runtime import faults
+from .files import sync_file
 
 if TYPE_CHECKING:
     import io
@@ -105,7 +106,7 @@ def append(file: io.FileIO, data: bytes, *, written: str) -> None:
         while rest:
             rest = rest[file.write(rest) :]
         faults.reach(written)
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
     except OSError:
         file.truncate(end)
         raise

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from ..errors import PartError
 from ..observe.report import Count  # noqa: TC001 - msgspec reads the annotations
 from ..runtime import faults
-from .files import PRIVATE, create, open_file, remove, rename, sync_directory, temporary_name
+from .files import PRIVATE, create, open_file, remove, rename, sync_directory, sync_file, temporary_name
 from .schema import stored_table
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def stage(directory: Path, name: str, table: pa.Table) -> PartRecord:
             pq.write_table(stored_table(table), buffered, compression="zstd")
             buffered.flush()
             faults.reach("part written")
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
             # Its name too: a manifest that lists what is staged must never be ahead of it.
             sync_directory((directory / temporary).parent)
             faults.reach("part synced")
