@@ -147,6 +147,16 @@ def test_documents_come_back_from_the_journal(tmp_path: Path) -> None:
     assert [row["shown"] for row in dataset][:2] == ['0 {"city": "Rome"}', f"1 {json_text(DOCUMENTS[1])}"]
 
 
+def test_a_column_that_is_added_later_sees_the_object(tmp_path: Path) -> None:
+    """What a finished dataset has of its documents is read from its files as objects."""
+    out = tmp_path / "data"
+    sb.build(recipe(), rows=8, out=out)
+    more = sb.Expression("more", "{{ doc | tojson }}")
+    dataset = sb.build(recipe(more), rows=8, out=out, resume=True)
+    assert [row["more"] for row in dataset][:4] == [json.dumps(each, ensure_ascii=False) for each in DOCUMENTS[:4]]
+    assert same([row["doc"] for row in dataset], DOCUMENTS)
+
+
 def test_pre_batch_processors_keep_documents() -> None:
     """A document from scratch passes through a frame and is an object again."""
 

@@ -287,7 +287,7 @@ def values_of(column: pa.ChunkedArray[Any]) -> list[Any]:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if is_list and kind.value_type in _VECTORS:  # those of Python numbers would become vectors of 64 bits
         return [None if each is None else np.asarray(each, _VECTORS[kind.value_type]) for each in column.to_pylist()]
-    return column.to_pylist()
+    return python_values(column)
 
 
 _VECTORS: dict[pa.DataType, type] = {
