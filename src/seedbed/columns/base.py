@@ -353,6 +353,8 @@ class Column:
     """Names of further outputs, which may be missing."""
     dtype: Any = None
     """A polars, pyarrow or Python type, or a mapping of them by output; by default inferred."""
+    schemas: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, repr=False)
+    """JSON Schemas by output: the start-up check looks for misspelled fields of them."""
     timeout: float | None = None
     """How long one attempt may take, in seconds."""
     # That of its first chat, if its function awaits nothing before it and nothing after a chat that failed. Then the

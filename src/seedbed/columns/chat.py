@@ -28,6 +28,7 @@ from .templates import Template, compile_template
 
 if TYPE_CHECKING:
     from .base import CellContext
+    from .spec import Text
 
 
 # Arguments of a call that are fields of the column.
@@ -96,6 +97,10 @@ class ModelColumnSpec(ColumnSpec):
     """The alias of the model."""
     parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
     """Inference parameters that override those of the model."""
+
+    def texts(self) -> dict[str, Text]:
+        written = [field for field in ("prompt", "system") if getattr(self, field, None) is not None]
+        return {**super().texts(), **{field: self.template(field) for field in written}}
 
     def template(self, field: str) -> Template:
         """The compiled template of a field that is set."""

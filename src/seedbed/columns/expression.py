@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .base import CellContext
+    from .spec import Text
 
 
 LANGUAGES = ("jinja", "sql")
@@ -75,6 +76,9 @@ class Expression(ColumnSpec):
             return compile_sql(self.expr, where=self.where)
         compile_text = compile_template if is_template(self.expr) else compile_condition
         return compile_text(self.expr, where=self.where)
+
+    def texts(self) -> dict[str, Text]:
+        return {**super().texts(), "expr": self.compiled()}
 
     def to_column(self, environment: Environment) -> Column:  # noqa: ARG002
         """A full column: polars computes it at once, a template row by row."""

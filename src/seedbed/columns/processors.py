@@ -15,10 +15,12 @@ from ..graph import name_problem, nearest
 from ..store.values import POLARS_JSON, is_json, json_array, json_series, python_rows
 from .dtypes import read_dtype
 from .expression import LANGUAGES, compile_sql, requirements
+from .fields import field_problems, type_shape
 from .spec import ProcessorSpec, check_stage
 from .templates import Condition, Template, compile_condition, compile_template, lone_expression
 
 if TYPE_CHECKING:
+    from .fields import Shape
     from .spec import Environment
 
 
@@ -46,6 +48,9 @@ class DropColumns(ProcessorSpec):
     def columns_after(self, columns: Sequence[str]) -> Sequence[str]:
         return [name for name in columns if name not in self.columns]
 
+    def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        return shapes
+
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
         return lambda frame: frame.drop(self.columns)
 
@@ -63,6 +68,12 @@ class Filter(ProcessorSpec):
 
     def __attrs_post_init__(self) -> None:
         self.compiled()
+
+    def field_problems(self, shapes: Mapping[str, Shape]) -> list[str]:
+        return field_problems(self.compiled(), shapes, where=self.label)
+
+    def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        return shapes
 
     def compiled(self) -> Condition | pl.Expr:
         compile_text = compile_sql if self.language == "sql" else compile_condition
@@ -92,6 +103,9 @@ class Deduplicate(ProcessorSpec):
 
     def needs(self) -> Iterable[str]:
         return self.subset or ()
+
+    def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        return shapes
 
     def to_function(self, environment: Environment) -> Process[Any]:  # noqa: ARG002
         return lambda frame: frame.unique(self.subset, keep="first", maintain_order=True)
@@ -131,6 +145,9 @@ class SchemaTransform(ProcessorSpec):
     def needs(self) -> Iterable[str]:
         return (*self.cast, *self.rename)
 
+    def names(self) -> Iterable[str]:
+        return (*self.needs(), *(name for text in self.compiled()[1] for name in text.requires))
+
     def problems(self, columns: Sequence[str]) -> list[str]:
         problems = super().problems(columns)
         named = self._renamed(columns)
@@ -151,6 +168,18 @@ class SchemaTransform(ProcessorSpec):
                 if name not in named
             ]
         return problems
+
+    def field_problems(self, shapes: Mapping[str, Shape]) -> list[str]:
+        changed = self._changed(shapes)
+        return [each for text in self.compiled()[1] for each in field_problems(text, changed, where=text.where)]
+
+    def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        return {name: shape for name, shape in self._changed(shapes).items() if name not in self.template}
+
+    def _changed(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """What is known after `cast` and `rename`."""
+        cast = {name: type_shape(dtype) for name, dtype in self.cast.items()}
+        return {self.rename.get(name, name): shape for name, shape in {**shapes, **cast}.items()}
 
     def columns_after(self, columns: Sequence[str]) -> Sequence[str]:
         others = self._renamed(columns) if self.keep_others else []

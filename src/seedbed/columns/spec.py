@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 import attrs
 import polars as pl
@@ -23,7 +23,7 @@ from ..errors import ConfigError, Permanent
 from ..graph import Stage, name_problem, nearest
 from .code import import_object
 from .dtypes import read_dtype
-from .templates import SkipRule, compile_condition
+from .templates import Condition, SkipRule, Template, compile_condition
 
 if TYPE_CHECKING:
     import os
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..models.base import Dedupe, ModelClient, ModelSpec
     from ..models.http import HttpClient
     from .base import CellContext, Column, Model
+    from .fields import Shape
 
 
 # The filesystems of fsspec that a recipe file may name: reviewed ones, which cannot open local files as `file`, `zip`
@@ -228,11 +229,18 @@ class ColumnSpec:
         """How it judges a candidate for a cell of `column`, whose `repair_with` names it. Raises `ConfigError`."""
         raise ConfigError(f"{self.name!r} is a column of type {self.type}, not a validation")
 
+    def texts(self) -> dict[str, Text]:
+        """Its compiled templates and expressions, and its references, by field: the check looks for fields in them."""
+        return {} if self.skip_when is None else {"skip_when": self._skip_condition(self.skip_when)}
+
+    def _skip_condition(self, text: str) -> Condition:
+        return compile_condition(text, where=f"column {self.name!r}, skip_when")
+
     def skip_rule(self) -> SkipRule | None:
         """The compiled `skip_when`."""
         if self.skip_when is None:
             return None
-        condition = compile_condition(self.skip_when, where=f"column {self.name!r}, skip_when")
+        condition = self._skip_condition(self.skip_when)
         return SkipRule(requires=condition.requires, decide=condition.decide)
 
 
@@ -333,9 +341,21 @@ class ProcessorSpec:
         """The columns that it requires."""
         return ()
 
+    def names(self) -> Iterable[str]:
+        """All names that it reads, also of columns that it has added itself."""
+        return self.needs()
+
     def columns_after(self, columns: Sequence[str]) -> Sequence[str] | None:
         """The columns after it; None if they are not known before it runs."""
         return columns
+
+    def field_problems(self, shapes: Mapping[str, Shape]) -> list[str]:  # noqa: ARG002
+        """The fields that it names and that no value has, if this is known of the columns before it."""
+        return []
+
+    def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:  # noqa: ARG002
+        """What is known of the columns after it; by default nothing."""
+        return {}
 
     def problems(self, columns: Sequence[str]) -> list[str]:
         """Its problems if these are the columns before it."""
@@ -353,6 +373,8 @@ class ProcessorSpec:
             )
 
 
+# What names columns and their fields: templates, expressions and references.
+Text: TypeAlias = "Template | Condition | pl.Expr | Reference"
 # The modules of this package that define specs. They are imported when a type is looked up by its name.
 _OWN = (
     *("custom", "distributions", "expression", "judge", "person", "processors"),

@@ -18,6 +18,7 @@ from ..errors import BadOutput, ConfigError
 from ..store.values import JSON, is_json, json_text
 from .chat import RepairedSpec, chat_column, check_prompt, extract_json
 from .documents import read_document
+from .fields import resolve_reference
 
 if TYPE_CHECKING:
     from .base import Column
@@ -88,12 +89,12 @@ class LLMStructured(RepairedSpec):
         if is_model_class(given):
             schema = given.model_json_schema()
             # What the model writes may have more properties than what it reads, such as computed fields.
-            described = schema_dtype(given.model_json_schema(mode="serialization"))
+            written = given.model_json_schema(mode="serialization")
             fit = partial(_fit_model, given)
         else:
-            schema = given
-            described = schema_dtype(schema)
+            schema = written = given
             fit = partial(fit_schema, schema_validator(schema, column=self.name))
+        described = schema_dtype(written)
         declared = self.dtype.get(self.name) if isinstance(self.dtype, Mapping) else self.dtype
         dtype = declared or described or JSON
 
@@ -103,7 +104,7 @@ class LLMStructured(RepairedSpec):
                 return value
             return json_text(value) if dtype in (str, pl.String) and described != pl.String else shaped(value, dtype)
 
-        return chat_column(
+        column = chat_column(
             self,
             environment,
             ask=prompt.render,
@@ -113,6 +114,7 @@ class LLMStructured(RepairedSpec):
             dtype=dtype,
             schema=schema,
         )
+        return attrs.evolve(column, schemas={self.name: written})
 
 
 def find_schema(spec: LLMStructured, environment: Environment) -> Any:
@@ -315,7 +317,11 @@ def _dtype(
         return None
     if "$ref" in schema:
         reference = str(schema["$ref"])
-        return None if reference in path else _dtype(_resolve(root, reference), root, (*path, reference), parts_so_far)
+        return (
+            None
+            if reference in path
+            else _dtype(resolve_reference(root, reference), root, (*path, reference), parts_so_far)
+        )
     if "const" in schema or "enum" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return _simple({type(value) for value in values if value is not None})
@@ -344,13 +350,6 @@ def _simple(kinds: set[Any]) -> pl.DataType | None:
     if kinds in ({"integer", "number"}, {int, float}):
         return pl.Float64()
     return _SIMPLE.get(kinds.pop()) if len(kinds) == 1 else None
-
-
-def _resolve(root: Any, reference: str) -> Any:
-    for part in reference.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        root = root.get(name) if isinstance(root, Mapping) else None
-    return root if reference.startswith("#") else None
 
 
 def shaped(value: Any, dtype: Any) -> Any:

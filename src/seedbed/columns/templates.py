@@ -504,6 +504,16 @@ def _compile(text: str, where: str, *, is_expression: bool) -> tuple[tuple[str, 
         raise ConfigError(f"{where}: {shown!r} cannot be compiled: {reason}") from error
 
 
+def syntax_tree(compiled: Template | Condition) -> nodes.Template:
+    """The parsed text of a compiled template or expression."""
+    if isinstance(compiled, Template):
+        return _TEMPLATES.parse(compiled.text)
+    expression = Parser(
+        _EXPRESSIONS, lone_expression(compiled.text) or compiled.text, state="variable"
+    ).parse_expression()
+    return nodes.Template([nodes.Output([expression], lineno=1)], lineno=1)
+
+
 def is_template(text: str) -> bool:
     """True if a text has anything to fill in."""
     return "{{" in text or "{%" in text

@@ -38,6 +38,7 @@ from .templates import Template, compile_template, is_template
 if TYPE_CHECKING:
     from ..models.http import Endpoint, HttpClient, HttpResponse
     from .base import CellContext
+    from .spec import Text
 
 
 # Fields of one kind only, and their defaults.
@@ -174,6 +175,12 @@ class Validation(ColumnSpec):
         if not isinstance(self.ddl, str) or not is_template(self.ddl):
             return None
         return compile_template(self.ddl, where=f"column {self.name!r}, ddl")
+
+    def texts(self) -> dict[str, Text]:
+        template = self.ddl_template()
+        references = {"dialect": self.dialect, "ddl": self.ddl if template is None else template}
+        found = {field: each for field, each in references.items() if isinstance(each, Reference | Template)}
+        return {**super().texts(), **found}
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from ..checks import is_whole
 from ..columns.base import Column
 from ..columns.code import is_generator_object, reference_to
 from ..columns.dtypes import dtype_text
+from ..columns.fields import Shape, column_shapes, field_problems
 from ..columns.seed import Seed
 from ..columns.spec import Access, ColumnSpec, Environment, ProcessorSpec, make_column
 from ..errors import ConfigError, DatasetGenerationError
@@ -178,7 +179,7 @@ class Recipe:
         failed = list(unreadable.values())
         environment = attrs.evolve(environment, columns={**environment.columns, **dict.fromkeys(failed)})
         has_unread_seed = False
-        positions = (index for index in range(len(self.columns) + len(unreadable)) if index not in unreadable)
+        positions = [index for index in range(len(self.columns) + len(unreadable)) if index not in unreadable]
         for index, spec in zip(positions, self.columns, strict=True):
             try:
                 if unknown := [alias for alias in spec.aliases() if alias not in self.models]:
@@ -198,33 +199,44 @@ class Recipe:
             failed.append(spec.name)
             has_unread_seed = has_unread_seed or isinstance(spec, Seed)
         problems += [column.problem for column in made if column.problem is not None]
-        if not failed:
-            return made, [*problems, *check_columns(made), *self._processor_problems(made)]
-        # Other columns may refer to a column that could not be created, and its outputs are unknown: an unknown name
-        # is a problem only if it looks like a typo. A seed that was not read may have any column.
-        names = _outputs([*made, *map(_placeholder, failed)])
-        missing = {name for column in made for name in column.requires if name not in names}
-        possible = missing if has_unread_seed else {name for name in missing if closest(name, names) is None}
-        placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
-        return made, [*problems, *check_columns([*made, *placeholders])]
+        shapes = column_shapes(made)
+        for index, spec in zip(positions, self.columns, strict=True):
+            for field, text in spec.texts().items():
+                where = f"column {spec.name!r}, {field}"
+                problems += [f"columns[{index}].{field}: {each}" for each in field_problems(text, shapes, where=where)]
+        placeholders: list[Column] = []
+        if failed:
+            # Others may refer to a column that could not be created, and its outputs are unknown: an unknown name is a
+            # problem only if it looks like a typo. A seed that was not read may have any column.
+            names = _outputs([*made, *map(_placeholder, failed)])
+            named = {name for column in made for name in column.requires}
+            named |= {name for processor in self.processors for name in processor.names()}
+            possible = {name for name in named - set(names) if has_unread_seed or closest(name, names) is None}
+            placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
+        problems += check_columns([*made, *placeholders])
+        return made, [*problems, *self._processor_problems(made, placeholders, shapes)]
 
-    def _processor_problems(self, made: Sequence[Column]) -> list[str]:
+    def _processor_problems(
+        self, made: Sequence[Column], placeholders: Sequence[Column], shapes: Mapping[str, Shape]
+    ) -> list[str]:
         problems: list[str] = []
-        everything = _outputs(made)
-        scratch = _outputs(column for column in made if column.kind is Kind.FROM_SCRATCH)
+        everything = _outputs([*made, *placeholders])
+        scratch = _outputs([*(column for column in made if column.kind is Kind.FROM_SCRATCH), *placeholders])
         for stages, columns in ((("pre_batch",), scratch), (("post_batch", "after_generation"), everything)):
             seen: Sequence[str] = columns
+            known = shapes
             listed = [
                 (index, each) for stage in stages for index, each in enumerate(self.processors) if each.stage == stage
             ]
             for index, processor in listed:
-                problems += [f"processors[{index}]: {problem}" for problem in processor.problems(seen)]
+                found = [*processor.problems(seen), *processor.field_problems(known)]
+                problems += [f"processors[{index}]: {problem}" for problem in found]
                 left = processor.columns_after(seen)
                 if left is None:  # later processors cannot be checked
                     break
                 if seen and not left:
                     problems.append(f"processors[{index}]: {processor.label}: removes the last column")
-                seen = left
+                seen, known = left, processor.shapes_after(known)
         return problems
 
 
