@@ -169,6 +169,7 @@ def test_the_check_names_the_place_of_each() -> None:
         sb.Expression("three", "j.claritty > 3", language="sql"),
         sb.Expression("four", pl.col("j").struct.field("claritty") > 3),
         sb.Expression("five", "j.clarity > 3", language="sql"),
+        sb.Uniform("six", low=0, high={"column": "j.clarityy"}),
         processors=[
             sb.SchemaTransform(rename={"j": "quality"}, template={"t": "{{ quality.clarty }}", "u": "{{ s.title }}"}),
             sb.Filter(expr="quality.scor > 3"),
@@ -185,6 +186,7 @@ def test_the_check_names_the_place_of_each() -> None:
         "columns[10].expr: column 'two', expr: unknown field 'claritty' of 'j'",
         "columns[11].expr: column 'three', expr: unknown field 'claritty'",
         "columns[12].expr: column 'four', expr: unknown field 'claritty'",
+        "columns[14].high: column 'six', high: unknown field 'clarityy' of 'j'",
         "processors[0]: schema_transform, template.t: unknown field 'clarty' of 'quality'",
         "processors[1]: filter: unknown field 'scor' of 'quality' (known: 'clarity', 'clarity_reasoning')",
     ]

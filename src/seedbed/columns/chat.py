@@ -28,7 +28,7 @@ from .templates import Template, compile_template
 
 if TYPE_CHECKING:
     from .base import CellContext
-    from .spec import Text
+    from .fields import Text
 
 
 # Arguments of a call that are fields of the column.

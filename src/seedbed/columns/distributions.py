@@ -14,6 +14,7 @@ from .. import checks
 from ..errors import ConfigError, Permanent
 from ..graph import nearest
 from .code import import_extra
+from .fields import Reference, as_reference
 from .sampler import (
     BLOCK,
     Draw,
@@ -24,7 +25,6 @@ from .sampler import (
     check_order,
     whole_steps,
 )
-from .spec import Reference, as_reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .base import CellContext
-    from .spec import Text
+    from .fields import Text
 
 
 LANGUAGES = ("jinja", "sql")

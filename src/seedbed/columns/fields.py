@@ -8,23 +8,69 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import polars as pl
 import pyarrow as pa
 from jinja2 import nodes
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Permanent
 from ..graph import nearest
 from ..store.schema import declared_type
-from .spec import Reference
 from .templates import Template, syntax_tree
 
 if TYPE_CHECKING:
     from .base import Column
-    from .spec import Text
     from .templates import Condition
+
+
+@attrs.frozen
+class Reference:
+    """A value that is taken from another column of the same row; a dot reaches into a structured value."""
+
+    column: str
+
+    @property
+    def root(self) -> str:
+        """The column that it requires."""
+        return self.column.partition(".")[0]
+
+    def of_row(self, name: str, values: Mapping[str, Any]) -> Any:
+        """The value in a row, for the column `name`; null if a part of the path is null."""
+        value = values[self.root]
+        for field in self.column.split(".")[1:]:
+            if value is None:
+                return None
+            if not isinstance(value, Mapping) or field not in value:
+                raise Permanent(f"column {name!r} refers to {self.column!r}, but {self.root!r} has no field {field!r}")
+            value = value[field]
+        return value
+
+    def look_up(self, name: str, frame: pl.DataFrame) -> pl.Series:
+        """The values in a frame, for the column `name`."""
+        series = frame[self.root]
+        for field in self.column.split(".")[1:]:
+            if series.dtype == pl.Null:
+                return series
+            if not isinstance(series.dtype, pl.Struct):
+                raise Permanent(f"column {name!r} refers to {self.column!r}, but {series.name!r} is not structured")
+            known = [each.name for each in series.dtype.fields]
+            if field not in known:
+                raise Permanent(f"column {name!r} refers to {self.column!r}, but {field!r} is not among {known}")
+            series = series.struct.field(field)
+        return series
+
+
+def as_reference(value: Any) -> Any:
+    """Convert `{"column": "x"}` to a `Reference`; anything else is returned as it is."""
+    if isinstance(value, Mapping) and set(value) == {"column"} and isinstance(value["column"], str):
+        return Reference(value["column"])
+    return value
+
+
+# What names columns and their fields: templates, expressions and references.
+Text: TypeAlias = "Template | Condition | pl.Expr | Reference"
 
 # Parts of a schema that are looked at.
 _MAX_PARTS = 10_000

@@ -25,7 +25,8 @@ from .. import checks
 from ..errors import ConfigError, Permanent
 from ..graph import Kind
 from .base import CellContext, Column
-from .spec import ColumnSpec, Environment, Reference, as_reference
+from .fields import Reference, as_reference
+from .spec import ColumnSpec, Environment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

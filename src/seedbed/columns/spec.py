@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import attrs
-import polars as pl
 
 from .. import checks
-from ..errors import ConfigError, Permanent
+from ..errors import ConfigError
 from ..graph import Stage, name_problem, nearest
 from .code import import_object
 from .dtypes import read_dtype
-from .templates import Condition, SkipRule, Template, compile_condition
+from .fields import Reference
+from .templates import Condition, SkipRule, compile_condition
 
 if TYPE_CHECKING:
     import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..models.base import Dedupe, ModelClient, ModelSpec
     from ..models.http import HttpClient
     from .base import CellContext, Column, Model
-    from .fields import Shape
+    from .fields import Shape, Text
 
 
 # The filesystems of fsspec that a recipe file may name: reviewed ones, which cannot open local files as `file`, `zip`
@@ -231,7 +231,9 @@ class ColumnSpec:
 
     def texts(self) -> dict[str, Text]:
         """Its compiled templates and expressions, and its references, by field: the check looks for fields in them."""
-        return {} if self.skip_when is None else {"skip_when": self._skip_condition(self.skip_when)}
+        values = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}
+        found: dict[str, Text] = {name: value for name, value in values.items() if isinstance(value, Reference)}
+        return found if self.skip_when is None else {"skip_when": self._skip_condition(self.skip_when), **found}
 
     def _skip_condition(self, text: str) -> Condition:
         return compile_condition(text, where=f"column {self.name!r}, skip_when")
@@ -256,50 +258,6 @@ class Verifier:
     requires: tuple[str, ...]
     find_error: Callable[[CellContext, Mapping[str, Any]], Awaitable[str | None]]
     keys: tuple[str, ...] = ()
-
-
-@attrs.frozen
-class Reference:
-    """A value that is taken from another column of the same row; a dot reaches into a structured value."""
-
-    column: str
-
-    @property
-    def root(self) -> str:
-        """The column that it requires."""
-        return self.column.partition(".")[0]
-
-    def of_row(self, name: str, values: Mapping[str, Any]) -> Any:
-        """The value in a row, for the column `name`; null if a part of the path is null."""
-        value = values[self.root]
-        for field in self.column.split(".")[1:]:
-            if value is None:
-                return None
-            if not isinstance(value, Mapping) or field not in value:
-                raise Permanent(f"column {name!r} refers to {self.column!r}, but {self.root!r} has no field {field!r}")
-            value = value[field]
-        return value
-
-    def look_up(self, name: str, frame: pl.DataFrame) -> pl.Series:
-        """The values in a frame, for the column `name`."""
-        series = frame[self.root]
-        for field in self.column.split(".")[1:]:
-            if series.dtype == pl.Null:
-                return series
-            if not isinstance(series.dtype, pl.Struct):
-                raise Permanent(f"column {name!r} refers to {self.column!r}, but {series.name!r} is not structured")
-            known = [each.name for each in series.dtype.fields]
-            if field not in known:
-                raise Permanent(f"column {name!r} refers to {self.column!r}, but {field!r} is not among {known}")
-            series = series.struct.field(field)
-        return series
-
-
-def as_reference(value: Any) -> Any:
-    """Convert `{"column": "x"}` to a `Reference`; anything else is returned as it is."""
-    if isinstance(value, Mapping) and set(value) == {"column"} and isinstance(value["column"], str):
-        return Reference(value["column"])
-    return value
 
 
 @checks.field_check
@@ -373,8 +331,6 @@ class ProcessorSpec:
             )
 
 
-# What names columns and their fields: templates, expressions and references.
-Text: TypeAlias = "Template | Condition | pl.Expr | Reference"
 # The modules of this package that define specs. They are imported when a type is looked up by its name.
 _OWN = (
     *("custom", "distributions", "expression", "judge", "person", "processors"),

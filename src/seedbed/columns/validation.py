@@ -30,7 +30,8 @@ from ..models.urls import split_url
 from ..runtime.threads import run_abandonable
 from ..store.values import python_rows
 from .base import Column
-from .spec import ColumnSpec, Environment, Reference, Verifier, as_reference
+from .fields import Reference, as_reference
+from .spec import ColumnSpec, Environment, Verifier
 from .sql import SqlChecker, SqlProblem
 from .structured import schema_errors, schema_validator
 from .templates import Template, compile_template, is_template
@@ -38,7 +39,7 @@ from .templates import Template, compile_template, is_template
 if TYPE_CHECKING:
     from ..models.http import Endpoint, HttpClient, HttpResponse
     from .base import CellContext
-    from .spec import Text
+    from .fields import Text
 
 
 # Fields of one kind only, and their defaults.
@@ -178,9 +179,7 @@ class Validation(ColumnSpec):
 
     def texts(self) -> dict[str, Text]:
         template = self.ddl_template()
-        references = {"dialect": self.dialect, "ddl": self.ddl if template is None else template}
-        found = {field: each for field, each in references.items() if isinstance(each, Reference | Template)}
-        return {**super().texts(), **found}
+        return {**super().texts(), **({} if template is None else {"ddl": template})}
 
     @property
     def inputs(self) -> tuple[str, ...]:
