@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 import seedbed as sb
 from seedbed.store.manifest import read
+from seedbed.store.values import JSON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -203,6 +206,43 @@ async def test_open_row_groups(autojump_clock: MockClock, tmp_path: Path) -> Non
         sb.ManifestError, match=r"columns\.a\.dtype.*; column 'a' has 8 finished cells\nfor a new dataset"
     ):
         await sb.build_async(changed, rows=8, out=out, config=config, resume=True)
+
+
+async def test_values_of_all_kinds_are_kept(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Documents, vectors, structs and skipped cells are the same after their row groups were written anew."""
+    recipe = [
+        columns()[0],
+        sb.Column("document", lambda n: {"to": n} if n % 2 else {"city": "Rome", "x": [1, "a"]}, dtype=JSON),
+        sb.Column("vector", lambda n: np.arange(3, dtype=np.float32) * n),
+        sb.Column("struct", lambda n: {"a": n} if n % 2 else {"a": n, "b": [datetime.date(2020, 1, 1)]}),
+        sb.Column("late", lambda n: None if n < 4 else f"{n}"),
+        sb.Column("skipped", lambda n: f"s{n}", skip=Thirds()),
+    ]
+    more = [
+        sb.Column("keys", lambda document: " ".join(sorted(document))),
+        sb.Column("after", lambda skipped: f"{skipped}!", skip_policy="skip"),
+    ]
+    processors = steps(post_batch=lambda frame: frame.with_columns(sum=pl.col("vector").list.sum()))
+    options: Any = {"rows": 8, "config": CONFIG}
+    await sb.build_async(recipe, out=tmp_path / "out", **options)
+    dataset = await sb.build_async(
+        [*recipe, *more], out=tmp_path / "out", processors=processors, resume=True, **options
+    )
+    fresh = await sb.build_async([*recipe, *more], out=tmp_path / "fresh", processors=processors, **options)
+    assert dataset.to_polars().schema == fresh.to_polars().schema
+    assert dataset.to_polars().rows() == fresh.to_polars().rows()
+    assert dataset.to_polars()["after"].null_count() == 3
+
+
+class Thirds:
+    """Skips every third row."""
+
+    requires = ("n",)
+
+    @staticmethod
+    def decide(values: dict[str, int]) -> bool:
+        """True for multiples of three."""
+        return values["n"] % 3 == 0
 
 
 async def test_accepted_code_keeps_cells(autojump_clock: MockClock, tmp_path: Path) -> None:

@@ -115,7 +115,11 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
     part = record.generated or record.part
     table = None if part is None else await services.store_thread(lambda: read_table(store.writer.path, part))
     kept, retried = await read(Purpose.KEPT), await read(Purpose.RETRY)
-    return plan_renewal(plan, record, table, kept, retried), await read(Purpose.RENEWAL)
+    try:
+        renewal = plan_renewal(plan, record, table, kept, retried)
+    except (ValueError, LookupError, TypeError) as error:
+        raise StoreError(f"row group {record.index} holds values that no run of this recipe wrote: {error}") from error
+    return renewal, await read(Purpose.RENEWAL)
 
 
 def _restore_drops(services: Services, group: OpenGroup, state: RowGroup, renewal: RenewedRows) -> None:

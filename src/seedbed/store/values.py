@@ -282,7 +282,7 @@ def _json_default(value: Any) -> object:
 
 
 def values_of(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Return a stored column as values that are stored as the same type again."""
+    """Return a stored column as values that are stored as the same type again, documents parsed."""
     kind: Any = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if is_list and kind.value_type in _VECTORS:  # those of Python numbers would become vectors of 64 bits
