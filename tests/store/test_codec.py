@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from seedbed.errors import CellError, CellTimeout, Permanent, RateLimited
 from seedbed.models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
 from seedbed.store import codec
-from seedbed.store.entries import Entry, Finished
+from seedbed.store.entries import Entry, Finished, KeptRows
 from seedbed.store.entries import decode as decode_entries
 from seedbed.store.entries import encode as encode_entries
 
@@ -404,6 +404,62 @@ def test_values_that_are_nested_too_deep_are_not_read() -> None:
         assert decode(encode([(value,), ("next",)])[0], trusted=True) == [(value,), ("next",)]
         if not isinstance(value, tuple):
             assert decode(data, trusted=False) == ["next"]
+
+
+# Integers with one hash: a dict or set of many compares each with all others.
+COLLIDING = [codec.pack((2**61 - 1) * (1 << 64 | number)) for number in range(40_000)]
+
+
+def ext(tag: int, items: Sequence[Any]) -> msgspec.msgpack.Ext:
+    """A tag with the items that it holds."""
+    return msgspec.msgpack.Ext(tag, msgspec.msgpack.encode(items))
+
+
+def message_of_a_map(keys: Sequence[Any]) -> msgspec.Raw:
+    """A map of msgpack with any keys."""
+    pairs = b"".join(msgspec.msgpack.encode(key) + b"\xc0" for key in keys)
+    return msgspec.Raw(b"\xdf" + len(keys).to_bytes(4, "big") + pairs)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(ext(6, [each for key in COLLIDING for each in (key, None)]), id="dict"),
+        pytest.param(ext(7, COLLIDING), id="set"),
+        pytest.param(ext(8, COLLIDING), id="frozenset"),
+        pytest.param(message_of_a_map(COLLIDING), id="map"),
+        pytest.param({"a": [[message_of_a_map(COLLIDING)]]}, id="map in lists"),
+        pytest.param(ext(5, [message_of_a_map(COLLIDING)]), id="map in a tuple"),
+    ],
+)
+def test_keys_that_collide_are_not_read(value: Any, trusted: bool) -> None:
+    """Many keys whose hashes can be chosen are left out: reading them would take hours. Their neighbours are read."""
+    assert decode(raw(value, "next"), trusted=trusted) == ["next"]
+    with pytest.raises(codec.FAILED):
+        codec.decode(msgspec.msgpack.encode(value), trusted=trusted)
+
+
+@pytest.mark.parametrize("limit", [codec.MAX_KEYS, codec.MAX_KEYS + 1])
+@pytest.mark.parametrize("make", [set, frozenset, dict.fromkeys, lambda numbers: [dict.fromkeys(numbers)]])
+def test_many_keys_are_restored_with_trust(make: Any, limit: int) -> None:
+    """Larger dicts and sets are stored like user-defined types; the number of texts in one is not limited."""
+    values = [(make(range(limit)),), (make(map(str, range(limit))),), (make(f"ü{each}" for each in range(limit)),)]
+    data, lost = encode(values)
+    assert (decode(data, trusted=True), lost) == (values, [])
+    assert decode(data, trusted=False) == (values if limit == codec.MAX_KEYS else values[1:])
+
+
+def test_identities_are_in_range() -> None:
+    """Of pairs of any integers, a stranger can choose very many with one hash."""
+    for identity, is_read in (
+        ((2**40 - 1, 2**31 - 1), True),
+        ((2**40, 0), False),
+        ((0, 2**31), False),
+        ((-1, 0), False),
+    ):
+        entry = KeptRows(order=None, identities=[identity], resized=None, count=0)
+        assert decode_entries(encode_entries([entry])[0], trusted=True) == ([entry] if is_read else [])
 
 
 def frame_of(array: pa.Array[Any]) -> msgspec.msgpack.Ext:

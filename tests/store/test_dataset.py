@@ -85,6 +85,15 @@ def test_one_schema_over_all_parts(tmp_path: Path, finish: bool) -> None:
     dataset.verify()
 
 
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_dataset_of_very_many_columns_is_read(tmp_path: Path, finish: bool) -> None:
+    """Reading takes time linear in the number of columns; a query planned by polars does not and would take minutes."""
+    dataset = write(tmp_path, {f"column {number}": [number, number] for number in range(5_000)}, finish=finish)
+    assert dataset.head(1).row(0) == tuple(range(5_000))
+    assert dataset.to_polars().shape == (2, 5_000)
+    assert dataset.head(2, ["column 4999", "column 0"]).rows() == [(4999, 0)] * 2
+
+
 def test_a_lazy_frame_reads_only_the_parts_that_it_needs(tmp_path: Path) -> None:
     """A limit ends the reading before a part that is damaged; without it the damage is an error."""
     dataset = write(tmp_path, {"a": [1, 2]}, {"a": [3, 4]})

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 # range of rows allows no more.
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
+# The number of a row that something is stored of, and which of those that processors added to its row group. Pairs of
+# them are keys: in these ranges only a few have the same hash, however they are chosen.
+Row: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40 - 1)]
+Copy: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
 # Per processor, in their order: its name, and how many rows it removed and added.
 Resized: TypeAlias = tuple[tuple[str, Count, Count], ...]
 
@@ -34,9 +39,9 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     and may come from someone else, so fields are checked.
     """
 
-    row: Count
+    row: Row
     """Its number."""
-    copy: Count = 0
+    copy: Copy = 0
     """0, or 1, 2, … for rows that a pre-batch processor added after the last number of the row group."""
     column: str
     """The column that failed."""

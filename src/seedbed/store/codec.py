@@ -28,7 +28,7 @@ from .. import errors
 from ..models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 # What msgpack holds as it is, but for lone surrogates and large numbers.
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -39,9 +39,16 @@ FAILED = (Exception, pl.exceptions.PanicException)
 # that reads values recursively must not overflow the stack.
 MAX_DEPTH = 200
 
+# How many keys of a dict or items of a set may be other than text or bytes, whose hashes nobody can foresee. Others can
+# be chosen so that all hashes are equal, and then each key is compared with all. A value with more is stored as a
+# pickle, and bytes that hold one are invalid.
+MAX_KEYS = 1_000
+
 _PICKLE_PROTOCOL = 5
 # From so many floats on, a list or tuple of nothing else is stored as one block: a vector of an embedding.
 _VECTOR = 8
+# Messages of msgpack up to this size cannot hold a map of too many keys; longer ones are checked before they are read.
+_SHORT = 1 << 13
 # Items that take no bytes, such as the rows of an array of shape (n, 0), and may be read all the same: a few bytes must
 # not become a list that no memory has room for.
 _MAX_EMPTY = 1 << 20
@@ -75,10 +82,31 @@ def encode(value: Any) -> bytes:
 
 def decode(data: bytes, *, trusted: bool) -> Any:
     """Return the value that `encode` stored; raises one of `FAILED` if it cannot be read."""
+    check_maps(data)
     value = msgspec.msgpack.decode(data, ext_hook=unpacker(trusted=trusted))
     if not trusted:
         check_depth(value)
     return value
+
+
+def check_maps(data: bytes | memoryview) -> None:
+    """Raise one of `FAILED` for a map of msgpack that is long and whose keys are not all text: `pack` returns none.
+
+    msgspec would build a dict of any keys before it can be looked at, see `MAX_KEYS`.
+    """
+    level = [memoryview(data)]
+    for _ in range(2 * MAX_DEPTH):
+        inner: list[msgspec.Raw] = []
+        for each in level:
+            first = each[0] if len(each) > _SHORT else 0
+            if 0x90 <= first <= 0x9F or first in {0xDC, 0xDD}:
+                inner += msgspec.msgpack.decode(each, type=list[msgspec.Raw])
+            elif 0x80 <= first <= 0x8F or first in {0xDE, 0xDF}:
+                inner += msgspec.msgpack.decode(each, type=dict[str, msgspec.Raw]).values()
+        if not inner:
+            return
+        level = [memoryview(each) for each in inner]
+    raise ValueError(f"a value is nested more than {MAX_DEPTH} levels deep")
 
 
 def check_depth(value: Any) -> None:
@@ -121,7 +149,7 @@ def _pack(value: Any, depth: int) -> Any:
     if kind is dict and all(type(key) is str and key.isascii() for key in value):
         return {key: _pack(inner, depth + 1) for key, inner in value.items()}
     found = _TAGS_BY_TYPE.get(kind)
-    if found is None:
+    if found is None or (kind in _HASHED and not _are_few(value)):
         raise _ForeignError
     if kind is tuple and (floats := _pack_floats(_FLOAT_TUPLE, value)) is not None:
         return floats
@@ -162,6 +190,7 @@ def _unpack(tag: int, data: memoryview) -> Any:
     make = _MAKERS.get(tag)
     if make is None:
         raise ValueError(f"unknown tag {tag}")
+    check_maps(data)
     return make(*msgspec.msgpack.decode(data, type=list[Any], ext_hook=_unpack))
 
 
@@ -169,8 +198,23 @@ def _pairs(value: dict[Any, Any]) -> Iterable[Any]:
     return (each for pair in value.items() for each in pair)
 
 
-def _dict(*pairs: Any) -> dict[Any, Any]:
-    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+def _make_dict(*pairs: Any) -> dict[Any, Any]:
+    return dict(zip(_few(pairs[::2]), pairs[1::2], strict=True))
+
+
+def _few(keys: Sequence[Any]) -> Sequence[Any]:
+    if not _are_few(keys):
+        raise ValueError(f"more than {MAX_KEYS:,} keys other than text")
+    return keys
+
+
+def _are_few(keys: Collection[Any]) -> bool:
+    return len(keys) <= MAX_KEYS or sum(type(key) not in _UNFORESEEN for key in keys) <= MAX_KEYS
+
+
+_HASHED = frozenset({dict, set, frozenset})
+# Python hashes these with a secret of the process.
+_UNFORESEEN = frozenset({str, bytes})
 
 
 def _date_fields(value: dt.date) -> Iterable[Any]:
@@ -318,9 +362,9 @@ _TEXT, _INT, _FLOAT_LIST, _FLOAT_TUPLE, _PICKLE = 1, 2, 3, 4, 70
 
 _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
     (5, tuple, iter, lambda *items: items),
-    (6, dict, _pairs, _dict),
-    (7, set, iter, lambda *items: set(items)),
-    (8, frozenset, iter, lambda *items: frozenset(items)),
+    (6, dict, _pairs, _make_dict),
+    (7, set, iter, lambda *items: set(_few(items))),
+    (8, frozenset, iter, lambda *items: frozenset(_few(items))),
     (9, bytearray, lambda value: (bytes(value),), _of(bytes, bytearray)),
     (10, complex, lambda value: (value.real, value.imag), complex),
     (20, dt.date, _date_fields, _make_date),

@@ -163,7 +163,7 @@ class Dataset:
 
     def to_polars(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the rows as a frame; `SchemaConflict` if a requested column has no one type."""
-        return self.scan(columns).collect()
+        return self._frame(columns)
 
     def iter_rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield each row as Python objects by column; `SchemaConflict` if a requested column has no one type.
@@ -181,7 +181,7 @@ class Dataset:
 
     def head(self, count: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the first rows as a frame; errors are those of `to_polars`."""
-        return self.scan(columns).head(max(0, count)).collect()
+        return self._frame(columns, limit=max(0, count))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows as an arrow table; `SchemaConflict` if a requested column has no one type."""
@@ -223,21 +223,31 @@ class Dataset:
             return f"part {part.name!r} cannot be read: {error}" if part is not None else None
 
     def _selected(self, columns: Sequence[str] | None) -> pa.Schema:
-        names = self.arrow_schema.names if columns is None else list(columns)
+        fields = {field.name: field for field in self.arrow_schema}
+        names = list(fields if columns is None else columns)
         for name in names:
-            if name not in self.arrow_schema.names:
-                known = ", ".join(map(repr, self.arrow_schema.names))
+            if name not in fields:
+                known = ", ".join(map(repr, fields))
                 raise KeyError(f"the dataset has no column {name!r}; it has {known}")
-        conflicts = [conflict for conflict in self.conflicts if conflict.column in names]
+        wanted = set(names)
+        conflicts = [conflict for conflict in self.conflicts if conflict.column in wanted]
         if conflicts:
             raise conflict_error(conflicts)
-        return pa.schema([self.arrow_schema.field(name) for name in names])
+        return pa.schema([fields[name] for name in names])
 
     def _read(self, part: PartRecord, schema: pa.Schema) -> pa.Table:
         table, conflicts = conform(read_table(self.path, part, schema.names), schema, part=part.name)
         if conflicts:
             raise conflict_error(conflicts)
         return table
+
+    def _frame(self, columns: Sequence[str] | None, limit: int | None = None) -> pl.DataFrame:
+        # Not `scan`: polars takes time quadratic in the number of columns to plan a query.
+        schema = self._selected(columns)
+        frames = [_frame(schema.empty_table())]
+        if schema.names:
+            frames += self._batches(schema, None, None, limit)
+        return pl.concat(frames)
 
     def _batches(
         self, schema: pa.Schema, names: list[str] | None, predicate: pl.Expr | None, limit: int | None

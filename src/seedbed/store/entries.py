@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
-from ..observe.report import Count, Drop, Resized, Usage
+from ..observe.report import Copy, Count, Drop, Resized, Row, Usage
 from . import codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-Identity: TypeAlias = tuple[int, int]
+Identity: TypeAlias = tuple[Row, Copy]
 # The usage of all runs by column and model.
 UsageEntries: TypeAlias = tuple[tuple[str, str, Usage], ...]
 
@@ -150,12 +150,14 @@ def decode(data: bytes, *, trusted: bool) -> list[Entry]:
     hook = codec.unpacker(trusted=trusted)
     entries: list[Entry] = []
     try:
+        codec.check_maps(data)
         entries = msgspec.msgpack.decode(data, type=list[Entry], ext_hook=hook)
     except codec.FAILED:
         # Each by itself, so that one that cannot be read costs no other.
         with suppress(msgspec.MsgspecError, RecursionError):
             for each in msgspec.msgpack.decode(data, type=list[msgspec.Raw]):
                 with suppress(*codec.FAILED):
+                    codec.check_maps(memoryview(each))
                     entries.append(msgspec.msgpack.decode(each, type=Entry, ext_hook=hook))
     return [entry for entry in entries if _is_sound(entry, trusted=trusted)]
 

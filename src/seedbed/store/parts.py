@@ -171,7 +171,8 @@ def read_table(directory: Path, part: PartRecord, columns: Sequence[str] | None 
     with part_errors(directory, part), open_part(directory, part) as opened, pq.ParquetFile(opened) as file:
         names = file.schema_arrow.names
         if columns is not None:
-            names = [each for each in columns if each in names]
+            present = set(names)
+            names = [each for each in columns if each in present]
         if file.metadata.num_rows != part.rows:
             raise pa.ArrowInvalid(f"it has {file.metadata.num_rows:,} rows and should have {part.rows:,}")
         # A dotted name also matches a field inside a struct, so that more columns than requested may be read.

@@ -278,7 +278,7 @@ def unify(
             united[field.name] = after
     if not distinct:
         united = {name: declared.get(name, pa.null()) for name in order}
-    names = [*(name for name in order if name in united), *(name for name in united if name not in order)]
+    names = dict.fromkeys([*(name for name in order if name in united), *united])
     return pa.schema([pa.field(name, united[name]) for name in names]), tuple(conflicts)
 
 
@@ -376,11 +376,12 @@ def conform(table: pa.Table, schema: pa.Schema, *, part: str) -> tuple[pa.Table,
     """
     arrays: list[Any] = []
     conflicts: list[Conflict] = []
+    present = dict(zip(table.column_names, table.columns, strict=True))
     for field in schema:
-        if field.name not in table.column_names:
+        column = present.get(field.name)
+        if column is None:
             arrays.append(pa.nulls(table.num_rows, field.type))
             continue
-        column = table.column(field.name)
         column, misfit = _fit(column, field.type, field.name, part)
         conflicts += misfit
         arrays.append(column)
