@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .observe.report import BuildReport
 
 
+# Names and values of a recipe may be of any length; a problem shows the beginning.
+_LONGEST_PROBLEM = 2_000
+
+
 class SeedbedError(Exception):
     """Base of everything that seedbed raises. Any of them can be pickled, with its attributes and notes."""
 
@@ -39,7 +43,9 @@ class DatasetGenerationError(SeedbedError):
     """The recipe cannot be built; `problems` holds one sentence per problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems: tuple[str, ...] = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(
+            problem if len(problem) <= _LONGEST_PROBLEM else f"{problem[:_LONGEST_PROBLEM]}…" for problem in problems
+        )
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         count = len(self.problems)
         head = "1 problem" if count == 1 else f"{count} problems"

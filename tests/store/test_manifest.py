@@ -65,7 +65,7 @@ def part_records(name: str) -> st.SearchStrategy[PartRecord]:
 
 
 drop_records = st.builds(
-    Drop, row=counts, copy=st.integers(0, 3), column=texts, attempts=counts, error=texts, kind=texts
+    Drop, row=st.integers(0, 2**40 - 1), copy=st.integers(0, 3), column=texts, attempts=counts, error=texts, kind=texts
 )
 conflict_records = st.builds(Conflict, column=texts, part=texts, found=texts, expected=texts)
 

@@ -240,8 +240,14 @@ def _cycle_problem(cycle: Sequence[ColumnLike]) -> str:
 _UNNAMEABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+# Names are in every message, line of progress and table.
+_LONGEST_NAME = 1_000
+
+
 def name_problem(name: str) -> str | None:
     """The problem with this column name; None if it is valid."""
+    if len(name) > _LONGEST_NAME:
+        return f"column '{name[:40]}…': a name has at most {_LONGEST_NAME:,} characters, this one has {len(name):,}"
     found = _UNNAMEABLE.search(name)
     return None if found is None else f"column {name!r}: {found[0]!r} is not allowed in the name of a column"
 

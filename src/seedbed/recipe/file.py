@@ -29,7 +29,6 @@ T = TypeVar("T", list[Any], dict[str, Any])
 _KEYS = ("name", "seed", "models", "columns", "processors", "run", "base")
 # Most servers implement this API, so a model with an address and no type is one of them.
 _DEFAULT_MODEL = "openai"
-_LONGEST_PROBLEM = 2_000
 
 
 def load_recipe(
@@ -162,9 +161,7 @@ class _Reader:
         return kind()
 
     def _problem(self, path: str, message: str) -> None:
-        problem = f"{self._document.place(path)}{path}: {message}"
-        # Values and keys of a file may be of any length.
-        self._problems.append(problem if len(problem) <= _LONGEST_PROBLEM else f"{problem[:_LONGEST_PROBLEM]}…")
+        self._problems.append(f"{self._document.place(path)}{path}: {message}")
 
 
 def _converter(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
