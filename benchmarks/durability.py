@@ -131,7 +131,7 @@ def fill(out: Path, rows: int, buffer_size: int) -> None:
     """Build until the last column begins in the last row group; never returns."""
     columns = stopped_columns(LastCell(rows, kill=True))
     config = RunConfig(buffer_size=buffer_size)
-    seedbed.build(columns, rows=rows, out=out, config=config, limits=limits(columns, AT_ONCE))
+    seedbed.build(columns, rows=rows, out=out, config=config, limits=limits(columns, AT_ONCE), progress="none")
 
 
 async def time_to_first_call(out: Path, rows: int) -> tuple[float, int]:
@@ -191,7 +191,7 @@ def size_table(rows: int) -> Table:
             largest = max(largest, journal_size(out))
 
         columns = cell_columns(0.0)
-        seedbed.build(columns, rows=rows, out=out, limits=limits(columns, AT_ONCE), readers=[watch])
+        seedbed.build(columns, rows=rows, out=out, limits=limits(columns, AT_ONCE), readers=[watch], progress="none")
         parts = sum(path.stat().st_size for path in out.glob("*.parquet"))
     return Table(
         title=f"Bytes on disk, {rows:,} rows in row groups of 1,000, three at once",

@@ -75,7 +75,7 @@ def build(setting: Setting, rows: int, at_once: int, **behaviour: Any) -> Built:
 
         def timed() -> tuple[float, seedbed.Dataset]:
             started = time.perf_counter()
-            dataset = seedbed.build(recipe, rows=rows, out=Path(directory, "out"))
+            dataset = seedbed.build(recipe, rows=rows, out=Path(directory, "out"), progress="none")
             return time.perf_counter() - started, dataset
 
         cpu, (wall, dataset) = cpu_seconds(timed)

@@ -26,7 +26,7 @@ def make_recipe(work: Work) -> seedbed.Recipe:
 
 def make(work: Work, out: Path) -> int:
     """Write the dataset as seedbed does."""
-    return len(seedbed.build(make_recipe(work), rows=work.rows, out=out).to_polars())
+    return len(seedbed.build(make_recipe(work), rows=work.rows, out=out, progress="none").to_polars())
 
 
 if __name__ == "__main__":

@@ -77,6 +77,15 @@ def test_long_names_are_shortened_in_the_middle() -> None:
     assert [shorten("abcdef", width) for width in (6, 5, 2, 1, 0)] == ["abcdef", "ab…ef", "a…", "a", ""]
 
 
+def test_long_names_displace_no_numbers() -> None:
+    """A name is shortened before a number is left out, also of a throttle key that is a URL."""
+    key = "https://api.example.com/v1/endpoints/region gpt-large-2026 chat"
+    name = "a_question_about_the_topic_written_in_plain_english"
+    text = "\n".join(drawn(begun(name, keys={name: key}, limits={key: 24}), width=80))
+    for number in ("0/10", "0%", "0.0/s", "eta –", "0/24 in flight", "0 × 429", "0 tokens/s", "cost 0.00"):
+        assert number in text
+
+
 def test_work_in_progress_has_a_neutral_colour() -> None:
     """Red is for failures only."""
     state = begun("a")

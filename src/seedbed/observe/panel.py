@@ -162,10 +162,13 @@ def _aligned(rows: Sequence[Sequence[Text]], width: int) -> list[Text]:
     columns = max(map(len, rows), default=0)
     cells = [[*row, *(Text() for _ in range(columns - len(row)))] for row in rows]
     widths = [max(row[at].cell_len for row in cells) for at in range(columns)]
-    while len(widths) > 2 and _total(widths) + 10 > width:
+    if widths:
+        # Names give way to numbers, and the last numbers to the first.
+        widths[0] = min(widths[0], max(8, width // 4))
+    while len(widths) > 2 and _total(widths) > width:
         widths.pop()
     if widths:
-        widths[0] = min(widths[0], max(8, width // 4), max(1, width - _total([0, *widths[1:]])))
+        widths[0] = max(1, min(widths[0], width - _total([0, *widths[1:]]) - len(_GAP)))
     lines = []
     for name, *others in cells:
         line = Text("  ", no_wrap=True, overflow="ellipsis")
