@@ -28,7 +28,8 @@ _NAMES_BY_MODULE = {
     "engine.tasks": "Processor",
     "engine.source": "load_recipe",
     "errors": (
-        "BadOutput BudgetExceeded BuildError BuildStopped CellError CellTimeout ConfigError DatasetGenerationError "
+        "AllRowsDropped BadOutput BudgetExceeded BuildError BuildStopped CellError CellTimeout ConfigError "
+        "DatasetGenerationError "
         "DeadlineExceeded EarlyShutdown Interrupted ManifestError OutputDirectoryError PartError Permanent "
         "ProcessorFailed QuotaExhausted RateLimited Retryable SchemaConflict SeedbedError StoreError ThreadsStuck "
         "WorkerCrashed"

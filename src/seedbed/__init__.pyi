@@ -16,6 +16,7 @@ from .engine.config import RunConfig
 from .engine.source import load_recipe
 from .engine.tasks import Processor
 from .errors import (
+    AllRowsDropped,
     BadOutput,
     BudgetExceeded,
     BuildError,
@@ -54,6 +55,7 @@ from .store.dataset import Dataset
 
 __all__ = [
     "UUID",
+    "AllRowsDropped",
     "Anthropic",
     "BadOutput",
     "Bernoulli",

@@ -6,11 +6,12 @@
     ├── DatasetGenerationError, ConfigError (also a ValueError)
     ├── CellError
     │   ├── RateLimited
-    │   ├── Retryable: CellTimeout
+    │   ├── Retryable: CellTimeout, Unreachable
     │   └── Permanent: ModelMisconfigured, BadOutput, WorkerCrashed
     ├── BuildError
-    │   ├── BuildStopped: EarlyShutdown, DeadlineExceeded, QuotaExhausted, BudgetExceeded, ThreadsStuck, Interrupted
-    │   └── Stalled, ProcessorFailed
+    │   ├── BuildStopped: EarlyShutdown, DeadlineExceeded, QuotaExhausted, BudgetExceeded, ThreadsStuck, Interrupted,
+    │   │                 ModelCheckFailed
+    │   └── Stalled, ProcessorFailed, AllRowsDropped
     ├── PlanError: InvalidPlan, InvalidRequest, Overloaded, RequestDeadlineExceeded, NodeTimeout, NodeFailed,
     │              EndpointUnavailable
     └── StoreError: OutputDirectoryError, ManifestError, PartError, SchemaConflict
@@ -83,6 +84,10 @@ class Retryable(CellError):
     """The same call may succeed later: a timeout, a lost connection, a server error."""
 
 
+class Unreachable(Retryable):
+    """No connection to the server could be opened."""
+
+
 class CellTimeout(Retryable):
     """The cell exceeded `cell_timeout` or the timeout of its column."""
 
@@ -152,6 +157,10 @@ class BudgetExceeded(BuildStopped):
     """The next call could exceed `max_cost` or `max_tokens`."""
 
 
+class ModelCheckFailed(BuildStopped):
+    """A model is misconfigured or cannot be reached, which a small call showed before the build began."""
+
+
 class ThreadsStuck(BuildStopped):
     """Threads that exceeded their timeout hold every execution slot, or a stateful generator."""
 
@@ -167,6 +176,13 @@ class Interrupted(BuildStopped):
 
 class ProcessorFailed(BuildError):
     """A post-batch or after-generation processor raised; its input rows are stored."""
+
+
+class AllRowsDropped(BuildError):
+    """Every row failed: the dataset is complete and empty; with `retry_dropped` a resume retries the rows.
+
+    `__cause__` is the exception of the most frequent drop reason.
+    """
 
 
 class PlanError(SeedbedError):

@@ -140,9 +140,10 @@ class Rows:
         drop = self.dropped[row] = Drop(row, step.name, attempts, error)
         return drop
 
-    def skip(self, reason: str) -> None:
+    def skip(self, reason: str) -> str:
         assert self.skipped is None
         self.skipped = reason
+        return reason
 
     def processed(self, name: str, before: int, after: int) -> None:
         self.resized = (*self.resized, (name, max(0, before - after), max(0, after - before)))
@@ -180,6 +181,9 @@ class Journal:
     def failed(self, task: Task, error: str, consequence: Consequence) -> None:
         entry = ("failed", task.step.name, task.row, task.attempt, task.salvage_round, error, consequence)
         self.log.append((self.index, entry))
+
+    def forgiven(self) -> None:
+        self.log.append((self.index, ("forgiven",)))
 
     def rebuilt(self) -> None:
         rows = self.rows

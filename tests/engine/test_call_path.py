@@ -89,8 +89,10 @@ def test_each_call_of_a_cell_has_its_own_time(
             recipe = sb.Recipe(models={"m": model}, columns=[column])
             began = trio.current_time()
             config = sb.RunConfig(salvage_max_rounds=0)
-            dataset = await sb.build_async(recipe, rows=1, out=tmp_path / "out", config=config)
-            (drop,) = dataset.report.dropped
+            with pytest.raises(sb.AllRowsDropped) as caught:
+                await sb.build_async(recipe, rows=1, out=tmp_path / "out", config=config)
+            assert caught.value.report is not None
+            (drop,) = caught.value.report.dropped
             assert re.search(failure, drop.error)
             assert trio.current_time() - began == pytest.approx(seconds, abs=0.5)
 

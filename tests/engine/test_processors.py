@@ -136,11 +136,14 @@ class TestPreBatch:
         assert grown.column("v") == [0, 1, 4, 5]
         assert sorted(column.attempts) == [0, 1, 4, 5]
         assert grown.report.skipped_row_groups == (1,)
+        line = picky.__code__.co_firstlineno + 2
+        reason = f"picky: ValueError: not these (test_processors.py, line {line})"
         assert [(drop.row, drop.kind, drop.error) for drop in grown.report.dropped] == [
-            (2, "skipped", "picky: ValueError: not these"),
-            (3, "skipped", "picky: ValueError: not these"),
+            (2, "skipped", reason),
+            (3, "skipped", reason),
         ]
-        assert [(event.row_group, event.error) for event in told] == [(1, "picky: ValueError: not these")]
+        assert [(event.row_group, event.error) for event in told] == [(1, reason)]
+        assert list(grown.report.tracebacks) == list(grown.report.drops_by_reason)
 
     @pytest.mark.parametrize(
         ("apply", "reason"),
@@ -313,7 +316,8 @@ class TestPostBatch:
                 config=config(buffer_size=2, max_concurrent_row_groups=1, engine=engine),
                 processors=[post(picky)],
             )
-        assert str(raised.value) == ("post-batch processor 'picky' failed (row_group=1): KeyError: 'column of dreams'")
+        failed = "post-batch processor 'picky' failed (row_group=1): KeyError: 'column of dreams' (test_processors.py, "
+        assert str(raised.value).startswith(failed)
         assert isinstance(raised.value.__cause__, KeyError)
         report = raised.value.report
         assert report is not None

@@ -128,7 +128,7 @@ def test_many_latencies_are_sampled() -> None:
         report = sb.preview(recipe(), rows=5_000, config=sb.RunConfig(trace=True)).report
     profiles = measure(traces_frame(report.traces), report.usage)
     assert 2_000 <= len(profiles["question"].latency["choice"]) < 4_000
-    assert report.rows == 5_000
+    assert report.requested == 5_000
 
 
 def test_a_probe_makes_real_calls_and_reports_its_usage() -> None:

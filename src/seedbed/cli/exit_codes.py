@@ -22,7 +22,7 @@ class ExitCode(enum.IntEnum):
     THREADS_STUCK = 8, "stopped early: threads that exceeded their timeout blocked all others"
     PROCESSOR = 9, "a processor failed; its input rows are stored"
     STOPPED = 10, "stopped early for another reason"
-    MODEL = 11, "`models check`: a model did not answer"
+    MODEL = 11, "a model did not answer: before the build began, where nothing was written, or in `models check`"
     OVERLOADED = 12, "`plan`: OVERLOADED, the queue is full or the request could not finish in time"
     REQUEST_DEADLINE = 13, "`plan`: DEADLINE_EXCEEDED, the request's deadline passed"
     NODE_TIMEOUT = 14, "`plan`: NODE_TIMEOUT, a node exceeded its timeout"
@@ -44,6 +44,8 @@ class ExitCode(enum.IntEnum):
 _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.Interrupted, ExitCode.INTERRUPTED),
     (errors.EarlyShutdown, ExitCode.TOO_MANY_ERRORS),
+    (errors.ModelCheckFailed, ExitCode.MODEL),
+    (errors.AllRowsDropped, ExitCode.TOO_MANY_ERRORS),
     (errors.DeadlineExceeded, ExitCode.DEADLINE),
     (errors.QuotaExhausted, ExitCode.QUOTA),
     (errors.BudgetExceeded, ExitCode.BUDGET),

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..observe.log import missing_rows_logger
 from ..observe.panel import PipeConsole
 
 if TYPE_CHECKING:
@@ -162,6 +163,12 @@ def print_drops(drops_by_reason: Mapping[str, int], *, most: int = 10) -> None:
         print_line(f"  … and {len(drops_by_reason) - most} other reasons")
 
 
+def print_tracebacks(report: BuildReport) -> None:
+    """Show where the user's own code raised, once for each drop reason, on standard error."""
+    for text in report.tracebacks.values():
+        sys.stderr.write(text)
+
+
 class _StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`: the panel replaces it to print log lines above itself."""
 
@@ -179,4 +186,5 @@ def log_to_stderr(*, verbose: bool) -> None:
     if not logger.handlers:
         handler = _StderrHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.addFilter(lambda record: record.name != missing_rows_logger.name)  # the command prints these itself
         logger.addHandler(handler)

@@ -34,6 +34,7 @@ def run(
     resume: Flag = False,
     overwrite: Flag = False,
     accept_changes: Flag = False,
+    no_model_check: Flag = False,
     changes: RecipeChanges = RecipeChanges(),
     options: RunOptions = RunOptions(),
     watching: Watching = Watching(),
@@ -53,6 +54,8 @@ def run(
         Replace the dataset in the directory if there is one; on a terminal, asks first.
     accept_changes
         With --resume: resume although the code of functions or the rows of seed files changed; existing rows stay.
+    no_model_check
+        Do not check each model with one small call before the build begins.
 
     """
     from ..engine import api
@@ -63,6 +66,7 @@ def run(
     if overwrite and not _may_overwrite(out):
         return ExitCode.BAD_INPUT
     modes: Any = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
+    modes["check_models"] = not no_model_check
     return _run_watched(
         partial(api.build, given, rows=rows, out=out, config=config, **modes),
         given,
@@ -80,6 +84,7 @@ def resume(
     rows: Rows | None = None,
     retry_dropped: Flag = False,
     accept_changes: Flag = False,
+    no_model_check: Flag = False,
     permissions: Permissions = Permissions(),
     options: RunOptions = RunOptions(),
     watching: Watching = Watching(),
@@ -100,6 +105,8 @@ def resume(
         Retry the rows that were dropped because a cell failed; only their missing cells are generated.
     accept_changes
         Resume although the code of functions or the rows of seed files changed; existing rows stay.
+    no_model_check
+        Do not check each model with one small call before the build begins.
 
     """
     from ..engine import api
@@ -109,6 +116,7 @@ def resume(
     grants = permissions.grants()
     recipe = stored_recipe(directory, grants)
     changes: Any = {"rows": rows, "retry_dropped": retry_dropped, "accept_changes": accept_changes}
+    changes["check_models"] = not no_model_check
     return _run_watched(
         partial(api.resume, directory, recipe, config=make_config(recipe, options, watching), **changes),
         recipe,
@@ -174,6 +182,8 @@ def preview(
         generated = [attrs.asdict(row) for row in shown.rows]
         output.print_json({"records": records, "rows": generated, **output.report_data(shown.report)})
     else:
+        if machine.debug:
+            output.print_tracebacks(shown.report)
         if records and set(records[0]) != set(shown.rows[0].values):
             output.print_line("after the processors:", style="bold")
             output.print_records(records)
@@ -219,8 +229,9 @@ def _run_watched(
 
     `resume` is the command line that resumes the build if it stops early.
     """
-    from ..errors import BuildStopped, ProcessorFailed, StoreError
+    from ..errors import AllRowsDropped, BuildStopped, ProcessorFailed, StoreError
     from ..observe.log import LogReader
+    from ..store.dataset import Dataset
     from ..store.manifest import is_dataset
     from . import output
     from .recipes import announce_contacts
@@ -229,20 +240,35 @@ def _run_watched(
     output.log_to_stderr(verbose=watching.verbose)
     try:
         dataset = build(readers=[LogReader()], progress=watching.progress)
+    except AllRowsDropped as error:  # a result like others, with its own status
+        dataset = Dataset.open(out)
+        dataset.report = error.report
     except Exception as error:
         _save_traces(getattr(error, "report", None), out, watching)
         # A plain StoreError is a disk that failed; its subclasses are about the directory, which cannot be resumed.
         is_resumable = isinstance(error, BuildStopped | ProcessorFailed) or type(error) is StoreError
         if is_resumable and is_dataset(out):
-            error.add_note(f"to resume: {resume}")
+            error.add_note(f"to resume: {_with_retries(resume, error)}")
         raise
     report = dataset.report
+    if machine.debug:
+        output.print_tracebacks(report)
     _save_traces(report, out, watching)
     if machine.json:
         output.print_json({"path": str(out), **output.report_data(report)})
     else:
         _print_result(dataset, report, watching)
     return _final_code(report, resume)
+
+
+def _with_retries(resume: str, error: Exception) -> str:
+    """The command that resumes; after too many errors it also retries rows that were dropped because of them."""
+    from ..errors import EarlyShutdown
+
+    report = error.report if isinstance(error, EarlyShutdown) else None
+    if report is None or not any(drop.kind in RETRIED for drop in report.dropped):
+        return resume
+    return resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
 
 
 def _save_traces(report: BuildReport | None, out: Path, watching: Watching) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import logging
 import os
 import signal
@@ -18,10 +19,10 @@ import polars as pl
 import trio
 
 from ..columns.spec import Grants
-from ..errors import Interrupted, SeedbedError
+from ..errors import AllRowsDropped, Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
-from ..observe.log import BlockingWatch
+from ..observe.log import BlockingWatch, warn_of_missing_rows
 from ..observe.preview import PreviewReader, PreviewRow
 from ..observe.show import open_display
 from ..recipe.recipe import Recipe
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
     from ..columns.base import Column
-    from ..observe.report import BuildReport
+    from ..observe.report import BuildReport, Usage
     from ..observe.show import Progress
     from ..runtime.throttle import KeyLimits, ThrottleManager
     from .run import Run
@@ -60,8 +61,12 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 class Build:
     """A running build. Iterate over it for row groups as they finish, or `wait` for all of it."""
 
-    def __init__(self, plan: BuildPlan, emitter: Events, throttles: ThrottleManager | None) -> None:
+    def __init__(
+        self, plan: BuildPlan, emitter: Events, throttles: ThrottleManager | None, *, checks_models: bool = False
+    ) -> None:
         self._plan = plan
+        self._checks_models = checks_models
+        self._check_scope = trio.CancelScope()
         self._events = emitter
         self._throttles = throttles
         self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.layout.count or 1)
@@ -121,6 +126,7 @@ class Build:
             return
         if self._run is None:
             self._stop_early = True
+            self._check_scope.cancel(reason="the build was stopped")
         elif self._run.stopping is None:
             self._run.stop(Interrupted("the build was stopped; complete row groups are preserved"))
         else:
@@ -131,6 +137,32 @@ class Build:
         if self._stop_early:
             self.stop()
 
+    async def _check_models(self) -> list[tuple[str, Usage]]:
+        """Call each model once, if that was asked for and there is something to generate."""
+        plan = self._plan
+        if not self._checks_models or plan.source.check_models is None or plan.finished_rows >= plan.rows:
+            return []
+        with self._check_scope:
+            return await plan.source.check_models()
+        return []
+
+    def _finished_dataset(self) -> Dataset:
+        """The dataset of a build that has ended; raises `AllRowsDropped` if failures left nothing of it."""
+        report = self.report
+        before_columns = {step.name for step in self._plan.pre_batch}
+        is_filtered = any(removed for name, removed, _ in report.resized if name not in before_columns)
+        if report.written or is_filtered or not report.dropped:
+            warn_of_missing_rows(report)
+            return self.dataset
+        assert self._run is not None  # it has just ended
+        error = AllRowsDropped(
+            f"all {len(report.dropped):,} rows were dropped: {report.dropped_because}; "
+            "once the cause is fixed, resume with retry_dropped=True"
+        )
+        error.report = report
+        error.__cause__ = self._run.ledger.causes.get(next(iter(report.drops_by_reason)))
+        raise error
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             self._failure_seen = True
@@ -139,10 +171,11 @@ class Build:
     async def _main(self) -> None:
         """Run the build to its end; raises nothing but a cancellation."""
         try:
-            if self._plan.out is not None:
-                self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
             watched = self._plan.source.watched  # warn about async functions that block the event loop
             async with self._plan.source.resources():
+                checked = await self._check_models()  # before anything is written
+                if self._plan.out is not None:
+                    self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
                 with BlockingWatch(watched) if watched else nullcontext():
                     self._report = await run_build(
                         self._plan,
@@ -151,6 +184,7 @@ class Build:
                         deliver=self._send.send_nowait,
                         throttles=self._throttles,
                         on_start=self._started,
+                        checked=checked,
                     )
         except Exception as failure:  # noqa: BLE001  it is raised where the build is waited for
             self._failure = failure
@@ -194,6 +228,9 @@ class BuildOptions(PreviewOptions, total=False):
     """Also retry rows that were dropped because of a failure."""
     accept_changes: bool
     """Resume although the code of functions or the rows of seed files changed."""
+    check_models: bool
+    """Send one small call to each chat and embedding model behind HTTP before anything is written, and raise
+    `ModelCheckFailed` for those that are misconfigured or cannot be reached; the command does so by default."""
 
 
 @anywhere_context
@@ -239,7 +276,7 @@ async def open_build(
     readers = [*options.get("readers", ())]
     if display is not None:
         readers.append(display)
-    build = Build(plan, Events(readers), throttles)
+    build = Build(plan, Events(readers), throttles, checks_models=options.get("check_models", False))
     try:
         async with open_hidden_nursery("the block of open_build was left") as nursery:
             nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
@@ -267,7 +304,7 @@ async def build_async(
     """
     async with open_build(recipe, rows=rows, out=out, throttles=throttles, **options) as running:
         await running.wait()
-        return running.dataset
+        return running._finished_dataset()  # noqa: SLF001
 
 
 def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
@@ -285,7 +322,7 @@ def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: 
         async with open_build(recipe, rows=rows, out=out, **options) as running:
             watch(running)
             await running.wait()
-            return running.dataset
+            return running._finished_dataset()  # noqa: SLF001
 
     return _run_sync(main)
 
@@ -316,23 +353,31 @@ def resume(
     return build(recipe, rows=header.rows if rows is None else rows, out=path, **options)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class Preview:
     """A few rows, in memory."""
 
     frame: pl.DataFrame = attrs.field(eq=False)
     """The rows."""
-    report: BuildReport = attrs.field(eq=False, repr=False)
+    report: BuildReport = attrs.field(eq=False)
     """The report."""
     rows: tuple[PreviewRow, ...] = attrs.field(default=(), eq=False, repr=False)
     """All rows as they were generated, also those that were dropped or removed, with the reason, and their prompts."""
+
+    def __repr__(self) -> str:
+        return f"<Preview: {self._summary()}>\n{self.frame}"
+
+    def _summary(self) -> str:
+        report = self.report
+        return f"{report.counts} ({report.dropped_because})" if report.dropped else report.counts
 
     def to_polars(self) -> pl.DataFrame:
         """The rows."""
         return self.frame
 
     def _repr_html_(self) -> str:
-        return self.frame._repr_html_()
+        missing = f"<p>{html.escape(self._summary())}</p>" if self.report.dropped or self.report.resized else ""
+        return self.frame._repr_html_() + missing
 
 
 def preview(
@@ -372,6 +417,7 @@ def preview(
                 frame, resized = await finish_in_thread(partial(process_all, [processor], before.lazy(), before.height))
                 report = attrs.evolve(report, written=frame.height, resized=(*report.resized, *resized))
                 reader.processed(processor.label, before, frame)
+            warn_of_missing_rows(report)
             return Preview(frame=frame, report=report, rows=reader.rows)
 
     return _run_sync(main)

@@ -19,7 +19,9 @@ from ..errors import (
     Retryable,
     SeedbedError,
     ThreadsStuck,
+    Unreachable,
 )
+from ..observe.tracebacks import code_place
 from ..runtime.asyncio import looks_like_asyncio
 from ..runtime.policy import backoff_base, backoff_delay, parse_retry_after
 from ..runtime.tasks import leaves
@@ -63,12 +65,14 @@ def _weight(error: Exception) -> int:
 
 
 def error_text(error: BaseException) -> str:
-    """One line for reports: the class, unless it is one of ours, and the message."""
+    """One line for reports: the class, unless it is one of ours, the message, and where a user's code raised it."""
     # Without lone surrogates, which neither the journal nor a terminal can hold.
     message = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split())
-    if type(error) in (Permanent, Retryable, ModelMisconfigured) and message:
+    if type(error) in (Permanent, Retryable, Unreachable, ModelMisconfigured) and message:
         return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    place = code_place(error)
+    return f"{text} ({place})" if place else text
 
 
 def locate(error: Exception, row_group: int, task: Task | None = None, row: int | None = None) -> None:

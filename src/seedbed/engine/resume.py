@@ -17,7 +17,7 @@ import attrs
 from ..errors import StoreError
 from ..graph import GROUP, Kind
 from ..store import codec
-from ..store.entries import Answer, Failed, Finished, FinishedRows, GeneratorCall, KeptRows, Purpose, Rebuilt
+from ..store.entries import Answer, Failed, Finished, FinishedRows, Forgiven, GeneratorCall, KeptRows, Purpose, Rebuilt
 from ..store.journal import Recovered
 from ..store.values import values_of
 from .row_group import Consequence
@@ -186,7 +186,7 @@ def restore_entries(group: RowGroup, rows: Rows, steps: Sequence[Step], entries:
 
 def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
     cells: Counter[str] = Counter()
-    for entry in entries:
+    for entry in _without_forgiven(list(entries), steps):
         if type(entry) is Finished:  # nearly all of them, and there may be a million
             step = steps.get(entry.column)
             if step is not None and group.restore_finished(step, entry.row, entry.value, entry.cost):
@@ -216,6 +216,18 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                 group.restore_rows(steps[column], entry.rows, entry.columns)
                 cells[column] += len(entry.rows)
     return cells
+
+
+def _without_forgiven(entries: list[Entry], steps: Mapping[str, Step]) -> list[Entry]:
+    """The entries without failures that do not count any more; those of stateful generators are calls, too."""
+    last = next((at for at in reversed(range(len(entries))) if type(entries[at]) is Forgiven), None)
+    if last is None:
+        return entries
+    return [
+        entry
+        for at, entry in enumerate(entries)
+        if at >= last or not isinstance(entry, Failed) or entry.column not in steps or steps[entry.column].instance
+    ]
 
 
 @attrs.frozen(kw_only=True)

@@ -56,7 +56,7 @@ class Rows(Protocol):
     def write_cell(self, step: Step, row: int, value: Any) -> None: ...
     def write_value(self, name: str, row: int, value: Any) -> None: ...
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop: ...
-    def skip(self, reason: str) -> None: ...
+    def skip(self, reason: str) -> str: ...
     def row(self, row: int) -> tuple[int, dict[str, Any]]: ...
     def processed(self, name: str, before: Any, after: Any) -> None: ...
     def rebuild(self) -> int: ...
@@ -68,6 +68,7 @@ class GroupJournal(Protocol):
     def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None: ...
     def failed(self, task: Task, error: str, consequence: Consequence) -> None: ...
     def rebuilt(self) -> None: ...
+    def forgiven(self) -> None: ...
 
 
 class Consequence(enum.Enum):
@@ -143,6 +144,7 @@ class RowGroup:
         self._spent: dict[int, list[tuple[str, int, int, float]]] = {}
         # Calls of stateful generators, in order: the step, its row, and the rows that a whole column was for.
         self.calls: list[tuple[Step, int, Sequence[int]]] = []
+        self._has_failures = False  # attempts failed in this run
         # What the pre-batch processors removed and added, None until they have run.
         self.resized: Resized | None = None if barrier else rows.resized
 
@@ -286,7 +288,8 @@ class RowGroup:
 
     # Outcomes.
 
-    def apply(self, outcome: Outcome) -> None:
+    def apply(self, outcome: Outcome, *, stopping: bool = False) -> None:
+        """Take in how an attempt ended; what fails while the run stops, maybe because of that, stays unfinished."""
         task, status = outcome.task, outcome.status
         step, ledger = task.step, self._shared.ledger
         if status is Status.RATE_LIMITED:
@@ -305,7 +308,21 @@ class RowGroup:
                 self._processor_failed(outcome)
                 return
             ledger.waste(step.name, *outcome.work)
-            self._failed(outcome)
+            if stopping and step.instance is None and self.is_wanted(task):
+                task.state = State.DEFERRED
+            else:
+                self._failed(outcome)
+
+    def forgive(self) -> None:
+        """The run stops because too much failed: failures so far do not count in the run that resumes this one.
+
+        Not if a stateful generator has passed them over: its later calls depend on that.
+        """
+        steps = self._shared.steps
+        if self._journal is None or any(step.instance and step.kind is not Kind.FROM_SCRATCH for step in steps):
+            return
+        if self._has_failures:
+            self._journal.forgiven()
 
     def record(self, outcome: Outcome) -> None:
         """Journal an outcome that arrived when the run had ended: it is paid for."""
@@ -407,11 +424,13 @@ class RowGroup:
         consequence = Consequence.DROPPED
         if outcome.status is Status.RETRYABLE and self._defer(task, outcome.finished):
             consequence = Consequence.RETRY_WITH_ANSWERS if outcome.keeps_answers else Consequence.RETRY
+        self._has_failures = True
         if self._journal is not None:
             if task.step.instance is not None:
                 self.note_call(task.step, task.row)
             self._journal.failed(task, error, consequence)
         if consequence is Consequence.DROPPED:
+            self._shared.ledger.note_cause(f"{task.step.name}: {error}", outcome.error)
             self._fail(task, error)
 
     def _defer(self, task: Task, now: float) -> bool:
@@ -627,5 +646,6 @@ class RowGroup:
             ) from error
         self._processors = []
         reason = f"{step.name}: {error_text(error)}"
-        self.rows.skip(reason)
+        drop_reason = self.rows.skip(reason)
+        self._shared.ledger.note_cause(drop_reason, error)
         self._shared.notify.emit(events.RowGroupSkipped, row_group=self.index, error=reason)

@@ -107,8 +107,8 @@ class Rows:
         source, copy = self.identity(row)
         return Drop(row=source, copy=copy, kind="failed", column=column, attempts=attempts, error=error)
 
-    def skip(self, reason: str) -> None:
-        """Drop every row: a pre-batch processor failed."""
+    def skip(self, reason: str) -> str:
+        """Drop every row because a pre-batch processor failed; returns the drop reason as reports group it."""
         self.skipped = reason
         self.resized = ()
         self.drops = [drop for drop in self.drops if drop.kind == "failed"]
@@ -118,6 +118,7 @@ class Rows:
             for row in self.source
             if (row, 0) not in gone
         ]
+        return f"{PRE_BATCH_COLUMN}: {reason}"
 
     def finished(self, live: Sequence[int]) -> pl.DataFrame | dict[str, list[Any]]:
         """The rows to be written, as the store takes them."""

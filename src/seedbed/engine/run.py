@@ -35,9 +35,9 @@ from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Sta
 from .worker import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ..observe.report import BuildReport
+    from ..observe.report import BuildReport, Usage
     from ..runtime.threads import Processes
     from ..runtime.throttle import Throttle
     from .checkpoint import FinishedGroup
@@ -54,10 +54,11 @@ async def run_build(
     deliver: Callable[[FinishedGroup], None],
     throttles: ThrottleManager | None = None,
     on_start: Callable[[Run], None],
+    checked: Sequence[tuple[str, Usage]] = (),
 ) -> BuildReport:
     """Run a whole build; raises the error that stopped it, with the report. Checkpoints remain on disk.
 
-    Each finished row group is given to `deliver`.
+    Each finished row group is given to `deliver`. `checked` is the usage of the models' check before the build.
     """
     config = plan.config
     timers = Timers()
@@ -75,6 +76,9 @@ async def run_build(
         run = Run(
             plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store, deliver=deliver
         )
+        run.ledger.spend("", checked)
+        for _, usage in checked:
+            run.services.shared.budget.take_over("", usage)
         on_start(run)
         notify = run.services.notify
         notify.emit(

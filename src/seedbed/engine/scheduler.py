@@ -184,7 +184,7 @@ class Scheduler:
         status = outcome.status
         if status is not Status.RATE_LIMITED and status is not Status.CANCELLED and task.step.node >= 0:
             self._count_outcome(group, outcome)
-        group.apply(outcome)
+        group.apply(outcome, stopping=self.stopping is not None)
 
     def _notify_finished(self, outcome: Outcome) -> None:
         error, usage = outcome.error, outcome.usage
@@ -264,6 +264,9 @@ class Scheduler:
         if self.stopping is not None:
             return
         self.stopping = reason
+        if isinstance(reason, EarlyShutdown):
+            for group in self.groups.values():
+                group.forgive()
         self._cancel_at = self._now() + self._shared.config.grace
         self._shared.notify.emit(events.StopRequested, reason=str(reason))
         self._touched.update(self.groups.values())
@@ -544,12 +547,12 @@ class Scheduler:
             exceeded = self.window.record(error=error, in_flight=self._submitted)
             full, option = self.window if exceeded else None, "shutdown_error_rate"
         if full is not None:
-            self.stop(
-                EarlyShutdown(
-                    f"{full.errors} of the last {len(full)} attempts failed, more than {option}={full.threshold:g}; "
-                    f"the last one: column {outcome.task.step.name!r}: {outcome.error}"
-                )
+            stopped = EarlyShutdown(
+                f"{full.errors} of the last {len(full)} attempts failed, more than {option}={full.threshold:g}; "
+                f"the last one: column {outcome.task.step.name!r}: {outcome.error}"
             )
+            stopped.__cause__ = outcome.error
+            self.stop(stopped)
 
     def _next_instant(self) -> float:
         return min(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,16 +20,18 @@ from ..store.files import PRIVATE, read_file, write_file
 from ..store.manifest import read as read_manifest
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
+from .model_check import check_models
 from .tasks import Processor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from ..columns.base import Column
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
+    from ..observe.report import Usage
 
 RECIPE_NAME = f"{PRIVATE}/recipe.yaml"
 DOMAINS = ("chat", "embedding", "image")
@@ -55,6 +58,8 @@ class Source:
     watched: frozenset[str] = frozenset()
     # By throttle key: the aliases of the models that share it.
     model_names: Mapping[str, str] = attrs.field(factory=dict)
+    # Calls each model once, as `check_models` says; its resources must be open.
+    check_models: Callable[[], Awaitable[list[tuple[str, Usage]]]] | None = None
     recipe: Recipe | None = None
 
 
@@ -138,6 +143,8 @@ def make_source(
                 clients.clear()
                 connections.clear()
 
+    # What a function of the user's calls is not known.
+    called = {column.key for spec, column in zip(recipe.columns, columns, strict=True) if not isinstance(spec, Custom)}
     own = (make_processor(spec, environment) for spec in recipe.processors)
     domains = [(spec, domain) for spec in used.values() for domain in DOMAINS]
     return Source(
@@ -160,6 +167,7 @@ def make_source(
             if isinstance(spec, Custom) and column.call is not None and column.call.is_async
         ),
         model_names=_model_names(recipe.models),
+        check_models=partial(check_models, used, clients, called),
         recipe=recipe,
     )
 

@@ -13,7 +13,7 @@ import trio
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from ..store import codec
-from ..store.entries import Answer, Failed, Finished, Purpose, cells_in
+from ..store.entries import Answer, Failed, Finished, Forgiven, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.replace import remove_dataset
@@ -355,6 +355,9 @@ class GroupEntries:
 
     def rebuilt(self) -> None:
         self._recorder.add(self._key, self._rows.rebuilt_as())
+
+    def forgiven(self) -> None:
+        self._recorder.add(self._key, Forgiven())
 
     def _add(self, task: Task, entry: Finished | Failed) -> None:
         """Add an entry, with the state of the stateful generator after it if that can be read."""

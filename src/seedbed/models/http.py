@@ -22,7 +22,7 @@ import attrs
 import httptools
 import trio
 
-from ..errors import ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable
+from ..errors import ConfigError, ModelMisconfigured, Permanent, RateLimited, Retryable, Unreachable
 from ..runtime.sockets import open_wire
 from .urls import proxy_for, split_url
 
@@ -186,7 +186,7 @@ class _Pool:
         except OSError as error:
             if _first_cause(error).errno in {errno.EMFILE, errno.ENFILE}:
                 raise self._too_many_files() from error
-            raise Retryable(f"no connection to {self.name}: {_reason(error)}") from error
+            raise Unreachable(f"no connection to {self.name}: {_reason(error)}") from error
         finally:
             _Pool._opening -= 1
         self._opened += 1

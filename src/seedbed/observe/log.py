@@ -20,11 +20,16 @@ from . import events
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .report import BuildReport
+
 logger = logging.getLogger("seedbed")
+
+# What `build` and `preview` warn of once they are done; the command shows the same in its own form.
+missing_rows_logger = logging.getLogger("seedbed.missing_rows")
 
 BLOCKING = 0.1
 """Seconds in one step of a task that are worth a warning."""
-_DROPS_EACH = 3
+_DROPS_EACH = 1
 
 # The level and text of each kind of event that has one line of its own.
 _LINES: dict[type[events.Event], tuple[int, str]] = {
@@ -32,7 +37,8 @@ _LINES: dict[type[events.Event], tuple[int, str]] = {
     events.RowGroupSkipped: (logging.WARNING, "row group skipped: {error} (row_group={row_group})"),
     events.SalvageStarted: (logging.INFO, "salvage round {round}: {cells} cells (row_group={row_group})"),
     events.SchemaConflictFound: (logging.WARNING, "{message} (row_group={row_group})"),
-    events.StopRequested: (logging.WARNING, "stopping: {reason}"),
+    # The error that ends the run says the same.
+    events.StopRequested: (logging.INFO, "stopping: {reason}"),
     events.DamageFound: (logging.WARNING, "{message}"),
     events.UnjournaledColumn: (
         logging.WARNING,
@@ -48,7 +54,7 @@ _LINES: dict[type[events.Event], tuple[int, str]] = {
 class LogReader:
     """Logs drops, skips, conflicts, damage and stops as warnings, salvage rounds and checkpoints as info.
 
-    Of rows dropped by one column for one reason in one row group, the first three are logged and the rest counted when
+    Of rows dropped by one column for one reason in one row group, the first is logged and the rest counted when
     the row group ends: a server that is down must not fill a disk with lines.
     """
 
@@ -82,6 +88,18 @@ class LogReader:
         for (column, error), count in self._drops.pop(row_group, {}).items():
             if (more := count - _DROPS_EACH) > 0:
                 logger.warning("%d more rows dropped: %s (column=%s, row_group=%d)", more, error, column, row_group)
+
+
+def warn_of_missing_rows(report: BuildReport) -> None:
+    """Warn of dropped rows, with their reasons and the tracebacks of the user's code, and of a dataset without rows."""
+    log = missing_rows_logger
+    if report.dropped:
+        traced = "".join(
+            f"\n{report.tracebacks[reason]}" for reason in report.drops_by_reason if reason in report.tracebacks
+        )
+        log.warning("%d rows were dropped: %s%s", len(report.dropped), report.dropped_because, traced.rstrip())
+    if report.removed and not report.written:
+        log.warning("no row is left: %s", report.counts)
 
 
 class BlockingWatch(trio.abc.Instrument):

@@ -14,6 +14,8 @@ import attrs
 import msgspec
 import polars as pl
 
+from .tracebacks import user_traceback
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
@@ -56,6 +58,13 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> str:
         """Column and error, as reports group them."""
         return f"{self.column}: {self.error}"
+
+
+def drop_reasons(by_reason: Mapping[str, int], *, most: int = 3) -> str:
+    """The most frequent reasons on one line, each with its number of rows."""
+    parts = [f"{count:,} × {reason}" for reason, count in list(by_reason.items())[:most]]
+    more = len(by_reason) - most
+    return "; ".join([*parts, *([f"and {more:,} other reason{'s' * (more > 1)}"] if more > 0 else [])])
 
 
 @attrs.frozen(kw_only=True)
@@ -103,8 +112,8 @@ class BuildReport:
 
     The counts add up: candidates + added = written + removed + dropped + unfinished. A report that was read from a
     directory (`Dataset.open(...).report`) has the counts, drops, usage and conflicts; what only a run itself knows
-    (attempts, errors, wasted work, threads, throttles, seconds, durable and restored cells, damage, traces) is empty or
-    zero there.
+    (attempts, errors, wasted work, threads, throttles, seconds, durable and restored cells, damage, tracebacks, traces)
+    is empty or zero there.
     """
 
     requested: int
@@ -147,6 +156,8 @@ class BuildReport:
     """How many of them were restored from the journal of earlier runs."""
     damage: tuple[str, ...] = ()
     """Damage found in the resumed directory, whose values were generated again."""
+    tracebacks: Mapping[str, str] = attrs.field(factory=dict)
+    """By drop reason, the traceback of the first failure in code of the user's."""
     traces: tuple[TaskTrace, ...] = ()
     """The traces of its tasks, with the option `trace`."""
 
@@ -181,6 +192,11 @@ class BuildReport:
         """The number of dropped rows by reason, most frequent first."""
         return dict(Counter(drop.reason for drop in self.dropped).most_common())
 
+    @property
+    def dropped_because(self) -> str:
+        """The most frequent drop reasons on one line: "2 × v: ValueError: no (mine.py, line 12)"."""
+        return drop_reasons(self.drops_by_reason)
+
     def __str__(self) -> str:
         parts = [self.counts]
         if self.running_threads:
@@ -189,6 +205,10 @@ class BuildReport:
         if self.seconds:
             parts.append(f"{self.seconds:.1f} s")
         return ", ".join(parts)
+
+
+# Exceptions that a ledger remembers: each has its own frames, with whatever these refer to.
+_MAX_CAUSES = 20
 
 
 class Ledger:
@@ -203,6 +223,7 @@ class Ledger:
         self.dropped: list[Drop] = []
         self.written = 0
         self._resized: dict[str, tuple[int, int]] = {}  # by processor: rows that it removed and added
+        self.causes: dict[str, BaseException] = {}  # by drop reason
         self.skipped: list[int] = []
         self.conflicts: list[str] = []
         self.durable = 0
@@ -212,6 +233,11 @@ class Ledger:
         # By column and model; of earlier runs of this dataset too.
         self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
         self.wasted: defaultdict[str, Wasted] = defaultdict(Wasted)
+
+    def note_cause(self, reason: str, error: BaseException) -> None:
+        """Remember the exception that dropped the first row for this reason."""
+        if len(self.causes) < _MAX_CAUSES:
+            self.causes.setdefault(reason, error)
 
     def resize(self, resized: Resized, *, before: Resized = ()) -> None:
         """Count rows that processors removed and added; `before` is what was counted of them already."""
@@ -276,6 +302,7 @@ class Ledger:
             durable=self.durable,
             restored=self.restored,
             damage=self.damage,
+            tracebacks={reason: text for reason, error in self.causes.items() if (text := user_traceback(error))},
             traces=tuple(self.traces),
         )
 

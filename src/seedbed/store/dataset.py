@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ..errors import PartError, StoreError
-from ..observe.report import TRACE_SCHEMA, Ledger, traces_frame
+from ..observe.report import TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
 from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
@@ -143,7 +144,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
-        drops = f", {len(self.drops)} dropped" if self.drops else ""
+        by_reason = dict(Counter(drop.reason for drop in self.drops).most_common())
+        drops = f", {len(self.drops)} dropped ({drop_reasons(by_reason)})" if by_reason else ""
         names = ", ".join(self.columns)
         return f"<Dataset {str(self.path)!r}: {self.rows} rows{drops}, {state}, columns {names}>"
 

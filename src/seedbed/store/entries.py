@@ -124,7 +124,11 @@ class GeneratorCall(_Entry, frozen=True, kw_only=True, tag=7):
     inputs: dict[str, list[Any]]
 
 
-Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRows | GeneratorCall
+class Forgiven(_Entry, frozen=True, kw_only=True, tag=8):
+    """Failures before this do not count: so much failed that the run stopped, and a resume retries them."""
+
+
+Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRows | GeneratorCall | Forgiven
 
 _ENCODER = msgspec.msgpack.Encoder()
 
