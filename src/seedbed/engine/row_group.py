@@ -18,6 +18,7 @@ from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Kind, Stage
 from ..graph.frontier import Frontier
 from ..observe import events
+from ..observe.tracebacks import user_traceback
 from .failures import Salvage, error_text
 from .stateful import Gate, Instance, always_nodes, stateful_nodes
 from .tasks import Outcome, State, Status, Task
@@ -430,7 +431,7 @@ class RowGroup:
                 self.note_call(task.step, task.row)
             self._journal.failed(task, error, consequence)
         if consequence is Consequence.DROPPED:
-            self._shared.ledger.note_cause(f"{task.step.name}: {error}", outcome.error)
+            self._shared.ledger.note_cause(f"{task.step.name}: {error}", outcome.error, user_traceback)
             self._fail(task, error)
 
     def _defer(self, task: Task, now: float) -> bool:
@@ -647,5 +648,5 @@ class RowGroup:
         self._processors = []
         reason = f"{step.name}: {error_text(error)}"
         drop_reason = self.rows.skip(reason)
-        self._shared.ledger.note_cause(drop_reason, error)
+        self._shared.ledger.note_cause(drop_reason, error, user_traceback)
         self._shared.notify.emit(events.RowGroupSkipped, row_group=self.index, error=reason)

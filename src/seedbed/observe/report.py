@@ -14,10 +14,8 @@ import attrs
 import msgspec
 import polars as pl
 
-from .tracebacks import user_traceback
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -224,6 +222,7 @@ class Ledger:
         self.written = 0
         self._resized: dict[str, tuple[int, int]] = {}  # by processor: rows that it removed and added
         self.causes: dict[str, BaseException] = {}  # by drop reason
+        self.tracebacks: dict[str, str] = {}  # by drop reason
         self.skipped: list[int] = []
         self.conflicts: list[str] = []
         self.durable = 0
@@ -234,10 +233,12 @@ class Ledger:
         self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
         self.wasted: defaultdict[str, Wasted] = defaultdict(Wasted)
 
-    def note_cause(self, reason: str, error: BaseException) -> None:
-        """Remember the exception that dropped the first row for this reason."""
-        if len(self.causes) < _MAX_CAUSES:
-            self.causes.setdefault(reason, error)
+    def note_cause(self, reason: str, error: BaseException, trace: Callable[[BaseException], str]) -> None:
+        """Remember the exception that dropped the first row for this reason, and its `trace`."""
+        if reason not in self.causes and len(self.causes) < _MAX_CAUSES:
+            self.causes[reason] = error
+            if text := trace(error):
+                self.tracebacks[reason] = text
 
     def resize(self, resized: Resized, *, before: Resized = ()) -> None:
         """Count rows that processors removed and added; `before` is what was counted of them already."""
@@ -302,7 +303,7 @@ class Ledger:
             durable=self.durable,
             restored=self.restored,
             damage=self.damage,
-            tracebacks={reason: text for reason, error in self.causes.items() if (text := user_traceback(error))},
+            tracebacks=dict(self.tracebacks),
             traces=tuple(self.traces),
         )
 
