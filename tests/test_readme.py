@@ -100,7 +100,7 @@ def test_trio_is_mentioned_once() -> None:
 def test_the_mistakes_of_the_tutorial_are_found_and_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two mistakes are named with their lines; a filter that removes all rows is corrected without another call."""
+    """Mistakes are named with their lines; a filter that removes all rows is corrected without another call."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(readme.ROOT / "examples" / "quickstart", "my-reviews")
     recipe = tmp_path / "my-reviews" / "reviews.yaml"
@@ -109,9 +109,12 @@ def test_the_mistakes_of_the_tutorial_are_found_and_mended(
     recipe.write_text(wrong, encoding="utf-8")
     assert main(["check", str(recipe)]) == 2
     assert "columns[1]" in capsys.readouterr().out
-    recipe.write_text(sound.replace("a {{ mood }} customer", "a {{ mod }} customer"), encoding="utf-8")
+    wrong = sound.replace("a {{ mood }} customer", "a {{ mod }} customer").replace("check.is_valid", "check.is_vald")
+    recipe.write_text(wrong, encoding="utf-8")
     assert main(["check", str(recipe)]) == 2
-    assert "did you mean 'mood'" in capsys.readouterr().out
+    problems = capsys.readouterr().out
+    assert "did you mean 'mood'" in problems
+    assert "did you mean 'is_valid'" in problems
     filtered = "processors:\n  - {type: filter, expr: quality.relevance + quality.tone >= %s}\n"
     run = ["run", str(recipe), "-n", "20", "-o", "data", "--head", "0"]
     recipe.write_text(sound + filtered % 12, encoding="utf-8")
