@@ -9,7 +9,10 @@ from toys import Toy, load
 from seedbed.columns.custom import Custom
 from seedbed.columns.expression import Expression
 from seedbed.columns.processors import Deduplicate, Filter
+from seedbed.columns.spec import Grants
+from seedbed.engine.config import RunConfig
 from seedbed.errors import ConfigError, DatasetGenerationError
+from seedbed.recipe.file import load_recipe
 from seedbed.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -269,3 +272,37 @@ def test_relative_paths_start_at_the_file_or_its_base(tmp_path: Path) -> None:
     assert loaded(tmp_path, columns).base == tmp_path
     assert loaded(tmp_path, f"base: deeper\n{columns}").base == tmp_path / "deeper"
     assert loaded(tmp_path, f"base: /elsewhere\n{columns}").base.as_posix() == "/elsewhere"
+
+
+def test_problems_of_all_kinds_are_reported_together(tmp_path: Path) -> None:
+    """Wrong types and fields hide neither unknown models nor fields of other columns, filters or run options."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "models:\n  m: {type: scripted}\ncolumns:\n"
+        "  - {name: topic, typ: category, values: [tea]}\n"
+        "  - {name: text, type: llm_text, model: m, prompt: x}\n"
+        "  - {name: score, type: judge, model: m, of: text}\n"
+        "  - {name: n, type: expression, expression: '1'}\n"
+        "  - {name: j, type: llm-judge, model: m, of: topic, scores: {clarity: 1 to 5}, tracee: true}\n"
+        "  - {name: k, type: llm-text, model: mm, prompt: '{{ topic }}'}\n"
+        "  - {name: l, type: llm-text, model: m, prompt: '{{ j.clarty }}'}\n"
+        "processors:\n  - {type: filtr, expr: 'true'}\n"
+        "  - {type: filter, stage: pre_batch, expr: topic > 2, lang: sql}\n"
+        "run: {buffer_sise: 3}\n"
+    )
+    with pytest.raises(DatasetGenerationError) as caught:
+        load_recipe(path, grants=Grants(), run_options=RunConfig)
+    found = [problem.removeprefix(f"{path}:") for problem in caught.value.problems]
+    assert found == [
+        "4: columns[0].typ: unknown field 'typ'; did you mean 'type'?",
+        "5: columns[1].type: unknown column type 'llm_text'; did you mean 'llm-text'?",
+        "6: columns[2].type: unknown column type 'judge'; did you mean 'llm-judge'?",
+        "7: columns[3].expression: unknown field 'expression'; did you mean 'expr'?",
+        "7: columns[3].expr: is missing",
+        "8: columns[4].tracee: unknown field 'tracee'; did you mean 'trace'?",
+        "12: processors[0].type: unknown processor type 'filtr'; did you mean 'filter'?",
+        "13: processors[1].lang: unknown field 'lang'; did you mean 'language'?",
+        "14: run.buffer_sise: unknown field 'buffer_sise'; did you mean 'buffer_size'?",
+        "9: columns[5]: column 'k': model 'mm' is not in models; did you mean 'm'?",
+        "10: columns[6].prompt: column 'l', prompt, line 1: unknown field 'clarty' of 'j'; did you mean 'clarity'?",
+    ]

@@ -5,7 +5,7 @@ The file that is stored with a dataset is written here too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,9 +13,9 @@ import attrs
 
 from ..checks import is_whole
 from ..columns.documents import read_document, yaml_text
-from ..columns.spec import Access, Grants, processor_types, spec_types
+from ..columns.spec import Access, Grants, ProcessorSpec, processor_types, spec_types
 from ..errors import ConfigError, DatasetGenerationError
-from ..graph import nearest
+from ..graph import closest, nearest
 from ..models import MODEL_TYPES, Scripted
 from .recipe import Recipe, plain, recipe_fields
 
@@ -44,6 +44,15 @@ def load_recipe(
     # Absolute, because the recipe is stored with its dataset, in another folder.
     access = Access(folder=path.parent.absolute(), grants=grants)
     return _Reader(read_document(path, content), access).read(run_options)
+
+
+class _Unreadable(ProcessorSpec):
+    """In place of a processor whose fields are invalid: the columns after it are not known."""
+
+    type = "unreadable"
+
+    def columns_after(self, columns: Sequence[str]) -> None:  # noqa: ARG002
+        return None
 
 
 class _Reader:
@@ -75,8 +84,9 @@ class _Reader:
             else:
                 name = fields.get("name") if isinstance(fields, Mapping) else None
                 unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
-        processors = [
-            self._typed(f"processors[{index}]", fields, of_processors, "processor")
+        # A processor that cannot be created keeps its place: others are reported by their position.
+        processors: list[ProcessorSpec] = [
+            self._typed(f"processors[{index}]", fields, of_processors, "processor") or _Unreadable()
             for index, fields in enumerate(self._get("processors", list))
         ]
         run = self._get("run", dict)
@@ -93,7 +103,7 @@ class _Reader:
             columns=columns,
             models=models,
             seed=seed,
-            processors=[each for each in processors if each is not None],
+            processors=processors,
             run=run,
             name=data.get("name"),
             base=self._access.folder / str(data.get("base", "")),
@@ -119,21 +129,24 @@ class _Reader:
         given = {str(name): value for name, value in fields.items()}
         kind = given.pop("type", _DEFAULT_MODEL if what == "model" else None)
         if kind is None:
-            self._problem(path, f"the type of the {what} is missing{nearest('', types)}")
+            written = next((name for name in given if closest(name, ["type"]) is not None), None)
+            if written is None:
+                self._problem(path, f"the type of the {what} is missing{nearest('', types)}")
+            else:
+                self._problem(f"{path}.{written}", f"unknown field {written!r}; did you mean 'type'?")
             return None
         if not isinstance(kind, str) or kind not in types:
-            self._problem(f"{path}.type", f"unknown {what} type {kind!r}{nearest(str(kind), types)}")
+            self._problem(f"{path}.type", f"unknown {what} type {kind!r}{_hint(str(kind), types)}")
             return None
         return self._construct(path, types[kind], given)
 
     def _construct(self, path: str, cls: type, given: Mapping[str, Any]) -> Any:
         """An instance of an attrs class; None, with every problem of its fields reported, if it cannot be created."""
         fields = {each.alias: each for each in attrs.fields(cls) if each.init}
-        before = len(self._problems)
         usable: dict[str, Any] = {}
         for name, value in given.items():
             if name not in fields:
-                self._problem(f"{path}.{name}", f"unknown field {name!r}{nearest(name, fields)}")
+                self._problem(f"{path}.{name}", f"unknown field {name!r}{_hint(name, fields)}")
             elif (problem := _failure(_converter(fields[name]), value)) is None:
                 usable[name] = value
             else:
@@ -148,10 +161,11 @@ class _Reader:
             field = problem.field
             if field not in usable or fields[field].default is attrs.NOTHING:
                 self._problem(f"{path}.{field}" if field in usable else path, str(problem))
-                break
+                return None
             self._problem(f"{path}.{field}", str(problem))
             del usable[field]
-        return None if len(self._problems) > before else cls(**usable)
+        # Without its invalid fields it takes part in the checks of the whole recipe, which is rejected anyway.
+        return cls(**usable)
 
     def _get(self, key: str, kind: type[T]) -> T:
         value = self._document.data.get(key)
@@ -162,6 +176,21 @@ class _Reader:
 
     def _problem(self, path: str, message: str) -> None:
         self._problems.append(f"{self._document.place(path)}{path}: {message}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """As `nearest`, but `judge` also suggests `llm-judge`, and `expression` suggests `expr`."""
+    known = list(known)
+    if closest(name, known) is None and len(name) >= _PART:
+        contained = [each for each in known if name.replace("_", "-") in each]
+        found = contained or [each for each in known if len(each) >= _PART and name.startswith(each)]
+        if len(found) == 1:
+            return f"; did you mean {found[0]!r}?"
+    return nearest(name, known)
+
+
+# The length from which a part of a name is compared.
+_PART = 4
 
 
 def _converter(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
