@@ -85,7 +85,7 @@ class _Reader:
                 name = fields.get("name") if isinstance(fields, Mapping) else None
                 unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
         # A processor that cannot be created keeps its place: others are reported by their position.
-        processors: list[ProcessorSpec] = [
+        processors: list[Any] = [
             self._typed(f"processors[{index}]", fields, of_processors, "processor") or _Unreadable()
             for index, fields in enumerate(self._get("processors", list))
         ]
