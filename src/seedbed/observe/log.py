@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-import attrs
+import msgspec
 import trio
 
 from . import events
@@ -69,7 +69,7 @@ class LogReader:
             self._log_further_drops(event.row_group)
         if type(event) in _LINES:
             level, text = _LINES[type(event)]
-            logger.log(level, "%s", text.format_map(attrs.asdict(event)))
+            logger.log(level, "%s", text.format_map(msgspec.structs.asdict(event)))
 
     def _log_drop(self, event: events.RowDropped) -> None:
         drops, reason = self._drops[event.row_group], (event.column, event.error)
