@@ -39,6 +39,9 @@ class FakeContext:
     def report_usage(self, **used: Any) -> None:
         """Usage is not counted."""
 
+    def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Calls have no readers."""
+
     async def call(
         self,
         send: Callable[[], Awaitable[Any]],

@@ -13,7 +13,7 @@ from seedbed.models import ChatRequest, Message, OpenAICompatible
 from seedbed.testing import serve_openai
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from seedbed.models import ModelClient
     from seedbed.testing import OpenAIServer
@@ -51,6 +51,9 @@ class FakeContext:
 
     def report_usage(self, **usage: Any) -> None:
         self.usage.append(usage)
+
+    def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Calls have no readers."""
 
     async def call(
         self,

@@ -58,6 +58,8 @@ def _run(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except BaseException as error:  # every error becomes a message
+        if isinstance(error.__cause__, BrokenPipeError):  # raised by a reader of events that prints rows
+            raise error.__cause__ from None
         # A panic in Rust code, such as polars, is neither.
         if not isinstance(error, Exception | KeyboardInterrupt) and type(error).__name__ != "PanicException":
             raise
