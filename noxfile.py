@@ -37,9 +37,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types: all of the package, the tools, and the file that uses its public names as a user would."""
+    """Check types: the package, the generators of documentation, and the files that use its public names."""
     install(session, "types")
-    session.run("mypy", "src", "tools", *map(str, sorted(Path("tests/typing").glob("*.py"))))
+    checked = ("tests/readme.py", "tests/reference.py", *map(str, sorted(Path("tests/typing").glob("*.py"))))
+    session.run("mypy", "src", *checked)
 
 
 def install_weights(session: nox.Session) -> None:

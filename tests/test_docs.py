@@ -112,7 +112,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.stem)
 def test_generated_parts_are_current(path: Path) -> None:
     """The generated parts of a page are what the classes say."""
-    how = "run `python tools/reference.py` (CONTRIBUTING.md, “Document a field”)"
+    how = "run `python tests/reference.py` (CONTRIBUTING.md, “Document a field”)"
     assert path.read_text(encoding="utf-8") == reference.render(path), f"{path.name} is stale: {how}"
 
 

@@ -30,8 +30,8 @@ COMMANDS = [
 
 
 def test_the_table_of_peers_is_that_of_the_measured_figures() -> None:
-    """Whoever replaces the figures runs tools/readme.py."""
-    assert readme.filled(TEXT) == TEXT, "run `python tools/readme.py`"
+    """Whoever replaces the figures runs tests/readme.py."""
+    assert readme.filled(TEXT) == TEXT, "run `python tests/readme.py`"
     assert "| seedbed 0.1.0 | 8,000 |" in TEXT
 
 

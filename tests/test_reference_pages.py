@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
-HOW = "run `python tools/reference.py` (CONTRIBUTING.md, “Document a field”)"
+HOW = "run `python tests/reference.py` (CONTRIBUTING.md, “Document a field”)"
 PAGES = reference.pages()
 TYPES = {
     f"{kind} {name}": cls

@@ -1,4 +1,4 @@
-"""Fill the generated parts of the reference pages: `python tools/reference.py`.
+"""Fill the generated parts of the reference pages: `python tests/reference.py`.
 
 A page marks such a part with `<!-- reference: WHAT -->` and `<!-- end of reference -->`; examples in YAML inside it are
 written by hand and stay. WHAT is one of

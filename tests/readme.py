@@ -1,4 +1,4 @@
-"""Fill the table of README.md that compares seedbed with others: `python tools/readme.py`.
+"""Fill the table of README.md that compares seedbed with others: `python tests/readme.py`.
 
 Its figures are those of benchmarks/peers/measured.json. To bring them up to date, replace that file by the one that
 `nox -s bench_peers` writes, benchmarks/results/peers.json, and run this. tests/test_readme.py compares the two.
