@@ -6,7 +6,9 @@ import polars as pl
 import pytest
 from grow import grown, made
 
+from seedbed import RunConfig, build, preview
 from seedbed.columns.custom import column
+from seedbed.columns.distributions import Uniform
 from seedbed.columns.expression import Expression
 from seedbed.columns.processors import Deduplicate, DropColumns, Filter, SchemaTransform
 from seedbed.columns.spec import Environment, make_processor
@@ -124,6 +126,17 @@ def test_processors_after_generation_see_the_whole_dataset(tmp_path: Path) -> No
     )
     frame = grown(recipe, 7, out=tmp_path / "out", buffer_size=3)
     assert frame.rows() == [(2, 1, "h1"), (4, 2, "h2"), (6, 3, "h3")]
+
+
+def test_a_post_batch_cast_replaces_the_declared_type(tmp_path: Path) -> None:
+    """A column has the type that it was cast to, also where its name had another declared type before."""
+    recipe = Recipe(
+        columns=[number, Uniform("n", low=0, high=9, decimals=0), Expression("half", "number // 2", dtype=int)],
+        processors=[SchemaTransform(cast={"n": str}, rename={"half": "number", "number": "half"}, name="types")],
+    )
+    dataset = build(recipe, rows=4, out=tmp_path / "out", config=RunConfig(buffer_size=2))
+    assert dict(dataset.schema) == {"half": pl.Int64, "n": pl.String, "number": pl.Int64}
+    assert dict(preview(recipe, rows=4).frame.schema) == dict(dataset.schema)
 
 
 def test_stages_have_the_names_of_the_engine() -> None:

@@ -33,6 +33,7 @@ def run(
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     resume: Flag = False,
     overwrite: Flag = False,
+    retry_dropped: Flag = False,
     accept_changes: Flag = False,
     no_model_check: Flag = False,
     changes: RecipeChanges = RecipeChanges(),
@@ -52,6 +53,8 @@ def run(
         Resume the dataset in the directory if there is one; it grows if more rows are requested.
     overwrite
         Replace the dataset in the directory if there is one; on a terminal, asks first.
+    retry_dropped
+        With --resume: retry the rows that were dropped because a cell failed; only their missing cells are generated.
     accept_changes
         With --resume: resume although the code of functions or the rows of seed files changed; existing rows stay.
     no_model_check
@@ -65,8 +68,8 @@ def run(
     config = make_config(given, options, watching)
     if overwrite and not _may_overwrite(out):
         return ExitCode.BAD_INPUT
-    modes: Any = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
-    modes["check_models"] = not no_model_check
+    modes: Any = {"resume": resume, "overwrite": overwrite, "retry_dropped": retry_dropped}
+    modes |= {"accept_changes": accept_changes, "check_models": not no_model_check}
     return _run_watched(
         partial(api.build, given, rows=rows, out=out, config=config, **modes),
         given,

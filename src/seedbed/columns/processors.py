@@ -169,6 +169,9 @@ class SchemaTransform(ProcessorSpec):
             ]
         return problems
 
+    def retypes(self) -> Iterable[str]:
+        return (*self.cast, *self.rename, *self.rename.values(), *self.template)
+
     def field_problems(self, shapes: Mapping[str, Shape]) -> list[str]:
         changed = self._changed(shapes)
         return [each for text in self.compiled()[1] for each in field_problems(text, changed, where=text.where)]

@@ -315,6 +315,10 @@ class ProcessorSpec:
         """What is known of the columns after it; by default nothing."""
         return {}
 
+    def retypes(self) -> Iterable[str]:
+        """The columns that may have another type after it."""
+        return ()
+
     def problems(self, columns: Sequence[str]) -> list[str]:
         """Its problems if these are the columns before it."""
         return [

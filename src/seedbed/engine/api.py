@@ -410,7 +410,8 @@ def preview(
             frames = [group.to_polars() async for group in running]
             plan, report = running._plan, running.report  # noqa: SLF001
             if not frames:  # no rows, but the columns that they would have
-                frames.append(pl.DataFrame(arrow_table({name: [] for name in plan.graph.outputs}, plan.declared)[0]))
+                columns: dict[str, list[object]] = {name: [] for name in plan.graph.outputs}
+                frames.append(pl.DataFrame(arrow_table(columns, plan.header.declared_types)[0]))
             frame = frames[0]
             for processor in plan.after_generation if frame.height else ():
                 before = frame

@@ -71,7 +71,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     earlier = None if group.retry is None else services.history.retrying[group.index]
     rows_before = 0 if earlier is None else earlier.rows
     if store is None:
-        table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.declared))
+        table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.header.declared_types))
         frame = pl.DataFrame(table)
         count = frame.height
     else:

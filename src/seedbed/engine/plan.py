@@ -191,6 +191,7 @@ def _new_header(
     source: Source, graph: Graph, declared: Mapping[str, pa.DataType], *, rows: int, stored: bool
 ) -> Header:
     """The header of a new dataset; only what is `stored` has a fingerprint, because files are read for it."""
+    written = [(name, arrow) for name, arrow in declared.items() if name not in source.retyped]
     fingerprint: Mapping[str, Any] = {}
     if stored:
         make = source.fingerprint or functools.partial(columns_fingerprint, source.columns, source.processors)
@@ -199,7 +200,7 @@ def _new_header(
         rows=rows,
         buffer_size=source.config.buffer_size,
         columns=graph.outputs,
-        declared=pa.schema(list(declared.items())),
+        declared=pa.schema(written),
         fingerprint=dict(fingerprint),
         recipe=None if source.recipe is None or not stored else recipe_text(source.recipe),
         publishes_at_end=any(each.stage is Stage.AFTER_GENERATION for each in source.processors),

@@ -12,6 +12,7 @@ from ..columns.custom import Custom, used_models
 from ..columns.documents import MAX_BYTES
 from ..columns.spec import Grants, make_processor
 from ..errors import ManifestError, StoreError
+from ..graph import Stage
 from ..models import open_http, open_models
 from ..recipe.file import load_recipe as load_file
 from ..recipe.recipe import Recipe
@@ -50,6 +51,8 @@ class Source:
     # The keys of models, whose calls use tokens, and those of models that have a price.
     metered: frozenset[str] = frozenset()
     priced: frozenset[str] = frozenset()
+    # Columns that post-batch processors may give another type than the declared one.
+    retyped: frozenset[str] = frozenset()
     # Opens what must be open while the build runs.
     resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     # What determines the data of a recipe; computed only on request, because files are read for it.
@@ -158,6 +161,9 @@ def make_source(
             spec.key(domain)
             for spec, domain in domains
             if spec.input_price or (spec.output_price and domain != "embedding")
+        ),
+        retyped=frozenset(
+            name for spec in recipe.processors if spec.stage == Stage.POST_BATCH.value for name in spec.retypes()
         ),
         resources=resources,
         fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=more),

@@ -97,7 +97,8 @@ def warn_of_missing_rows(report: BuildReport) -> None:
         traced = "".join(
             f"\n{report.tracebacks[reason]}" for reason in report.drops_by_reason if reason in report.tracebacks
         )
-        log.warning("%d rows were dropped: %s%s", len(report.dropped), report.dropped_because, traced.rstrip())
+        rows = "1 row was" if len(report.dropped) == 1 else f"{len(report.dropped):,} rows were"
+        log.warning("%s dropped: %s%s", rows, report.dropped_because, traced.rstrip())
     if report.removed and not report.written:
         log.warning("no row is left: %s", report.counts)
 
