@@ -384,7 +384,7 @@ def test_a_processor_that_failed_is_corrected(stage: str, tmp_path: Path) -> Non
     """A filter that fails after all cells were paid for is corrected and resumed without another call."""
     path, out = tmp_path / "scored.yaml", tmp_path / "out"
     with serve_openai_sync() as server:
-        path.write_text(SCORED.format(url=server.url, stage=stage, expr="length.scor > 1"), encoding="utf-8")
+        path.write_text(SCORED.format(url=server.url, stage=stage, expr="b / 2 > 1"), encoding="utf-8")
         run = ("run", path, "-n", "20", "-o", out)  # one row group: every call is answered before the processor runs
         ended = seedbed(*run)
         assert ended.code == 9, ended.err

@@ -328,8 +328,8 @@ async def test_a_growing_dataset_starts_with_the_saved_states(
     assert not has_journal(tmp_path / "grown")
 
 
-async def test_a_resume_makes_no_more_attempts_than_one_run(tmp_path: Path) -> None:
-    """Attempts are counted across runs: a cell that failed twice before the stop has one attempt left of three."""
+async def test_a_resume_counts_the_attempts_of_earlier_runs(tmp_path: Path) -> None:
+    """A cell that failed before the stop has two attempts left of three; a failure while stopping does not count."""
     attempts: list[int] = []
     stop_at = [2]
 
@@ -350,10 +350,11 @@ async def test_a_resume_makes_no_more_attempts_than_one_run(tmp_path: Path) -> N
             await failing.build.wait()
     assert attempts == [1, 2]
     stop_at[0] = 0
-    dataset = await sb.build_async(columns, rows=1, out=tmp_path / "out", config=config, resume=True)
-    assert attempts == [1, 2, 3]
-    assert dataset.report is not None
-    assert [drop.attempts for drop in dataset.report.dropped] == [3]
+    with pytest.raises(sb.AllRowsDropped) as raised:
+        await sb.build_async(columns, rows=1, out=tmp_path / "out", config=config, resume=True)
+    assert attempts == [1, 2, 2, 3]
+    assert raised.value.report is not None
+    assert [drop.attempts for drop in raised.value.report.dropped] == [3]
 
 
 async def test_row_group_durability_writes_no_journal_but_reads_one(tmp_path: Path, autojump_clock: MockClock) -> None:

@@ -56,7 +56,7 @@ def test_a_second_process_cannot_write_the_directory(tmp_path: Path) -> None:
             sb.resume(out, columns(process=False))
         with pytest.raises(sb.OutputDirectoryError, match="another process is writing"):
             sb.resume(out, columns(process=False), rows=5, accept_changes=True, retry_dropped=True)
-        with pytest.raises(sb.OutputDirectoryError, match="not empty"):
+        with pytest.raises(sb.OutputDirectoryError, match="holds a dataset of another recipe; nothing was changed"):
             sb.build(columns(process=False), rows=1, out=out)
         assert files(out) == before
         assert sb.Dataset.open(out).rows == 0  # reading is always possible

@@ -42,6 +42,8 @@ SOURCE = "".join(path.read_text() for path in sorted(Path(sb.__file__).parent.rg
 # Every point that the source names.
 POINTS = tuple(dict.fromkeys(re.findall(r'(?:faults\.reach\(\s*|written=)"([^"]+)"', SOURCE)))
 Cell = tuple[str, int]
+# The prompt with which the command checks a model before a build.
+CHECK = "Say OK."
 
 
 @attrs.define(eq=False)
@@ -163,7 +165,7 @@ class Trial:
 
     def release(self, cells: Collection[Cell]) -> None:
         """Answer calls that hang now."""
-        self.server.release(lambda prompt: cell_of(prompt) in cells)
+        self.server.release(lambda prompt: prompt != CHECK and cell_of(prompt) in cells)
 
     def heal(self) -> None:
         """Let no call fail from now on."""
@@ -196,7 +198,7 @@ class Trial:
 
     def cells_since(self, number: int) -> list[Cell]:
         """The cells that were asked for after the first so many requests."""
-        return [cell_of(request.prompt) for request in self.server.requests[number:]]
+        return [cell_of(request.prompt) for request in self.server.requests[number:] if request.prompt != CHECK]
 
     def durable_cells(self) -> int:
         """How many cells the run under way has made durable so far, those of columns that cost nothing included."""
@@ -237,12 +239,13 @@ class Trial:
         return Counter(
             cell_of(request.prompt)
             for request in list(self.server.requests)
-            if request.headers.get("x-run") == str(run)
+            if request.headers.get("x-run") == str(run) and request.prompt != CHECK
         )
 
     def answered(self) -> Counter[Cell]:
         """How many answers with a value each cell got, over all runs."""
-        return Counter(cell_of(answer.prompt) for answer in list(self.server.answers) if answer.status == 200)
+        answers = [answer for answer in list(self.server.answers) if answer.status == 200 and answer.prompt != CHECK]
+        return Counter(cell_of(answer.prompt) for answer in answers)
 
     def durable(self, run: int) -> set[Cell]:
         """The model cells that a run finished and had made durable, by its own account."""
@@ -376,6 +379,8 @@ def open_trial(
     trouble, hanging = Trouble(shape), dict(hang) if isinstance(hang, Mapping) else dict.fromkeys(hang, 1)
 
     def script(request: ServerRequest) -> SimulatedOutcome:
+        if request.prompt == CHECK:
+            return SimulatedOutcome(text="OK.")
         column, row = cell_of(request.prompt)
         status = trouble.status(column, row)
         if trouble.seen[column, row] >= hanging.get((column, row), math.inf):

@@ -52,7 +52,7 @@ def test_every_kind_of_model_column_is_simulated() -> None:
             sb.Image("picture", model="other", prompt="Draw {{ facts.mood }}."),
             sb.Expression("good", "quality.clarity >= 3 and facts.mood == 'good'"),
             sb.Validation("valid", of="python", kind="python", lint=False),
-            sb.Expression("checked", "valid.valid"),
+            sb.Expression("checked", "valid.is_valid"),
         ),
         rows=120,
     )
@@ -218,7 +218,7 @@ def test_equal_prompts_are_sent_once_where_prompts_are_real() -> None:
 def test_a_remote_validation_is_a_call_that_is_not_made() -> None:
     """Its server is a key like any other, and its verdicts are placeholders."""
     check = sb.Validation("check", of="topic", kind="remote", url="http://127.0.0.1:9/check")
-    found = simulate(recipe(check, sb.Expression("fine", "check.valid")), rows=12, calls={"check": {"latency": 1.0}})
+    found = simulate(recipe(check, sb.Expression("fine", "check.is_valid")), rows=12, calls={"check": {"latency": 1.0}})
     assert found.base.written.mean == 12
     assert found.base.keys[0].name == "127.0.0.1:9/validation"
     assert found.seconds > 0.9
@@ -231,7 +231,7 @@ def test_a_user_defined_check_is_not_run() -> None:
         raise AssertionError("it must not run")
 
     column = sb.Validation("check", of="topic", kind="callable", function=check)
-    found = simulate(recipe(column, sb.Expression("fine", "check.valid")), rows=3)
+    found = simulate(recipe(column, sb.Expression("fine", "check.is_valid")), rows=3)
     assert found.base.written.mean == 3
     assert found.base.notes[0].startswith("column 'check' is user-defined: it is not run, takes no time")
 

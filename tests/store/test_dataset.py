@@ -243,7 +243,7 @@ def test_drops_come_in_row_order(tmp_path: Path) -> None:
         writer.write_group(GroupRecord(index=0, start=0, stop=2, drops=drops[:1]), {"a": [1]})
         dataset = Dataset.open(tmp_path)
     assert dataset.drops == tuple(drops)
-    assert repr(dataset) == f"<Dataset {str(tmp_path)!r}: 2 rows, 2 dropped, incomplete, columns a>"
+    assert repr(dataset) == f"<Dataset {str(tmp_path)!r}: 2 rows, 2 dropped (2 × a: no), incomplete, columns a>"
     with pytest.raises(AttributeError):
         dataset.drops[0].row = 5  # type: ignore[misc]
 
