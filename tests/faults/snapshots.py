@@ -113,14 +113,16 @@ def grow(
         )
 
     async def main() -> sb.Dataset:
-        return await sb.build_async(
+        async with sb.open_build(
             make_recipe(world.shape, ask=world.ask),
             rows=world.shape.rows,
             out=out,
             config=sb.RunConfig(**run_options),
             processors=make_processors(world.shape),
             **{"resume": True, **options},
-        )
+        ) as build:
+            await build.wait()  # also if all rows were dropped, which `build_async` raises
+            return build.dataset
 
     with hooked(copy):
         return trio.run(main, clock=clock), snapshots

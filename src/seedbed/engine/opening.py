@@ -25,12 +25,13 @@ from .storage import GroupEntries
 from .worker import repeat_call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ..store.entries import Entry
     from ..store.manifest import GroupRecord
     from .rows import Identity
     from .services import Services
+    from .tasks import Step
 
 
 async def open_group(services: Services, index: int, turn: int, nursery: trio.Nursery) -> OpenGroup | None:
@@ -179,9 +180,31 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
             height = len(next(iter(columns.values()), ()))
             written = written or past(columns, identities_by_position(source, height))
             groups = ((step, written) for step in steps.values())
+            if store.damage:
+                _name_lost_calls(services, record, steps.values())
         for step, group in groups:
             for row in group.live_rows() if step.kind is Kind.CELL else [GROUP]:
                 await repeat_call(services, group, step, row)
+
+
+def _name_lost_calls(services: Services, record: GroupRecord, steps: Iterable[Step]) -> None:
+    """Report stateful generators that are replayed without calls that only a damaged journal had.
+
+    These are calls for rows that were dropped because of a column that the generator does not need.
+    """
+    history, graph = services.history, services.plan.graph
+    if not any(rows.stop > record.stop for rows in history.unfinished()):
+        return  # nothing is generated after these calls
+    failed = {drop.column for drop in record.drops if drop.kind == "failed"}
+    for step in steps:
+        needed, waiting = set[str](), [step.name]
+        while waiting:
+            upstream = set(graph.upstream(waiting.pop())) - needed
+            needed |= upstream
+            waiting += upstream
+        if step.kind is not Kind.FROM_SCRATCH and failed - needed:
+            lost = f"calls of the stateful column {step.name!r} for dropped rows of row group {record.index} are lost"
+            services.ledger.damage += (f"{lost}; values that it generates for later rows may differ",)
 
 
 async def _read_part(services: Services, record: GroupRecord) -> dict[str, list[Any]]:
