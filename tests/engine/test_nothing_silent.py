@@ -57,7 +57,7 @@ def test_a_build_that_drops_rows_warns(tmp_path: Path, caplog: pytest.LogCapture
     line = picky.__code__.co_firstlineno + 3
     reason = f"1 × v: KeyError: 'one' (test_nothing_silent.py, line {line})"
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith(f"1 rows were dropped: {reason}\nTraceback")
+    assert record.getMessage().startswith(f"1 row was dropped: {reason}\nTraceback")
     assert 'raise KeyError("one")' in record.getMessage()
     for shown in (dataset, Dataset.open(tmp_path / "out")):
         assert f"2 rows, 1 dropped ({reason}), complete" in repr(shown)
