@@ -368,7 +368,7 @@ class Scheduler:
             if task.state is State.NEW:  # else its row was dropped in the meantime
                 task.ready_at = now
                 self._enqueue(task, first=False)
-                if notify.events.active:
+                if notify.events.wants_ready:
                     notify.emit_task(events.TaskReady, task)
         return room - count
 

@@ -31,6 +31,7 @@ class Display:
     interval = 1.0
     # As of `ProgressState`.
     wants_rows = False
+    wants_ready = False
 
     def __init__(self, state: ProgressState) -> None:
         self.state = state

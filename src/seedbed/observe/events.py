@@ -57,7 +57,7 @@ class TaskEvent(Event, frozen=True, kw_only=True):
 
 
 class TaskReady(TaskEvent, frozen=True, kw_only=True):
-    """Its inputs are available; it waits in its lane."""
+    """Its inputs are available; it waits in its lane. Not emitted if every reader has a false `wants_ready`."""
 
 
 class TaskStarted(TaskEvent, frozen=True, kw_only=True):
@@ -228,6 +228,8 @@ class Events:
         # Readers that want the values of rows, or the messages of calls, have a true attribute of the same name.
         self.wants_rows = any(getattr(reader, "wants_rows", False) for reader in self._readers)
         self.wants_prompts = any(getattr(reader, "wants_prompts", False) for reader in self._readers)
+        # Every cell has a `TaskReady`, which displays do not need (overhead benchmark).
+        self.wants_ready = any(getattr(reader, "wants_ready", True) for reader in self._readers)
         self.failure: Exception | None = None
         # Called for every reader that raised; set by the run, which stops.
         self.on_failure: Callable[[Event, Exception], None] = lambda _event, _error: None

@@ -58,6 +58,8 @@ class LogReader:
     the row group ends: a server that is down must not fill a disk with lines.
     """
 
+    wants_ready = False
+
     def __init__(self) -> None:
         # By row group: how many rows were dropped by each column for each reason.
         self._drops: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
