@@ -18,6 +18,7 @@ import trio
 from hypothesis import strategies as st
 
 import seedbed as sb
+from seedbed.observe.events import ThrottleChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -240,6 +241,7 @@ class Watch:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.problems: list[str] = []
+        self.limits: list[tuple[str, int]] = []  # of throttle keys, as they changed
         self.run: Services | None = None
         self.instances: dict[int, list[tuple[int, int, int]]] = {}
         self._lock = threading.Lock()
@@ -259,8 +261,10 @@ class Watch:
         with self._lock:
             return {what: count for what, count in self._running.items() if count}
 
-    def read(self, _: Event) -> None:
+    def read(self, event: Event) -> None:
         """Look at the limits at every event."""
+        if isinstance(event, ThrottleChanged):
+            self.limits.append((event.key, event.limit))
         self.check_limits()
 
     def check_limits(self) -> None:

@@ -151,9 +151,10 @@ def check_all_is_back(result: Result) -> None:
     assert (limits.submitted, limits.active, limits.queued) == (0, 0, 0)
     assert run.scheduler.groups == {}
     assert not any(instance.busy for instance in run.services.shared.instances.values())
-    for throttle in run.throttles.statistics().values():
+    for key, throttle in run.throttles.statistics().items():
         assert throttle.in_flight == 0
-        assert throttle.limit <= throttle.ceiling
+        changed = [limit for name, limit in result.watch.limits if name == key]
+        assert max(throttle.limit, *changed, 0) <= throttle.ceiling
 
 
 def check_stateful_order(result: Result) -> None:

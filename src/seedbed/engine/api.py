@@ -270,7 +270,7 @@ async def open_build(
     )
     title = source.recipe.name if source.recipe is not None else ""
     progress = options.get("progress", "none")
-    # In virtual time hours take no time, and nobody watches.
+    # In virtual time hours take no time: there is nothing to watch.
     is_quiet = progress == "auto" and virtual_clock() is not None
     display = None if is_quiet else open_display(progress, title=title or (path.name if path else "") or "seedbed")
     readers = [*options.get("readers", ())]
