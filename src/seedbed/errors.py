@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import copyreg
+import errno
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
 
 # Names and values of a recipe may be of any length; a problem shows the beginning.
 _LONGEST_PROBLEM = 2_000
+# What the loader of extension modules and `threading` say where memory ran out.
+_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if memory ran out, or room for another thread, in whatever words that was raised."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    says_so = isinstance(error, ImportError | RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return says_so or isinstance(error, MemoryError)
 
 
 class SeedbedError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 import seedbed as sb
 from seedbed.cli.exit_codes import ExitCode, exit_code
+from seedbed.errors import is_out_of_memory
 from seedbed.testing import serve_openai_sync
 
 if TYPE_CHECKING:
@@ -141,6 +143,42 @@ def test_a_worker_that_the_system_kills_drops_no_row(tmp_path: Path) -> None:
         sb.build(columns, rows=3, out=tmp_path / "out")
     assert caught.value.report is not None
     assert (caught.value.report.dropped, caught.value.report.unfinished) == ((), (range(3),))
+
+
+def test_memory_that_runs_out_before_the_build_is_one_sentence(tmp_path: Path) -> None:
+    """Where libraries or threads find no room, however they say so, the command says that memory ran out."""
+    script = """
+        import resource, sys
+        from seedbed.cli import main
+        import polars  # which only warns where its library cannot be loaded
+
+        resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, -1))  # each thread reserves so much
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20), -1))
+        sys.exit(main(["run", sys.argv[1], "-n", "4", "-o", sys.argv[2], "--progress", "none"]))
+    """
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("columns:\n  - {name: n, type: uuid}\n", encoding="utf-8")
+    done = run_script(tmp_path / "script.py", script, str(recipe), str(tmp_path / "out"))
+    assert done.stderr.splitlines()[0].startswith("seedbed: memory ran out")
+    assert done.returncode == ExitCode.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (ImportError("_duckdb.so: failed to map segment from shared object"), True),
+        (ImportError("No module named 'duckdb'"), False),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("the loop is closed"), False),
+    ],
+)
+def test_out_of_memory_is_known_by_its_words(error: Exception, found: bool) -> None:
+    """Memory that ran out is distinguished from every other failure of the same type."""
+    assert is_out_of_memory(error) is found
 
 
 @pytest.mark.parametrize("raised", [PanicException("index out of bounds\nnote: run with"), MemoryError()])

@@ -86,10 +86,13 @@ def _app() -> App:
 
 
 def _message(error: BaseException) -> str:
-    from ..errors import PlanError, SeedbedError
+    from ..errors import PlanError, SeedbedError, is_out_of_memory
 
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if is_out_of_memory(error):
+        found = f" ({error})" if str(error) else ""
+        return f"memory ran out{found}; what was finished is stored; run it again with more memory"
     notes = getattr(error, "__notes__", ())
     if isinstance(error, PlanError):
         lines = str(error).splitlines()

@@ -21,7 +21,7 @@ class ExitCode(enum.IntEnum):
     BUDGET = 7, "stopped early: the next call could have exceeded max_cost or max_tokens"
     THREADS_STUCK = 8, "stopped early: threads that exceeded their timeout blocked all others"
     PROCESSOR = 9, "a processor failed; its input rows are stored"
-    STOPPED = 10, "stopped early for another reason"
+    STOPPED = 10, "stopped early for another reason, such as memory that ran out"
     MODEL = 11, "a model did not answer: before the build began, where nothing was written, or in `models check`"
     OVERLOADED = 12, "`plan`: OVERLOADED, the queue is full or the request could not finish in time"
     REQUEST_DEADLINE = 13, "`plan`: DEADLINE_EXCEEDED, the request's deadline passed"
@@ -69,4 +69,6 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 
 def exit_code(error: BaseException) -> ExitCode:
     """The status for an exception."""
+    if errors.is_out_of_memory(error):
+        return ExitCode.STOPPED
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)

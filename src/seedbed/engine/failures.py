@@ -20,6 +20,7 @@ from ..errors import (
     SeedbedError,
     ThreadsStuck,
     Unreachable,
+    is_out_of_memory,
 )
 from ..observe.tracebacks import code_place
 from ..runtime.asyncio import looks_like_asyncio
@@ -90,7 +91,7 @@ def is_panic(error: BaseException) -> bool:
 
 def breakdown(error: BaseException, where: str = "") -> BuildStopped | None:
     """The error to stop with if memory ran out or a library panicked; None for any other error."""
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         details = f" ({error})" if str(error) else ""
         stopped = BuildStopped(
             f"{where}memory ran out{details}; finished cells are stored; resume with a smaller buffer_size, "

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import trio
 
-from ..errors import BadOutput, CellError, CellTimeout, Permanent, QuotaExhausted, RateLimited
+from ..errors import BadOutput, CellError, CellTimeout, Permanent, QuotaExhausted, RateLimited, is_out_of_memory
 from ..graph import Kind
 from ..observe import events
 from ..observe.report import TaskTrace
@@ -80,7 +80,7 @@ async def attempt(services: Services, group: OpenGroup, task: Task) -> Outcome:
             _settle(services, task, Status.CANCELLED, None, context)
             raise
         error = _no_fault_of_rows(services, step, exception)
-    if isinstance(error, MemoryError):
+    if error is not None and is_out_of_memory(error):
         error = _no_fault_of_rows(services, step, error)
     outcome = Outcome(task, Status.SUCCESS, value, None, started, now())
     if scope.cancelled_caught:
