@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import seedbed as sb
+from seedbed.engine.admission import Admission
 from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
 from seedbed.engine.failures import UnkeyedSteps
@@ -305,8 +306,9 @@ class World:
         self.throttles = {key: Throttle(lambda key=key: self.scheduler.permits_available(key)) for key in KEYS}
         self.scheduler = Scheduler(
             self.shared,
-            group_count=len(self.plan.rows),
-            is_open=lambda index: index not in self.written,
+            admission=Admission(
+                len(self.plan.rows), lambda index: index not in self.written, limit=config.admitted_at_once
+            ),
             throttle=self.throttles.__getitem__,
             processes=PROCESSES,
         )
@@ -714,7 +716,7 @@ class World:
         for step in self.steps:
             assert step.lane_limit is None or in_lane[step.lane] <= step.lane_limit
         visited = len(self.groups) + (self.admitting is not None)
-        assert visited <= (1 if sequential else config.max_concurrent_row_groups)
+        assert visited <= config.admitted_at_once
         assert statistics.waiting_calls == len(self.waiting())
         assert sum(group.queued for group in self.groups.values()) == len(self.queued())
         assert all(sum(task.group == index for task in tasks) == each.in_flight for index, each in self.groups.items())
@@ -755,7 +757,7 @@ class World:
         sequential = config.engine == "sequential"
         for task in self.heads() if sequential or self.budget.limited else self.queued():
             assert not self._could_start(task), f"{task} could start; blocked: {scheduler.statistics().blocked}"
-        room = len(self.groups) < (1 if sequential else config.max_concurrent_row_groups)
+        room = len(self.groups) < config.admitted_at_once
         left = [i for i in range(len(self.plan.rows)) if i not in self.written and i not in self.groups]
         assert self.admitting is not None or not room or not left, "a row group could be admitted"
 

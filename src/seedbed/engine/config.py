@@ -68,6 +68,11 @@ class RunConfig:
     jitter_seed: int | None = attrs.field(default=None, validator=checks.optional(checks.whole()))
     """Seeds the jitter of waits; nothing that is generated depends on it."""
 
+    @property
+    def admitted_at_once(self) -> int:
+        """How many row groups may be open at once."""
+        return 1 if self.engine == "sequential" else self.max_concurrent_row_groups
+
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> RunConfig:
         """Create one from names and values, as a file has them."""

@@ -22,6 +22,7 @@ from ..observe.report import Ledger
 from ..runtime.tasks import Timers, leaves
 from ..runtime.threads import open_processes
 from ..runtime.throttle import KeyLimits, ThrottleManager
+from .admission import Admission
 from .budget import Budget
 from .checkpoint import checkpoint, finish, write_usage
 from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
@@ -170,8 +171,7 @@ class Run:
         )
         self.scheduler = Scheduler(
             shared,
-            group_count=plan.layout.count,
-            is_open=history.is_open,
+            admission=Admission(plan.layout.count, history.is_open, limit=config.admitted_at_once),
             throttle=self._throttle,
             processes=processes.count,
         )

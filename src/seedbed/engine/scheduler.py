@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from ..observe.report import Usage
     from ..runtime.throttle import Permit, Throttle
+    from .admission import Admission
     from .row_group import RowGroup, Shared
     from .tasks import Action, Step, TaskUsage
 
@@ -90,21 +91,17 @@ class Scheduler:
         self,
         shared: Shared,
         *,
-        group_count: int,
-        is_open: Callable[[int], bool],
+        admission: Admission,
         throttle: Callable[[str], Throttle],
         processes: int,
     ) -> None:
-        """`is_open(index)` is True for row groups that have to be visited: to be generated, retried or replayed."""
         config = shared.config
         self._shared = shared
         self._now = shared.now
         self._budget = shared.budget
         self._throttle = throttle
-        self._group_count = group_count
-        self._is_open = is_open
+        self.admission = admission
         sequential = config.engine == "sequential"
-        self._max_groups = 1 if sequential else config.max_concurrent_row_groups
         self._max_submitted = 1 if sequential else config.max_submitted_tasks
         self._max_active = config.max_active_tasks
         self._max_processes = processes
@@ -130,10 +127,8 @@ class Scheduler:
 
         self.groups: dict[int, RowGroup] = {}
         self._touched = shared.touched
-        self._next_index = 0
         self._next_turn = 0
         self._admitting = False
-        self._visited = 0  # row groups that are open, being admitted or being checkpointed
 
         self.stopping: BuildStopped | None = None
         self._cancel_at = math.inf
@@ -152,14 +147,14 @@ class Scheduler:
     def passed_over(self) -> None:
         """An `Admit` was performed and the row group needs nothing more."""
         self._admitting = False
-        self._visited -= 1
+        self.admission.left()
 
     def closed(self, index: int) -> None:
         """A row group was checkpointed, left unfinished or ended by an exception; its tasks will not run."""
         group = self.groups.pop(index, None)
         if group is None:
             return
-        self._visited -= 1
+        self.admission.left()
         group.close()
         self._touched.discard(group)
         self._lanes.discard(index)
@@ -280,9 +275,7 @@ class Scheduler:
     @property
     def done(self) -> bool:
         """True if there is nothing left to visit, or the run stopped and everything is closed."""
-        if self._visited:
-            return False
-        return self.stopping is not None or self._next_open() is None
+        return self.admission.done or (self.stopping is not None and not self.admission.visited)
 
     def decide(self) -> list[Action]:
         """The actions that follow from all events so far."""
@@ -380,22 +373,13 @@ class Scheduler:
             self._actions.append(Close(group.index, is_complete))
 
     def _admit(self) -> None:
-        if self._admitting or self._dead or self.stopping is not None or self._visited >= self._max_groups:
+        if self._admitting or self._dead or self.stopping is not None:
             return
-        index = self._next_open()
+        index = self.admission.admit()
         if index is not None:
             self._admitting = True
-            self._visited += 1
-            self._next_index = index + 1
             self._actions.append(Admit(index, self._next_turn))
             self._next_turn += 1
-
-    def _next_open(self) -> int | None:
-        while self._next_index < self._group_count:
-            if self._is_open(self._next_index):
-                return self._next_index
-            self._next_index += 1
-        return None
 
     # Lanes, permits, slots and the usage budget.
 
