@@ -49,18 +49,18 @@ class OneEndpoint:
 
 
 @asynccontextmanager
-async def open_engine(load: Load, **knobs: Any) -> AsyncIterator[tuple[PlanEngine, Plan]]:
+async def open_engine(load: Load, **options: Any) -> AsyncIterator[tuple[PlanEngine, Plan]]:
     """An engine, with the client that the load names, and the plan."""
     registries = registries_at(load.port)
     plan = parse_plan(PLAN, registries)
-    knobs = {"max_concurrent_requests": load.at_once, **knobs}
+    options = {"max_concurrent_requests": load.at_once, **options}
     if load.client == OWN:
-        async with PlanEngine(registries=registries, **knobs) as engine:
+        async with PlanEngine(registries=registries, **options) as engine:
             yield engine, plan
     else:
         async with (
             open_reads(load.client, load.port) as reads,
-            PlanEngine(registries=registries, endpoints=OneEndpoint(reads), **knobs) as engine,
+            PlanEngine(registries=registries, endpoints=OneEndpoint(reads), **options) as engine,
         ):
             yield engine, plan
 

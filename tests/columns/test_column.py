@@ -34,9 +34,9 @@ def seeds(*names: str) -> list[Column]:
     return [Column(name, numbers, kind="from_scratch") for name in names]
 
 
-async def values(column: Column, *needs: str, rows: int = 2, **knobs: Any) -> list[Any]:
+async def values(column: Column, *needs: str, rows: int = 2, **options: Any) -> list[Any]:
     """The values of a column over seeds of these names."""
-    async with open_build([*seeds(*(needs or ("n",))), column], rows=rows, config=RunConfig(**knobs)) as build:
+    async with open_build([*seeds(*(needs or ("n",))), column], rows=rows, config=RunConfig(**options)) as build:
         frames = [group.to_polars() async for group in build]
         assert build.report.dropped == (), build.report.drops_by_reason
     return frames[0][column.outputs[0]].to_list()

@@ -169,7 +169,7 @@ async def test_a_disk_that_hangs_is_an_error(autojump_clock: MockClock) -> None:
 async def test_entries_that_are_stored_are_never_durable_before_those_added_earlier() -> None:
     """What outlives a checkpoint is committed together with what is pending, also that of other row groups."""
     scene = Scene()
-    kept = Key(group=1, purpose=Purpose.KEPT)
+    kept = Key(group=1, purpose=Purpose.DROPPED)
     scene.recorder.add(ONE, entry(1))
     await scene.recorder.store(kept, [entry(2)])
     assert [groups for _, groups in scene.journal.commits] == [{ONE: [entry(1)], kept: [entry(2)]}]
@@ -180,7 +180,7 @@ async def test_entries_that_are_stored_count_no_cell_a_second_time() -> None:
     scene = Scene()
     scene.recorder.add(ONE, entry(1))
     await scene.recorder.flush()
-    await scene.recorder.store(Key(group=0, purpose=Purpose.KEPT), [entry(1)])
+    await scene.recorder.store(Key(group=0, purpose=Purpose.DROPPED), [entry(1)])
     assert scene.durable == 1
 
 
@@ -193,7 +193,7 @@ async def test_nothing_is_stored_after_a_commit_that_failed() -> None:
         await scene.recorder.flush()
     scene.journal.fail = False
     with pytest.raises(StoreError, match="an earlier commit of it failed"):
-        await scene.recorder.store(Key(group=1, purpose=Purpose.KEPT), [entry(2)])
+        await scene.recorder.store(Key(group=1, purpose=Purpose.DROPPED), [entry(2)])
     assert scene.journal.commits == []
 
 

@@ -14,7 +14,7 @@ from seedbed import Column, RunConfig
 from seedbed.engine.resume import RetriedRows, plan_retry
 from seedbed.errors import Permanent
 from seedbed.observe.report import Drop
-from seedbed.store.entries import KeptRows
+from seedbed.store.entries import DroppedRows
 from seedbed.store.journal import has_journal
 from seedbed.store.manifest import GroupRecord
 
@@ -31,7 +31,7 @@ def test_rows_go_where_they_would_have_been(rows: list[tuple[int, int]], data: s
     """Rows that are added to a sorted part leave it sorted, and every row is in it once."""
     added = data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else []
     before = sorted(set(rows) - set(added))
-    there = KeptRows(order=before, identities=added, resized=(), count=0)
+    there = DroppedRows(order=before, identities=added, resized=(), count=0)
     order, identities = RetriedRows(revision=0, rows=there, drops=()).merged(added)
     assert [[*before, *added][at] for at in order] == identities == sorted(rows)
 

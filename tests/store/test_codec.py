@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from seedbed.errors import CellError, CellTimeout, Permanent, RateLimited
 from seedbed.models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
 from seedbed.store import codec
-from seedbed.store.entries import Entry, Finished, KeptRows
+from seedbed.store.entries import DroppedRows, Entry, Finished
 from seedbed.store.entries import decode as decode_entries
 from seedbed.store.entries import encode as encode_entries
 
@@ -458,7 +458,7 @@ def test_identities_are_in_range() -> None:
         ((0, 2**31), False),
         ((-1, 0), False),
     ):
-        entry = KeptRows(order=None, identities=[identity], resized=None, count=0)
+        entry = DroppedRows(order=None, identities=[identity], resized=None, count=0)
         assert decode_entries(encode_entries([entry])[0], trusted=True) == ([entry] if is_read else [])
 
 

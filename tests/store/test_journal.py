@@ -22,12 +22,12 @@ from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import (
     Answer,
+    DroppedRows,
     Entry,
     Failed,
     Finished,
     FinishedRows,
     GeneratorCall,
-    KeptRows,
     Key,
     Purpose,
     Rebuilt,
@@ -65,7 +65,7 @@ def build(group: int) -> Key:
 
 def kept(group: int) -> Key:
     """The key of what outlives a row group."""
-    return Key(group=group, purpose=Purpose.KEPT)
+    return Key(group=group, purpose=Purpose.DROPPED)
 
 
 def reopen(journal: Journal) -> tuple[Journal, Recovered]:
@@ -108,7 +108,7 @@ def test_commits_are_recovered_in_order(tmp_path: Path) -> None:
             drops=[Drop(row=1, column="p", attempts=1, error="e", kind="removed")],
         ),
         FinishedRows(column="a", rows=[0, 2], columns=[[1, 2]]),
-        KeptRows(order=[(0, 0)], identities=[(1, 0), (1, 1)], resized=(("filter", 0, 1),), count=2),
+        DroppedRows(order=[(0, 0)], identities=[(1, 0), (1, 1)], resized=(("filter", 0, 1),), count=2),
         GeneratorCall(column="a", identities=[(0, 0), (1, 0)], inputs={"b": [1, 2]}),
     ],
     ids=lambda entry: type(entry).__name__,
@@ -142,7 +142,7 @@ def test_a_finished_group_is_freed(tmp_path: Path) -> None:
     journal.free(build(7))
     journal.commit({kept(7): []})
     journal, found = reopen(journal)
-    assert (found.groups, found.kept, found.damage) == ({build(1): 1}, {kept(0)}, ())
+    assert (found.groups, found.long_lived, found.damage) == ({build(1): 1}, {kept(0)}, ())
     assert (journal.read(build(0)), journal.read(kept(0)), journal.read(kept(1))) == ([], cells(2), [])
     journal.commit({build(0): cells(8)})
     journal.commit({kept(0): cells(8, 9)})
@@ -170,7 +170,7 @@ def test_segments_are_removed_with_their_row_groups(tmp_path: Path, monkeypatch:
     journal, found = reopen(journal)
     states = {"a": b"state"}
     keys = frozenset(map(kept, (0, 20, 40)))
-    assert found == Recovered(groups={build(1_000): 1}, kept=keys, states=states, usage=SPENT)
+    assert found == Recovered(groups={build(1_000): 1}, long_lived=keys, states=states, usage=SPENT)
     assert journal.read(build(1_000)) == cells(1)
     assert journal.read(kept(20)) == cells(20)
     journal.close()
@@ -187,7 +187,7 @@ def test_a_finished_build_removes_the_journal(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 1
     assert size(tmp_path) < large / 10
     journal, found = Journal.open(tmp_path, trusted=False)
-    assert found == Recovered(kept=frozenset({kept(1)}))
+    assert found == Recovered(long_lived=frozenset({kept(1)}))
     journal.free(kept(1))
     journal.finish()
     journal.close()
@@ -348,7 +348,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.journal, found = Journal.open(self.directory, trusted=False)
         assert found.damage == ()
         assert found.groups == {group: len(entries) for group, entries in self.groups.items()}
-        assert found.kept == self.kept.keys()
+        assert found.long_lived == self.kept.keys()
         assert found.states == self.states
 
     @invariant()

@@ -68,7 +68,7 @@ def written() -> Written:
                 for key, entries in batch.items():
                     groups.setdefault(key, []).append(list(entries))
                 if commit % 10 == 9:
-                    kept = Key(group=commit // 5, purpose=Purpose.KEPT)
+                    kept = Key(group=commit // 5, purpose=Purpose.DROPPED)
                     groups[kept] = [[finished(commit, "k" * 600)]]
                     journal.commit({kept: groups[kept][0]})
                     journal.free(keys[0])
@@ -180,7 +180,7 @@ def test_a_kill_while_damage_is_removed(tmp_path: Path, point: str) -> None:
         faults.hook = None
     journal, found = Journal.open(tmp_path, trusted=False)
     journal.close()
-    assert (found.groups, found.kept, found.states) == (expected.groups, expected.kept, {})
+    assert (found.groups, found.long_lived, found.states) == (expected.groups, expected.long_lived, {})
 
 
 def test_reading_while_a_build_writes(tmp_path: Path) -> None:

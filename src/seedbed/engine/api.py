@@ -223,7 +223,7 @@ class BuildOptions(PreviewOptions, total=False):
     """Continue an existing directory: finished rows are not generated again, and the dataset grows if `rows` is larger
     than before."""
     overwrite: bool
-    """Replace the dataset in the directory, if there is one; a directory with anything else in it is refused."""
+    """Replace the dataset in the directory, if there is one; a directory with anything else in it is an error."""
     retry_dropped: bool
     """Also retry rows that were dropped because of a failure."""
     accept_changes: bool

@@ -60,7 +60,7 @@ def measure_progress(directory: Path, manifest: Manifest) -> Progress:
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             counts = record is None or record.skipped is not None
-        elif key.purpose is Purpose.KEPT:
+        elif key.purpose is Purpose.DROPPED:
             # Where there are post-batch processors, it has the rows that were not dropped too.
             counts = record is not None and record.generated is None and header.added.get(column, 0) <= record.edition
         else:
@@ -143,9 +143,9 @@ def check_resumable(
             passed = "the rows of this dataset have passed its pre-batch processors"
             refused += [f"{text}; {passed}" for text in barrier]
             outside += [f"{text}; {passed}" for text in barrier_code]
-        kept = {name for node in graph.nodes if node.name not in fresh for name in node.outputs}
+        unchanged = {name for node in graph.nodes if node.name not in fresh for name in node.outputs}
         is_reshaped = bool(fresh) or names[0] != names[1]
-        if not refused and (kept - set(old.columns) or (has_other_outputs and not is_reshaped)):
+        if not refused and (unchanged - set(old.columns) or (has_other_outputs and not is_reshaped)):
             # Code or data changed which columns exist.
             refused += _differences("outputs", list(old.columns), list(new.columns))
     if new.rows < old.rows:

@@ -13,11 +13,11 @@ from ..errors import ProcessorFailed, StoreError
 from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
-from ..store.entries import FinishedRows, KeptRows, Key, Purpose
+from ..store.entries import DroppedRows, FinishedRows, Key, Purpose
 from ..store.manifest import GroupRecord
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
-from .resume import call_entries, kept_entries
+from .resume import call_entries, dropped_entries
 from .storage import read_state
 
 if TYPE_CHECKING:
@@ -132,9 +132,9 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         if dropped:
             # For a run that retries them; post-batch processors need the other rows of the group too.
             of, named = (range(frontier.rows), None) if plan.post_batch else (dropped, identities)
-            kept = kept_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
+            cells = dropped_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
             revision = 0 if earlier is None else earlier + 1
-            await recorder.store(Key(group=index, revision=revision, purpose=Purpose.KEPT), kept)
+            await recorder.store(Key(group=index, revision=revision, purpose=Purpose.DROPPED), cells)
         if retry is None and (plan.post_batch or dropped):
             # The part will not show what stateful generators were called with.
             calls: list[Entry] = [*call_entries(group.rows, [(step, called) for step, _, called in state.calls])]
@@ -143,13 +143,13 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
                 if group.renewal is not None:  # those of the columns that it had
                     calls = [*await recorder.read(key), *calls]
                 await recorder.store(key, calls)
-                services.history.calls_kept.add(key)
+                services.history.calls_stored.add(key)
     record = await _write_part(services, writer, group, rows, order)
     services.history.group_written(index)
     if recorder is not None:
         await recorder.free(group.journal_key)
         if earlier is not None:
-            for purpose in (Purpose.KEPT, Purpose.RETRY):
+            for purpose in (Purpose.DROPPED, Purpose.RETRY):
                 await recorder.free(Key(group=index, revision=earlier, purpose=purpose))
     return record
 
@@ -221,7 +221,7 @@ async def finish(services: Services) -> None:
         if journal is not None:
 
             def end(_: object) -> None:
-                for key in services.history.calls_kept:  # everything is generated: no generator is replayed any more
+                for key in services.history.calls_stored:  # everything is generated: no generator is replayed any more
                     journal.free(key)
                 journal.finish()
 
@@ -242,10 +242,10 @@ def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journ
     for group in groups:
         if not group.drops:
             continue
-        key = Key(group=group.index, revision=group.revision, purpose=Purpose.KEPT)
+        key = Key(group=group.index, revision=group.revision, purpose=Purpose.DROPPED)
         known: dict[Identity, dict[str, Any]] = {}
         match journal.read(key) if journal is not None else []:
-            case [KeptRows(identities=identities), *entries]:
+            case [DroppedRows(identities=identities), *entries]:
                 for entry in entries:
                     if isinstance(entry, FinishedRows) and entry.column in steps:
                         for name, values in zip(steps[entry.column].outputs, entry.columns, strict=False):

@@ -115,9 +115,9 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
 
     part = record.generated or record.part
     table = None if part is None else await services.store_thread(lambda: read_table(store.writer.path, part))
-    kept, retried = await read(Purpose.KEPT), await read(Purpose.RETRY)
+    dropped, retried = await read(Purpose.DROPPED), await read(Purpose.RETRY)
     try:
-        renewal = plan_renewal(plan, record, table, kept, retried)
+        renewal = plan_renewal(plan, record, table, dropped, retried)
     except (ValueError, LookupError, TypeError) as error:
         raise StoreError(f"row group {record.index} holds values that no run of this recipe wrote: {error}") from error
     return renewal, await read(Purpose.RENEWAL)
@@ -143,7 +143,7 @@ async def _read_retried(services: Services, record: GroupRecord) -> tuple[Retrie
 
     seeds = [step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH] if plan.pre_batch else []
     processed = bool(plan.pre_batch or plan.post_batch)
-    found = plan_retry(record, await read(Purpose.KEPT), seeds=seeds, processed=processed)
+    found = plan_retry(record, await read(Purpose.DROPPED), seeds=seeds, processed=processed)
     return None if found is None else (found[0], [*found[1], *await read(Purpose.RETRY)])
 
 
@@ -155,7 +155,7 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
     record, added = store.manifest.groups[index], plan.header.added
     source, key = range(record.start, record.stop), Key(group=index, purpose=Purpose.CALLS)
     stored: Sequence[Entry] = ()
-    if recorder is not None and key in store.recovered.kept:
+    if recorder is not None and key in store.recovered.long_lived:
         stored = await recorder.read(key)
 
     def past(columns: dict[str, list[Any]], identities: list[Identity]) -> OpenGroup:

@@ -17,7 +17,17 @@ import attrs
 from ..errors import StoreError
 from ..graph import GROUP, Kind
 from ..store import codec
-from ..store.entries import Answer, Failed, Finished, FinishedRows, Forgiven, GeneratorCall, KeptRows, Purpose, Rebuilt
+from ..store.entries import (
+    Answer,
+    DroppedRows,
+    Failed,
+    Finished,
+    FinishedRows,
+    Forgiven,
+    GeneratorCall,
+    Purpose,
+    Rebuilt,
+)
 from ..store.journal import Recovered
 from ..store.values import values_of
 from .row_group import Consequence
@@ -60,7 +70,7 @@ class History:
         self.replaying: set[int] = set()
         # Keys of the journal's records of calls of stateful generators, stored until everything is generated.
         recovered = Recovered() if store is None else store.recovered
-        self.calls_kept = {key for key in recovered.kept if key.purpose is Purpose.CALLS}
+        self.calls_stored = {key for key in recovered.long_lived if key.purpose is Purpose.CALLS}
         # Row groups that the journal has entries of.
         self.recorded = frozenset(key.group for key in recovered.groups if key.purpose is Purpose.BUILD)
         if store is not None:
@@ -239,7 +249,7 @@ class RetriedRows:
     """
 
     revision: int
-    rows: KeptRows
+    rows: DroppedRows
     drops: tuple[Drop, ...]
 
     def merged(self, added: Sequence[Identity]) -> tuple[list[int], list[Identity]]:
@@ -251,7 +261,7 @@ class RetriedRows:
 
 
 def plan_retry(
-    record: GroupRecord, kept: Sequence[Entry], *, seeds: Collection[str], processed: bool
+    record: GroupRecord, stored: Sequence[Entry], *, seeds: Collection[str], processed: bool
 ) -> tuple[RetriedRows, Sequence[Entry]] | None:
     """The rows of a finished row group that can be retried, and their finished cells; None if no row can be retried.
 
@@ -260,8 +270,8 @@ def plan_retry(
     no identity after them.
     """
     failed = [drop for drop in record.drops if drop.kind == "failed"]
-    if kept and isinstance(kept[0], KeptRows):
-        rows, known = kept[0], kept[1:]
+    if stored and isinstance(stored[0], DroppedRows):
+        rows, known = stored[0], stored[1:]
         if processed and len(known) != rows.count:
             return None  # some values are not stored and cannot be generated from rows before the processors
     else:
@@ -270,7 +280,7 @@ def plan_retry(
         if processed and (order or any(drop.column not in seeds for drop in failed)):
             return None
         identities = [(row, 0) for row in sorted(gone)]
-        rows = KeptRows(order=order, identities=identities, resized=None if processed else (), count=0)
+        rows = DroppedRows(order=order, identities=identities, resized=None if processed else (), count=0)
     if not rows.identities or (rows.order is not None and len(rows.order) != record.rows):
         return None
     identified = set(rows.identities)
@@ -300,13 +310,13 @@ class RenewedRows:
 
 
 def plan_renewal(
-    plan: BuildPlan, record: GroupRecord, table: pa.Table | None, kept: Sequence[Entry], retried: Sequence[Entry]
+    plan: BuildPlan, record: GroupRecord, table: pa.Table | None, stored: Sequence[Entry], retried: Sequence[Entry]
 ) -> RenewedRows:
     """The rows of a row group that is written anew: those of its `table`, and its dropped rows.
 
-    `kept` is what is stored of dropped rows, and `retried` what a retry of them finished that was not completed.
+    `stored` is what is stored of dropped rows, and `retried` what a retry of them finished that was not completed.
     """
-    header = kept[0] if kept and isinstance(kept[0], KeptRows) else None
+    header = stored[0] if stored and isinstance(stored[0], DroppedRows) else None
     # A row that failed before the pre-batch processors has no identity after them.
     seeds = {step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH} if plan.pre_batch else set[str]()
     gone = {(drop.row, drop.copy) for drop in record.drops if drop.column not in seeds}
@@ -327,10 +337,10 @@ def plan_renewal(
     ]
     dropped_cells: list[FinishedRows] = []
     if header is not None:
-        # A retry numbers the rows that it could retry, which are those of `kept`.
+        # A retry numbers the rows that it could retry, which are those of `stored`.
         places = {row: at[identity] for row, identity in enumerate(header.identities) if identity in gone}
         known = {step.name: step for step in steps}
-        found = (each for each in (*kept[1:], *retried) if isinstance(each, Finished | FinishedRows))
+        found = (each for each in (*stored[1:], *retried) if isinstance(each, Finished | FinishedRows))
         dropped_cells = [_moved(known[each.column], each, places) for each in found if each.column in known]
     return RenewedRows(
         record=record,
@@ -343,14 +353,14 @@ def plan_renewal(
 
 
 def _written_identities(
-    plan: BuildPlan, record: GroupRecord, kept: KeptRows | None, gone: Collection[Identity]
+    plan: BuildPlan, record: GroupRecord, stored: DroppedRows | None, gone: Collection[Identity]
 ) -> list[Identity]:
     """The identities of the rows of a part before its post-batch processors."""
-    if kept is not None and kept.order is not None:
-        return kept.order
+    if stored is not None and stored.order is not None:
+        return stored.order
     source, part = range(record.start, record.stop), record.generated or record.part
-    if kept is not None:
-        found = kept.identities
+    if stored is not None:
+        found = stored.identities
     elif plan.pre_batch:
         found = identities_by_position(source, len(gone) + (0 if part is None else part.rows))
     else:
@@ -367,18 +377,18 @@ def _moved(step: Step, entry: Finished | FinishedRows, places: Mapping[int, int]
     else:
         values = [entry.value] if len(step.outputs) == 1 else entry.value
         rows, columns = [entry.row], [[value] for value in values]
-    kept = [at for at, row in enumerate(rows) if row in places]
+    found = [at for at, row in enumerate(rows) if row in places]
     return FinishedRows(
         column=entry.column,
-        rows=[places[rows[at]] for at in kept],
-        columns=[[values[at] for at in kept] for values in columns],
+        rows=[places[rows[at]] for at in found],
+        columns=[[values[at] for at in found] for values in columns],
     )
 
 
-def kept_entries(
+def dropped_entries(
     plan: BuildPlan,
     rows: Rows,
-    kept: Sequence[int],
+    of: Sequence[int],
     is_done: Callable[[int, int], bool],
     *,
     order: Sequence[Identity] | None,
@@ -388,10 +398,10 @@ def kept_entries(
     entries: list[Entry] = []
     for node in plan.graph.order:
         step = plan.steps[node]
-        done = [(at, row) for at, row in enumerate(kept) if is_done(node, row) and not rows.was_skipped(step, row)]
+        done = [(at, row) for at, row in enumerate(of) if is_done(node, row) and not rows.was_skipped(step, row)]
         if done:
             columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
             entries.append(FinishedRows(column=step.name, rows=[at for at, _ in done], columns=columns))
-    of = None if order is None else list(order)
-    header = KeptRows(order=of, identities=rows.identities(kept), resized=resized, count=len(entries))
+    part = None if order is None else list(order)
+    header = DroppedRows(order=part, identities=rows.identities(of), resized=resized, count=len(entries))
     return [header, *entries]

@@ -140,7 +140,7 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
 
 def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
     """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet."""
-    for key in (*recovered.groups, *recovered.kept):
+    for key in (*recovered.groups, *recovered.long_lived):
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             # A group that was skipped as a whole may be generated again now.

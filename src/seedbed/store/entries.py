@@ -28,7 +28,7 @@ class Purpose(enum.IntEnum):
 
     BUILD = 0  # a row group that is not finished
     RETRY = 1  # dropped rows of a finished row group, in a revision of its part, that are retried
-    KEPT = 2  # what is finished of the dropped rows of a finished row group, in a revision of its part
+    DROPPED = 2  # what is finished of the dropped rows of a finished row group, in a revision of its part
     CALLS = 3  # what stateful generators were called with for a finished row group
     RENEWAL = 4  # a finished row group, in a revision of its part, that is written anew because the recipe changed
 
@@ -43,7 +43,7 @@ class Key(msgspec.Struct, array_like=True, frozen=True, kw_only=True, cache_hash
     @property
     def is_long_lived(self) -> bool:
         """True if the entries outlive the checkpoint of their row group; new ones replace them."""
-        return self.purpose in {Purpose.KEPT, Purpose.CALLS}
+        return self.purpose in {Purpose.DROPPED, Purpose.CALLS}
 
 
 class _Entry(msgspec.Struct, array_like=True, frozen=True):
@@ -102,7 +102,7 @@ class FinishedRows(_Entry, frozen=True, kw_only=True, tag=5):
     columns: list[list[Any]]
 
 
-class KeptRows(_Entry, frozen=True, kw_only=True, tag=6):
+class DroppedRows(_Entry, frozen=True, kw_only=True, tag=6):
     """The first entry of those stored for a row group with dropped rows; `count` others follow it.
 
     `order` identifies the rows of the part and `identities` those of the entries. `order` is None where post-batch
@@ -128,7 +128,7 @@ class Forgiven(_Entry, frozen=True, kw_only=True, tag=8):
     """Failures before this do not count: so much failed that the run stopped, and a resume retries them."""
 
 
-Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | KeptRows | GeneratorCall | Forgiven
+Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | DroppedRows | GeneratorCall | Forgiven
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -74,11 +74,11 @@ _DECODER = msgspec.msgpack.Decoder(_Commit)
 class Recovered:
     """What a journal holds: how many entries under each key, the usage of all runs, the states of generators.
 
-    `kept` are the keys of long-lived entries; `damage` is one sentence for each thing that was found damaged.
+    `long_lived` are the keys of long-lived entries; `damage` is one sentence for each thing that was found damaged.
     """
 
     groups: Mapping[Key, int] = attrs.field(factory=dict)
-    kept: frozenset[Key] = frozenset()
+    long_lived: frozenset[Key] = frozenset()
     usage: UsageEntries = ()
     states: Mapping[str, bytes] = attrs.field(factory=dict)
     finished: int = 0  # row groups that were in the manifest at the last commit
@@ -161,7 +161,7 @@ class _Index:
         counts = {key: sum(place.count for place in places.values()) for key, places in self.entries.items()}
         return Recovered(
             groups={key: count for key, count in counts.items() if not key.is_long_lived},
-            kept=frozenset(key for key in counts if key.is_long_lived),
+            long_lived=frozenset(key for key in counts if key.is_long_lived),
             usage=self.usage,
             states={name: state for name, (state, _) in self.states.items() if state is not None},
             finished=self.finished,
