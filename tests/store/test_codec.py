@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seedbed.errors import CellError, CellTimeout, Permanent, RateLimited
-from seedbed.models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
+from seedbed.models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, ToolCall
 from seedbed.store import codec
 from seedbed.store.entries import DroppedRows, Entry, Finished
 from seedbed.store.entries import decode as decode_entries
@@ -290,7 +290,11 @@ every_kind: list[tuple[Any, ...]] = [
     ("arrays", np.arange(6.0).reshape(2, 3), np.array([True, False])),
     ("scalars", np.float32(1), np.bool_(True), np.datetime64(1, "s"), np.timedelta64(1, "D")),
     ("frames", pl.Series("a", [1, None]), pl.DataFrame({"a": [[1.5], None], "b": ["x", "y"]})),
-    ("answers", ChatAnswer(text="t", tokens=Tokens(input=1, output=2)), EmbeddingAnswer(vectors=((0.5,) * 8, (1.0,)))),
+    (
+        "answers",
+        ChatAnswer(text="t", tool_calls=(ToolCall(id="1", name="add", arguments="{}"),)),
+        EmbeddingAnswer(vectors=((0.5,) * 8,)),
+    ),
     ("images", ImageAnswer(images=(Image(data=b"p"),)), RateLimited("later", retry_after=2.5), CellTimeout("slow")),
 ]
 sample, _ = encode([*every_kind, ("foreign", Colour.RED)])

@@ -14,6 +14,8 @@ from .base import (
     ModelClient,
     ModelSpec,
     Tokens,
+    Tool,
+    ToolCall,
     open_models,
 )
 from .http import open_http
@@ -39,6 +41,8 @@ __all__ = [
     "OpenAICompatible",
     "Scripted",
     "Tokens",
+    "Tool",
+    "ToolCall",
     "fetch_weights",
     "open_http",
     "open_models",

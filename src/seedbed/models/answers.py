@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .base import ToolCall
 from .distributions import stable_seed
 
 _SUBJECT = re.compile(
@@ -195,6 +196,36 @@ def _bounds(schema: Mapping[str, Any], step: float) -> tuple[float, float]:
     if low is None:
         low = 0 if high is None or high >= 0 else high - 100
     return low, low + 100 if high is None else high
+
+
+def fitting_call(name: str, parameters: Mapping[str, Any], prompt: str) -> str:
+    """Return the text of a scripted answer that calls a tool with arguments that are valid for its schema."""
+    arguments = json.loads(fitting_json(parameters, prompt))
+    return json.dumps({"tool_calls": [{"name": name, "arguments": arguments}]}, ensure_ascii=False)
+
+
+def split_calls(text: str, turn: int) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text and the tool calls of a scripted answer.
+
+    It calls tools if it is JSON such as `{"tool_calls": [{"name": "add", "arguments": {"a": 1}}], "content": "…"}`.
+    `turn` is part of the ids, which are unique in a conversation.
+    """
+    if not text.lstrip().startswith(CALLS):
+        return text, ()
+    found = json.loads(text)
+    calls = tuple(
+        ToolCall(id=f"call_{turn}_{number}", name=each["name"], arguments=_arguments(each.get("arguments", {})))
+        for number, each in enumerate(found["tool_calls"], 1)
+    )
+    return str(found.get("content", "")), calls
+
+
+CALLS = '{"tool_calls"'
+"""The beginning of a scripted answer that calls tools."""
+
+
+def _arguments(given: Any) -> str:
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 def hash_vector(text: str, dimensions: int) -> tuple[float, ...]:

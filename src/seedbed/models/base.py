@@ -36,16 +36,46 @@ class Image:
     """Its type, such as `image/png`."""
 
 
+@attrs.frozen(kw_only=True)
+class Tool:
+    """A function that a chat model may call."""
+
+    name: str
+    """What the model calls it."""
+    description: str
+    """What it does, for the model."""
+    parameters: Mapping[str, Any]
+    """The JSON Schema of its arguments, an object."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """A call of a tool that a chat model asks for."""
+
+    id: str
+    """Identifies the call in the conversation."""
+    name: str
+    """The tool."""
+    arguments: str
+    """The arguments as the model wrote them: JSON, or what it took for JSON."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn of a conversation."""
 
     # A struct, because every call creates one: that takes a tenth of the time (overhead benchmark).
     role: str
-    """`system`, `user` or `assistant`."""
+    """`system`, `user`, `assistant` or `tool`."""
     content: str
-    """What is said."""
+    """What is said, or what a tool returned."""
     images: tuple[Image, ...] = ()
     """Pictures that go with it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the assistant calls."""
+    tool_call_id: str = ""
+    """The call that a tool answers."""
+    thinking: tuple[dict[str, Any], ...] = ()
+    """`ChatAnswer.thinking` of the answer that this message repeats."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +88,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     parameters: Mapping[str, Any] = attrs.field(factory=dict)
     schema: Mapping[str, Any] | None = None
+    tools: tuple[Tool, ...] = ()
     # The seed of the recipe, the column, the row, the alias of the model and the number of the call.
     seed_parts: tuple[object, ...] = attrs.field(default=(), eq=False)
     # A scope that the caller entered in this task, with the deadline of this call (`Endpoint.send`).
@@ -89,6 +120,10 @@ class ChatAnswer:
     """Why it ended, in the words of the provider."""
     tokens: Tokens = Tokens()
     """The usage: `input` and `output`."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that it calls; it goes on when it has their results."""
+    thinking: tuple[dict[str, Any], ...] = ()
+    """Signed thinking, which a provider wants back together with the results of the tools that it calls."""
 
 
 @attrs.frozen(kw_only=True)
@@ -195,8 +230,13 @@ def request_key(model: str, request: ChatRequest) -> bytes:
             digest.update(len(part).to_bytes(8, "big") + part)
         for image in message.images:
             digest.update(hashlib.blake2b(image.data).digest() + image.media_type.encode())
+        if message.tool_calls or message.tool_call_id:
+            calls = [message.tool_call_id, *map(attrs.astuple, message.tool_calls)]
+            digest.update(json.dumps(calls).encode())
         digest.update(b"\0")
     rest: list[Any] = [model, dict(request.parameters), request.schema]
+    if request.tools:
+        rest += map(attrs.asdict, request.tools)
     digest.update(json.dumps(rest, sort_keys=True, default=repr).encode())
     return digest.digest()
 

@@ -14,7 +14,7 @@ import msgspec
 from .. import checks
 from ..errors import CellError, ConfigError, Permanent, Retryable
 from .answers import count_tokens
-from .base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens
+from .base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Message, Tokens, ToolCall
 from .provider import HttpModel, HttpModelClient, token_count
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class OpenAIClient(HttpModelClient[OpenAICompatible]):
                 messages = with_instruction(messages, request.schema)
                 if self.spec.structured_output == "json_object":
                     body["response_format"] = {"type": "json_object"}
+        if request.tools:
+            fields = ("name", "description", "parameters")
+            tools = [{field: getattr(tool, field) for field in fields} for tool in request.tools]
+            body["tools"] = [{"type": "function", "function": tool} for tool in tools]
         body["messages"] = [_message(message) for message in messages]
         return json.dumps(body).encode()
 
@@ -88,14 +92,17 @@ class OpenAIClient(HttpModelClient[OpenAICompatible]):
         text = content if isinstance(content, str) else _text_of(content)
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         reasoning = reasoning if isinstance(reasoning, str) else None
-        if not text and finish_reason != "length":
+        calls = _tool_calls(message.get("tool_calls")) if request.tools else ()
+        if not text and not calls and finish_reason != "length":
             raise self.unexpected("any text", response)
+        written = "".join(call.name + call.arguments for call in calls)
         usage = found.get("usage")
         return ChatAnswer(
             text=text,
             reasoning=reasoning,
             finish_reason=finish_reason,
-            tokens=tokens_of(usage, request.messages, text + (reasoning or "")),
+            tokens=tokens_of(usage, request.messages, text + (reasoning or "") + written),
+            tool_calls=calls,
         )
 
     async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
@@ -163,6 +170,11 @@ def with_instruction(messages: Sequence[Message], schema: Mapping[str, Any]) -> 
 
 
 def _message(message: Message) -> dict[str, Any]:
+    if message.tool_call_id:
+        return {"role": message.role, "tool_call_id": message.tool_call_id, "content": message.content}
+    if message.tool_calls:
+        calls = [call_body(call) for call in message.tool_calls]
+        return {"role": message.role, "content": message.content or None, "tool_calls": calls}
     if not message.images:
         return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = [{"type": "text", "text": message.content}]
@@ -170,6 +182,25 @@ def _message(message: Message) -> dict[str, Any]:
         url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return {"role": message.role, "content": parts}
+
+
+def call_body(call: ToolCall) -> dict[str, Any]:
+    """A call of a tool in the chat format."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _tool_calls(given: object) -> tuple[ToolCall, ...]:
+    """The tools that an answer calls; servers may leave out ids, and send arguments as an object."""
+    calls: list[ToolCall] = []
+    for each in given if isinstance(given, list) else []:
+        function = each.get("function") if isinstance(each, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str):
+            continue
+        arguments = function.get("arguments") or "{}"
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append(ToolCall(id=str(each.get("id") or f"call_{len(calls) + 1}"), name=name, arguments=text))
+    return tuple(calls)
 
 
 def _is_strict(schema: object) -> bool:

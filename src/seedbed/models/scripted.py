@@ -24,7 +24,16 @@ import trio
 
 from .. import checks
 from ..errors import ConfigError, Permanent, Retryable
-from .answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
+from .answers import (
+    CALLS,
+    count_tokens,
+    fitting_call,
+    fitting_json,
+    hash_vector,
+    plausible_text,
+    small_png,
+    split_calls,
+)
 from .base import NOT_IN_FINGERPRINT, ChatAnswer, ChatRequest, EmbeddingAnswer, Image, ImageAnswer, Tokens
 from .distributions import check_amount, draw, is_distribution, stable_seed
 from .http import HttpResponse
@@ -253,8 +262,10 @@ class Scripted(Behaviour, Limits):
     `answers` is a template (`{prompt}`, `{system}`, `{number}`, `{seed}`, `{choice:yes|no}`, and `{after:Topic:}` for
     what follows `Topic:` on its line of the prompt), a list of templates (the prompt decides which), a mapping of words
     to templates (the first word that the prompt contains; `*` for the rest), or a function of the `ChatRequest`. In
-    answers to a request with a schema, inserted text is escaped for JSON. Without `answers`, or where no word matches,
-    the answer is generated: plausible text for the prompt, or JSON that is valid for the schema.
+    answers to a request with a schema, inserted text is escaped for JSON. Where the column has tools, an answer such as
+    `{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}` calls them; the next prompt is the result of the tool.
+    Without `answers`, or where no word matches, the answer is generated: plausible text for the prompt, JSON that is
+    valid for the schema, or first a call of a tool.
     """
 
     type: ClassVar[str] = "scripted"
@@ -298,15 +309,20 @@ class ScriptedClient:
         prompt = request.messages[-1].content
         outcome = await self._simulate(prompt)
         scripted = self._answer(request, prompt)
-        answer = scripted if isinstance(scripted, ChatAnswer) else ChatAnswer(text=scripted)
+        if isinstance(scripted, ChatAnswer):
+            answer = scripted
+        else:
+            text, calls = split_calls(scripted, len(request.messages)) if request.tools else (scripted, ())
+            answer = ChatAnswer(text=text, tool_calls=calls)
         reasoning, tokens = answer.reasoning, answer.tokens
         if reasoning is None and self._spec.reasoning is not None:
             reasoning = _fill(self._spec.reasoning, request)
         if tokens == Tokens():
             prompted = sum(count_tokens(message.content) for message in request.messages)
-            tokens = Tokens(input=prompted, output=count_tokens(answer.text + (reasoning or "")))
+            written = "".join(call.name + call.arguments for call in answer.tool_calls)
+            tokens = Tokens(input=prompted, output=count_tokens(answer.text + (reasoning or "") + written))
         reason = "length" if outcome.outcome == "length" else answer.finish_reason or "stop"
-        return ChatAnswer(text=answer.text, reasoning=reasoning, finish_reason=reason, tokens=tokens)
+        return attrs.evolve(answer, reasoning=reasoning, finish_reason=reason, tokens=tokens)
 
     async def embed(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> EmbeddingAnswer:
         await self._simulate("\n".join(texts))
@@ -353,6 +369,9 @@ class ScriptedClient:
                 (given for word, given in answers.items() if word != "*" and word.lower() in lowered), answers.get("*")
             )
         if answers is None:
+            if request.tools and request.messages[-1].role != "tool":
+                tool = request.tools[stable_seed("tool", prompt) % len(request.tools)]
+                return fitting_call(tool.name, tool.parameters, prompt)
             return fitting_json(request.schema, prompt) if request.schema else plausible_text(prompt)
         if not isinstance(answers, str):
             answers = answers[stable_seed("which", prompt) % len(answers)]
@@ -361,6 +380,7 @@ class ScriptedClient:
 
 def _fill(template: str, request: ChatRequest) -> str:
     prompt = request.messages[-1].content
+    is_json = request.schema is not None or template.lstrip().startswith(CALLS)
 
     def insert(found: re.Match[str]) -> str:
         name, _, given = found.group(1).partition(":")
@@ -374,7 +394,7 @@ def _fill(template: str, request: ChatRequest) -> str:
             text = prompt
         else:
             text = str(request.seed if name == "seed" else stable_seed(prompt) % 1_000_000)
-        return text if request.schema is None else json.dumps(text, ensure_ascii=False)[1:-1]
+        return json.dumps(text, ensure_ascii=False)[1:-1] if is_json else text
 
     return _PLACE.sub(insert, template)
 

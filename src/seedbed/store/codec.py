@@ -25,7 +25,7 @@ import polars as pl
 import pyarrow as pa
 
 from .. import errors
-from ..models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
+from ..models.base import ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -393,6 +393,7 @@ _TAGS: list[tuple[int, type[Any], Callable[[Any], Iterable[Any]], Callable[..., 
     _attrs_tag(52, EmbeddingAnswer),
     _attrs_tag(53, Image),
     _attrs_tag(54, ImageAnswer),
+    _attrs_tag(55, ToolCall),
 ]
 _SCALAR, _ERROR = 41, 60
 

@@ -23,7 +23,17 @@ import attrs
 import httptools
 import trio
 
-from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
+from ..models.answers import (
+    count_tokens,
+    fitting_call,
+    fitting_json,
+    hash_vector,
+    plausible_text,
+    small_png,
+    split_calls,
+)
+from ..models.distributions import stable_seed
+from ..models.openai import call_body
 from ..models.scripted import Behaviour, OutcomeSource, SimulatedOutcome, rate_limit_headers
 from ..runtime.sockets import SocketWire, open_wire
 from ..runtime.tasks import Timers, open_hidden_nursery
@@ -453,20 +463,38 @@ def _prompt_of(kind: str, body: Mapping[str, Any]) -> str:
         given = body.get("input", "")
         return given if isinstance(given, str) else "\n".join(map(str, given))
     messages = body.get("messages") or [{}]
-    content = messages[-1].get("content", "")
+    content = messages[-1].get("content") or ""
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
+    # Anthropic's results of tools have their text in `content`.
+    texts = (part.get("text") if part.get("type") == "text" else part.get("content") for part in content)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _answer_text(kind: str, request: ServerRequest) -> str:
-    """The default answer: JSON for a schema, plausible text otherwise."""
-    schema, body = None, request.body
+    """The default answer: a call of a tool first, then JSON for a schema, or plausible text."""
+    schema, body, prompt = None, request.body, request.prompt
+    tools = [tool.get("function", tool) for tool in body.get("tools") or ()]
     if kind == "chat":
         schema = (body.get("response_format") or {}).get("json_schema", {}).get("schema")
-    elif kind == "messages" and body.get("tools"):
-        schema = body["tools"][0].get("input_schema")
-    return fitting_json(schema, request.prompt) if schema else plausible_text(request.prompt)
+    elif kind == "messages" and _has_answer_tool(body):
+        schema = tools.pop()["input_schema"]
+    if tools and not _answers_tool(body["messages"][-1]):
+        tool = tools[stable_seed("tool", prompt) % len(tools)]
+        return fitting_call(tool["name"], tool.get("parameters") or tool.get("input_schema"), prompt)
+    return fitting_json(schema, prompt) if schema else plausible_text(prompt)
+
+
+def _has_answer_tool(body: Mapping[str, Any]) -> bool:
+    """True if the last tool is the schema of the answer, as Anthropic's API has it: the model must use a tool."""
+    return bool(body.get("tools")) and body.get("tool_choice", {}).get("type") in ("tool", "any")
+
+
+def _answers_tool(message: Mapping[str, Any]) -> bool:
+    """True if a message has the result of a tool."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return message.get("role") == "tool" or any(part.get("type") == "tool_result" for part in parts)
 
 
 def _openai_body(kind: str, request: ServerRequest, text: str, outcome: str, *, usage: bool) -> Any:
@@ -485,10 +513,13 @@ def _openai_body(kind: str, request: ServerRequest, text: str, outcome: str, *, 
         items = [{"b64_json": base64.b64encode(picture).decode()} for picture in pictures]
         answer |= {"created": 0}
     else:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        written, calls = split_calls(text, len(body.get("messages", ()))) if body.get("tools") else (text, ())
+        message: dict[str, Any] = {"role": "assistant", "content": written}
+        if calls:
+            message |= {"content": written or None, "tool_calls": [call_body(call) for call in calls]}
         if outcome == "refusal":
             message = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
-        reason = {"length": "length", "filter": "content_filter"}.get(outcome, "stop")
+        reason = {"length": "length", "filter": "content_filter"}.get(outcome, "tool_calls" if calls else "stop")
         items = [{"index": 0, "message": message, "finish_reason": reason}]
         answer |= {"id": "chatcmpl-test", "object": "chat.completion"}
     answer["choices" if kind == "chat" else "data"] = [] if outcome == "empty" else items
@@ -505,8 +536,14 @@ def _anthropic_body(_kind: str, request: ServerRequest, text: str, outcome: str,
     reason = {"length": "max_tokens", "refusal": "refusal"}.get(outcome, "end_turn")
     if (body.get("thinking") or {}).get("type") == "enabled":
         content.append({"type": "thinking", "thinking": f"The prompt: {prompt[:60]}", "signature": "test"})
-    if body.get("tools") and reason == "end_turn":
-        name = body["tools"][0]["name"]
+    written, calls = split_calls(text, len(body.get("messages", ()))) if body.get("tools") else (text, ())
+    if calls:
+        content += [{"type": "text", "text": written}] if written else []
+        used = [{"id": call.id, "name": call.name, "input": json.loads(call.arguments)} for call in calls]
+        content += [{"type": "tool_use", **each} for each in used]
+        reason = "tool_use"
+    elif _has_answer_tool(body) and reason == "end_turn":
+        name = body["tools"][-1]["name"]
         content.append({"type": "tool_use", "id": "toolu_test", "name": name, "input": json.loads(text)})
         reason = "tool_use"
     else:
