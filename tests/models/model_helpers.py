@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from seedbed.models import ModelClient
+    from seedbed.observe.report import Usage
     from seedbed.testing import OpenAIServer
 
 
@@ -44,12 +45,12 @@ class FakeContext:
     row: int | None = 0
     attempt: int = 1
     keys: list[str] = attrs.field(factory=list)
-    usage: list[dict[str, Any]] = attrs.field(factory=list)
+    usage: list[Usage] = attrs.field(factory=list)
 
     def give_back(self) -> None:
         """Do nothing: there is no permit."""
 
-    def report_usage(self, **usage: Any) -> None:
+    def add_usage(self, _model: str, usage: Usage) -> None:
         self.usage.append(usage)
 
     def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:

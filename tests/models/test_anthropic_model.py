@@ -9,6 +9,7 @@ from model_helpers import ask
 
 from seedbed.errors import ConfigError, Permanent, RateLimited, Retryable
 from seedbed.models import Anthropic, ChatRequest, Image, Message
+from seedbed.models.base import Tokens, usage_of
 from seedbed.testing import Reply, serve_openai
 
 if TYPE_CHECKING:
@@ -150,3 +151,22 @@ def test_fields_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
         Anthropic(model="claude", max_tokens=0)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     assert "ANTHROPIC_API_KEY" in Anthropic(model="claude").problems()[0]
+
+
+async def test_cached_tokens_are_part_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that the API read from its cache or stored there count as tokens of the prompt too, where it omits them."""
+    usage = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 70,
+        "cache_creation_input_tokens": 20,
+        "output_tokens": 5,
+    }
+    reply = Reply(body={"content": [{"type": "text", "text": "yes"}], "stop_reason": "end_turn", "usage": usage})
+    prices = {"input_price": 10.0, "output_price": 100.0, "cached_price": 1.0, "cache_write_price": 12.5}
+    async with pair(monkeypatch, prices, script=lambda _: reply) as (_, client):
+        answer = await client.chat(ask("yes?"))
+    assert answer.tokens == Tokens(input=100, output=5, cached=70, cache_written=20)
+    spec = Anthropic(model="claude", **prices)
+    found = usage_of(spec, answer.tokens)
+    assert (found.input_tokens, found.cached_tokens, found.cache_write_tokens) == (100, 70, 20)
+    assert found.cost == pytest.approx((10 * 10 + 70 * 1 + 20 * 12.5 + 5 * 100) / 1_000_000)

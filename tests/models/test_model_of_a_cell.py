@@ -11,6 +11,7 @@ from seedbed.engine.context import CellModel
 from seedbed.errors import Retryable
 from seedbed.models import ChatAnswer, Dedupe, Image, Message, Scripted, Tokens
 from seedbed.models.base import request_key
+from seedbed.observe.report import Usage
 
 SAMPLED = {"temperature": {"uniform": [0.2, 1.0]}, "style": {"choice": ["a", "b", "c"]}, "top_p": 0.9}
 
@@ -57,7 +58,7 @@ async def test_calls_take_their_key_and_report_usage() -> None:
         assert len(await model.embed(["a", "b"], dimensions=4)) == 2
         assert (await model.image("a cat")).media_type == "image/png"
     assert context.keys == ["scripted scripted chat", "scripted scripted embedding", "scripted scripted image"]
-    assert context.usage[0] == {"input_tokens": 1_000_000, "output_tokens": 500_000, "cost": 5.0, "model": "writer"}
+    assert context.usage[0] == Usage(calls=1, input_tokens=1_000_000, output_tokens=500_000, cost=5.0)
 
 
 async def test_a_conversation_can_be_passed() -> None:

@@ -548,3 +548,14 @@ async def test_a_row_that_is_rejected_alone_does_not_stop_the_build(tmp_path: Pa
     assert len(dataset) == 19
     assert dataset.report is not None
     assert "answered 403: flagged" in str(dataset.report.dropped)
+
+
+async def test_cached_tokens() -> None:
+    """Tokens of the prompt that the server read from its cache are counted, whatever else it sends in their place."""
+    for details, cached in (({"cached_tokens": 90}, 90), ({"cached_tokens": 900}, 100), ({}, 0), ([1], 0), (None, 0)):
+        usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": details}
+        message = {"role": "assistant", "content": "4"}
+        reply = Reply(body={"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+        async with open_pair(script=lambda _, reply=reply: reply) as (_, client):
+            answer = await client.chat(ask("2+2?"))
+        assert (answer.tokens.input, answer.tokens.cached, answer.tokens.cache_written) == (100, cached, 0)

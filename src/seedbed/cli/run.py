@@ -299,6 +299,8 @@ def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> 
         output.print_line(f"conflict: {conflict}", style="yellow")
     for name, used in (report.model_usage or report.usage).items():
         tokens = f"{used.input_tokens:,} + {used.output_tokens:,} tokens"
+        if used.cached_tokens:
+            tokens += f" ({used.cached_tokens:,} cached)"
         output.print_line(f"{name}: {used.calls:,} calls, {tokens}, cost {money(used.cost)}")
     output.print_line(f"{report.counts} in {dataset.path} after {duration(report.seconds)}")
     if watching.trace is not None:

@@ -53,9 +53,19 @@ class CellContext(Protocol):
         ...
 
     def report_usage(
-        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
+        self,
+        *,
+        calls: int = 1,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cached_tokens: int = 0,
+        cost: float = 0.0,
+        model: str = "",
     ) -> None:
-        """Add to the usage of this task, by model; safe from a worker thread."""
+        """Add to the usage of this task, by model; safe from a worker thread.
+
+        `input_tokens` include those of prompts that the provider read from its cache, `cached_tokens`.
+        """
 
     async def call(
         self,

@@ -13,7 +13,7 @@ import trio
 
 from ..columns.base import SyncModel
 from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
-from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call
+from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call, usage_of
 from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe import events
 from ..observe.report import Usage
@@ -74,9 +74,26 @@ class Context:
         return self._task.attempt
 
     def report_usage(
-        self, *, calls: int = 1, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, model: str = ""
+        self,
+        *,
+        calls: int = 1,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cached_tokens: int = 0,
+        cost: float = 0.0,
+        model: str = "",
     ) -> None:
-        usage = Usage(calls=calls, input_tokens=input_tokens, output_tokens=output_tokens, cost=cost)
+        usage = Usage(
+            calls=calls,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            cost=cost,
+        )
+        self.add_usage(model, usage)
+
+    def add_usage(self, model: str, usage: Usage) -> None:
+        """Count a call, or several."""
         self.usage.add(model, usage)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -395,6 +412,4 @@ class CellModel:
         return parts, parameters
 
     def _report(self, answer: ChatAnswer | EmbeddingAnswer | ImageAnswer) -> None:
-        tokens, spec = answer.tokens, self._spec
-        cost = (tokens.input * spec.input_price + tokens.output * spec.output_price) / 1_000_000
-        self._context.report_usage(model=self.alias, input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)
+        self._context.add_usage(self.alias, usage_of(self._spec, answer.tokens))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from ..errors import CellError, ModelCheckFailed, ModelMisconfigured, Permanent, Unreachable
-from ..models.base import send_small_call
+from ..models.base import send_small_call, usage_of
 from ..models.provider import HttpModel
-from ..observe.report import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..models.base import ModelClient, ModelSpec
+    from ..observe.report import Usage
 
 # A server that takes longer is slow, which is no mistake of the configuration.
 _DEADLINE = 30.0
@@ -46,9 +46,7 @@ async def check_models(
                 return
             except CellError:
                 return
-            tokens = answer.tokens
-            cost = (tokens.input * spec.input_price + tokens.output * spec.output_price) / 1_000_000
-            usage.append((alias, Usage(calls=1, input_tokens=tokens.input, output_tokens=tokens.output, cost=cost)))
+            usage.append((alias, usage_of(spec, answer.tokens)))
             return
         if failures:
             problems[alias] = str(failures[0])

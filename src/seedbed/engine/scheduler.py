@@ -190,6 +190,7 @@ class Scheduler:
             error=None if error is None else error_text(error),
             seconds=outcome.seconds,
             tokens=0 if usage is None else usage.total.tokens,
+            cached_tokens=0 if usage is None else usage.total.cached_tokens,
             cost=0.0 if usage is None else usage.total.cost,
         )
 

@@ -160,7 +160,8 @@ def make_source(
         priced=frozenset(
             spec.key(domain)
             for spec, domain in domains
-            if spec.input_price or (spec.output_price and domain != "embedding")
+            if any((spec.input_price, spec.cached_price, spec.cache_write_price))
+            or (spec.output_price and domain != "embedding")
         ),
         retyped=frozenset(
             name for spec in recipe.processors if spec.stage == Stage.POST_BATCH.value for name in spec.retypes()

@@ -12,6 +12,7 @@ import attrs
 import msgspec
 import trio
 
+from ..observe.report import Usage
 from .distributions import stable_seed
 
 if TYPE_CHECKING:
@@ -105,7 +106,13 @@ class Tokens:
     """Token usage of a call as reported by the provider, otherwise estimated."""
 
     input: int = 0
+    """Tokens of the prompt, cached ones included."""
     output: int = 0
+    """Tokens of the answer."""
+    cached: int = 0
+    """Tokens of the prompt that the provider read from its cache."""
+    cache_written: int = 0
+    """Tokens of the prompt that the provider stored in its cache."""
 
 
 @attrs.frozen(kw_only=True)
@@ -172,6 +179,10 @@ class ModelSpec(Protocol):
     @property
     def output_price(self) -> float: ...
     @property
+    def cached_price(self) -> float | None: ...  # None: as `input_price`
+    @property
+    def cache_write_price(self) -> float | None: ...
+    @property
     def provider_id(self) -> str: ...  # specs with the same id share a client
 
     def key(self, domain: str) -> str:
@@ -208,6 +219,29 @@ async def open_models(specs: Mapping[str, ModelSpec]) -> AsyncIterator[Mapping[s
                 client = opened[spec.provider_id] = await stack.enter_async_context(spec.open())
             clients[alias] = client.for_model(spec.model) if isinstance(client, SharedClient) else client
         yield clients
+
+
+def cost_of(spec: ModelSpec, tokens: Tokens) -> float:
+    """The cost of one call of a model."""
+    price = spec.input_price
+    cost = tokens.input * price + tokens.output * spec.output_price
+    if tokens.cached and spec.cached_price is not None:
+        cost += tokens.cached * (spec.cached_price - price)
+    if tokens.cache_written and spec.cache_write_price is not None:
+        cost += tokens.cache_written * (spec.cache_write_price - price)
+    return cost / 1_000_000
+
+
+def usage_of(spec: ModelSpec, tokens: Tokens) -> Usage:
+    """The usage of one call of a model, with its cost."""
+    return Usage(
+        calls=1,
+        input_tokens=tokens.input,
+        output_tokens=tokens.output,
+        cached_tokens=tokens.cached,
+        cache_write_tokens=tokens.cache_written,
+        cost=cost_of(spec, tokens),
+    )
 
 
 async def send_small_call(client: ModelClient, domain: str) -> ChatAnswer | EmbeddingAnswer | ImageAnswer:

@@ -223,12 +223,26 @@ def _text_of(content: object) -> str:
 
 
 def tokens_of(usage: object, messages: Sequence[Message], answered: str) -> Tokens:
-    """The token usage of a chat, reported or estimated."""
+    """The token usage of a chat, reported or estimated.
+
+    Anthropic counts cached tokens beside those of the prompt, OpenAI as a part of them.
+    """
     sent = token_count(usage, "prompt_tokens", "input_tokens")
     generated = token_count(usage, "completion_tokens", "output_tokens")
+    cached = written = 0
+    if isinstance(usage, dict) and sent is not None:
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        if details is not None:
+            cached = min(sent, token_count(details, "cached_tokens") or 0)
+        elif "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+            cached = token_count(usage, "cache_read_input_tokens") or 0
+            written = token_count(usage, "cache_creation_input_tokens") or 0
+            sent += cached + written
     return Tokens(
         input=sum(count_tokens(message.content) for message in messages) if sent is None else sent,
         output=count_tokens(answered) if generated is None else generated,
+        cached=cached,
+        cache_written=written,
     )
 
 

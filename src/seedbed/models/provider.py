@@ -88,6 +88,15 @@ class Limits(KeyLimits):
     """The price of a million tokens of prompts, to know and to limit the cost."""
     output_price: float = attrs.field(default=0.0, validator=checks.at_least(0, "money per million tokens"))
     """The price of a million tokens of answers."""
+    cached_price: float | None = attrs.field(
+        default=None, validator=checks.optional(checks.at_least(0, "money per million tokens"))
+    )
+    """The price of a million tokens of prompts that the provider read from its cache; by default `input_price`."""
+    cache_write_price: float | None = attrs.field(
+        default=None, validator=checks.optional(checks.at_least(0, "money per million tokens"))
+    )
+    """The price of a million tokens of prompts that the provider stored in its cache, where it reports these; by
+    default `input_price`."""
 
     def limits(self) -> KeyLimits:
         return KeyLimits(**{field.name: getattr(self, field.name) for field in attrs.fields(KeyLimits)})

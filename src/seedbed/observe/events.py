@@ -71,6 +71,7 @@ class TaskFinished(TaskEvent, frozen=True, kw_only=True):
     error: str | None
     seconds: float
     tokens: int
+    cached_tokens: int = 0  # of `tokens`, those of prompts that were read from the provider's cache
     cost: float
 
 

@@ -64,7 +64,8 @@ def _totals(progress: ProgressState) -> list[str]:
     if retried := sum(column.retried for column in progress.columns.values()):
         parts.append(f"{retried} retried")
     if progress.tokens:
-        parts.append(f"{progress.tokens:,} tokens")
+        cached = f" ({progress.cached_tokens:,} cached)" if progress.cached_tokens else ""
+        parts.append(f"{progress.tokens:,} tokens{cached}")
     if progress.cost:
         parts.append(f"cost {money(progress.cost)}")
     return parts

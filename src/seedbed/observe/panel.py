@@ -241,7 +241,9 @@ def _foot(progress: ProgressState, width: int) -> list[Text]:
         foot.append(f", {progress.salvage_rounds:,} salvage rounds", style="dim")
     lines = [foot]
     if progress.tokens or progress.cost:
-        used = Text(f"  {progress.tokens:,} tokens, cost {money(progress.cost)}", no_wrap=True, overflow="ellipsis")
+        cached = f" ({progress.cached_tokens:,} cached)" if progress.cached_tokens else ""
+        text = f"  {progress.tokens:,} tokens{cached}, cost {money(progress.cost)}"
+        used = Text(text, no_wrap=True, overflow="ellipsis")
         if not progress.finished and (predicted := progress.predicted_cost):
             used.append(f", about {money(predicted)} in total", style="dim")
         lines.append(used)

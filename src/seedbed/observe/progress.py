@@ -102,6 +102,7 @@ class KeyProgress:
     in_flight: int = 0
     rate_limited: int = 0
     tokens: int = 0
+    cached_tokens: int = 0
     tokens_per_second: float = 0.0  # as of the last `update`
     cost: float = 0.0
     meter: Meter = attrs.field(factory=Meter)
@@ -158,6 +159,10 @@ class ProgressState:
     @property
     def tokens(self) -> int:
         return sum(key.tokens for key in self.keys.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(key.cached_tokens for key in self.keys.values())
 
     @property
     def cost(self) -> float:
@@ -269,6 +274,7 @@ class ProgressState:
                 if column.key is not None:
                     column.key.in_flight = max(0, column.key.in_flight - 1)
                     column.key.tokens += event.tokens
+                    column.key.cached_tokens += event.cached_tokens
                     column.key.cost += event.cost
                 if event.status == "success":
                     column.last = event.time

@@ -84,9 +84,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     calls: Count = 0
     """Calls."""
     input_tokens: Count = 0
-    """Tokens of prompts."""
+    """Tokens of prompts, cached ones included."""
     output_tokens: Count = 0
     """Tokens of answers."""
+    cached_tokens: Count = 0
+    """Tokens of prompts that the provider read from its cache."""
+    cache_write_tokens: Count = 0
+    """Tokens of prompts that the provider stored in its cache."""
     cost: float = 0.0
     """The cost, in the unit of the prices."""
 
@@ -100,6 +104,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             calls=self.calls + other.calls,
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             cost=self.cost + other.cost,
         )
 

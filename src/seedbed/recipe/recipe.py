@@ -30,7 +30,8 @@ from ..models.base import NOT_IN_FINGERPRINT, ModelSpec
 # those with the metadata `NOT_IN_FINGERPRINT`.
 _OPERATIONAL = frozenset(
     {
-        *("api_key_env", "base_url", "headers", "input_price", "max_parallel_requests", "output_price"),
+        *("api_key_env", "base_url", "headers", "max_parallel_requests"),
+        *("input_price", "output_price", "cached_price", "cache_write_price"),
         *("latency_congestion", "requests_per_minute", "timeout", "tokens_per_minute"),
     }
 )

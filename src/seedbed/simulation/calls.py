@@ -27,7 +27,7 @@ import trio
 from ..errors import CellError, RateLimited, Retryable
 from ..graph import Kind
 from ..models.answers import count_tokens, fitting_json, hash_vector, plausible_text, small_png
-from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens
+from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, EmbeddingAnswer, Image, ImageAnswer, Tokens, cost_of
 from ..models.distributions import drawer
 from ..models.scripted import Behaviour
 from ..store.schema import declared_type
@@ -94,12 +94,12 @@ class Caller:
         self._uses_engine = uses_engine
         # The timeout of a scripted model is for calls that hang, which have no latency.
         self._timeout: float = math.inf if isinstance(spec, Behaviour) else getattr(spec, "timeout", math.inf)
-        # The price of one token of the prompt and of the answer.
-        self._prices = (0.0, 0.0) if spec is None else (spec.input_price / 1e6, spec.output_price / 1e6)
+        self._spec = spec
         self.chance = rng.random
         self._latency = drawer(profile.latency, rng)
         self._error_latency = drawer(profile.error_latency, rng)
         self._input = None if profile.input_tokens is None else drawer(profile.input_tokens, rng)
+        self._cached = drawer(profile.cached_tokens, rng)
         self._output = drawer(profile.output_tokens, rng)
         self._max_tokens = max_tokens or sys.maxsize
         self._rate_limited = profile.rate_limited or 0.0
@@ -107,7 +107,7 @@ class Caller:
         self._more_calls, self._calls = math.modf(profile.calls or 1.0)
         self._rendered: list[int] = []  # tokens of rendered prompts, to draw from for calls without one
 
-    def tokens(self, rendered: int | None = None) -> tuple[int, int]:
+    def tokens(self, rendered: int | None = None) -> Tokens:
         """The usage of a call. `rendered` tokens of its prompt count unless the profile has others."""
         if self._input is not None:
             prompt = self._input()
@@ -116,7 +116,12 @@ class Caller:
             prompt = rendered
         else:
             prompt = self._rendered[int(self.chance() * len(self._rendered))] if self._rendered else 0
-        return max(0, round(prompt)), min(self._max_tokens, max(0, round(self._output())))
+        prompt = max(0, round(prompt))
+        return Tokens(
+            input=prompt,
+            output=min(self._max_tokens, max(0, round(self._output()))),
+            cached=min(prompt, max(0, round(self._cached()))),
+        )
 
     async def call(self) -> None:
         """Take as long as a call; raises the error of one that gets no answer."""
@@ -149,9 +154,14 @@ class Caller:
 
     async def _send(self, context: CellContext) -> None:
         await self.call()
-        prompt, answer = self.tokens()
-        cost = prompt * self._prices[0] + answer * self._prices[1]
-        context.report_usage(model=self.alias, input_tokens=prompt, output_tokens=answer, cost=cost)
+        tokens, spec = self.tokens(), self._spec
+        context.report_usage(
+            model=self.alias,
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            cached_tokens=tokens.cached,
+            cost=0.0 if spec is None else cost_of(spec, tokens),
+        )
 
 
 # The callers of the column that runs, by alias: a client does not know which column calls it.
@@ -200,8 +210,7 @@ class SimulatedClient:
         alias = self._model.alias
         caller = (current_callers.get() or {}).get(alias) or self._model.caller(alias, domain)
         await caller.call()
-        prompt, answer = caller.tokens(sum(map(count_tokens, texts)))
-        return Tokens(input=prompt, output=answer)
+        return caller.tokens(sum(map(count_tokens, texts)))
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
         tokens = await self._call("chat", [message.content for message in request.messages])

@@ -48,6 +48,8 @@ class CallProfile:
     """Seconds for an answer; of a column without a model, seconds that its function takes."""
     input_tokens: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
     """Tokens of the prompts of one call; if not given, those of rendered prompts are counted."""
+    cached_tokens: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
+    """Tokens of the prompts of one call that the provider reads from its cache, never more than all of them."""
     output_tokens: Annotated[Any, "an amount"] = attrs.field(default=None, converter=_read, validator=_amount)
     """Tokens of one answer, which never has more than the `max_tokens` of its column."""
     calls: float | None = attrs.field(default=None, converter=_read, validator=checks.optional(checks.at_least(1)))
@@ -94,7 +96,7 @@ ASSUMED = {
     "validation": CallProfile(latency={"lognormal": [0.1, 0.3]}),
     "code": CallProfile(latency=0.0),
 }
-_DEFAULTS = CallProfile(output_tokens=0, calls=1.0, rate_limited=0.0, failed=0.0, error_latency=0.05)
+_DEFAULTS = CallProfile(output_tokens=0, cached_tokens=0, calls=1.0, rate_limited=0.0, failed=0.0, error_latency=0.05)
 
 
 @attrs.frozen(kw_only=True)
@@ -245,7 +247,9 @@ def measure(frame: pl.DataFrame, usage: Mapping[str, Usage]) -> dict[str, CallPr
     for column, used in usage.items():
         if used.calls:
             tokens = CallProfile(
-                input_tokens=used.input_tokens / used.calls, output_tokens=used.output_tokens / used.calls
+                input_tokens=used.input_tokens / used.calls,
+                cached_tokens=used.cached_tokens / used.calls,
+                output_tokens=used.output_tokens / used.calls,
             )
             found[column] = tokens.over(found.get(column, CallProfile()))
     return found

@@ -109,6 +109,7 @@ class Used:
 
     calls: Spread
     input_tokens: Spread
+    cached_tokens: Spread
     output_tokens: Spread
     cost: Spread
 
@@ -354,16 +355,19 @@ def _usage_table(estimate: Estimate) -> Table:
     lines: list[tuple[str, str, Used]] = [(each.column, each.model, each) for each in estimate.columns]
     lines += [("all", model, used) for model, used in estimate.models.items()] if len(estimate.models) > 1 else []
     lines.append(("all", "all", estimate.total))
+    counts = ["calls", "input_tokens", "cached_tokens", "output_tokens"]
+    if not estimate.total.cached_tokens.high:
+        counts.remove("cached_tokens")
     rows = [
         (
             column,
             model,
-            *(spread_text(spread, "{:,.0f}".format) for spread in (used.calls, used.input_tokens, used.output_tokens)),
+            *(spread_text(getattr(used, count), "{:,.0f}".format) for count in counts),
             spread_text(used.cost, money),
         )
         for column, model, used in lines
     ]
-    return _table("usage", ("column", "model", "calls", "input tokens", "output tokens", "cost"), rows)
+    return _table("usage", ("column", "model", *(count.replace("_", " ") for count in counts), "cost"), rows)
 
 
 def _limit_table(estimate: Estimate) -> Table:

@@ -78,6 +78,8 @@ def _at(rows: int, small: tuple[int, Outcome], large: tuple[int, Outcome]) -> Ou
             calls=round(grown(before.calls, after.calls)),
             input_tokens=round(grown(before.input_tokens, after.input_tokens)),
             output_tokens=round(grown(before.output_tokens, after.output_tokens)),
+            cached_tokens=round(grown(before.cached_tokens, after.cached_tokens)),
+            cache_write_tokens=round(grown(before.cache_write_tokens, after.cache_write_tokens)),
             cost=grown(before.cost, after.cost),
         )
 
