@@ -154,7 +154,7 @@ def test_fields_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_cached_tokens_are_part_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that the API read from its cache or stored there count as tokens of the prompt too, where it omits them."""
+    """Tokens that the API read from its cache or stored there count as tokens of the prompt too."""
     usage = {
         "input_tokens": 10,
         "cache_read_input_tokens": 70,

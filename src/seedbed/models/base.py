@@ -161,10 +161,23 @@ class ModelClient(Protocol):
     async def image(self, prompt: str, parameters: Mapping[str, Any]) -> ImageAnswer: ...
 
 
-class ModelSpec(Protocol):
-    """The definition of a model in a recipe, a frozen value (`OpenAICompatible`, `Anthropic`, `Local`, `Scripted`)."""
+class Prices(Protocol):
+    """The prices of a model, for a million tokens."""
 
     # Read-only, so that frozen classes conform.
+    @property
+    def input_price(self) -> float: ...
+    @property
+    def output_price(self) -> float: ...
+    @property
+    def cached_price(self) -> float | None: ...  # None: as `input_price`
+    @property
+    def cache_write_price(self) -> float | None: ...
+
+
+class ModelSpec(Prices, Protocol):
+    """The definition of a model in a recipe, a frozen value (`OpenAICompatible`, `Anthropic`, `Local`, `Scripted`)."""
+
     @property
     def model(self) -> str: ...
     @property
@@ -174,14 +187,6 @@ class ModelSpec(Protocol):
 
     @property
     def max_parallel_requests(self) -> int: ...
-    @property
-    def input_price(self) -> float: ...  # per million tokens
-    @property
-    def output_price(self) -> float: ...
-    @property
-    def cached_price(self) -> float | None: ...  # None: as `input_price`
-    @property
-    def cache_write_price(self) -> float | None: ...
     @property
     def provider_id(self) -> str: ...  # specs with the same id share a client
 
@@ -221,7 +226,7 @@ async def open_models(specs: Mapping[str, ModelSpec]) -> AsyncIterator[Mapping[s
         yield clients
 
 
-def cost_of(spec: ModelSpec, tokens: Tokens) -> float:
+def cost_of(spec: Prices, tokens: Tokens) -> float:
     """The cost of one call of a model."""
     price = spec.input_price
     cost = tokens.input * price + tokens.output * spec.output_price
@@ -232,7 +237,7 @@ def cost_of(spec: ModelSpec, tokens: Tokens) -> float:
     return cost / 1_000_000
 
 
-def usage_of(spec: ModelSpec, tokens: Tokens) -> Usage:
+def usage_of(spec: Prices, tokens: Tokens) -> Usage:
     """The usage of one call of a model, with its cost."""
     return Usage(
         calls=1,
