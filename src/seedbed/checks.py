@@ -7,16 +7,22 @@ are not numbers here, and NaN and infinity are never accepted.
 from __future__ import annotations
 
 import math
+import operator
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeGuard
+from decimal import Decimal
+from typing import Any, SupportsIndex, TypeAlias, TypeGuard
 
 import attrs
 
 from .errors import ConfigError
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+RowCount: TypeAlias = SupportsIndex | float | str
+"""A number of rows as a user gives it: 1000, 1e6, "100k" or "1.5M"."""
+
+_UNITS = {"k": 1_000, "m": 1_000_000}
 
 
 def optional(validator: Validator) -> Validator:
@@ -32,6 +38,23 @@ def is_whole(value: object) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[int | float]:
     """True for a finite int or float that is not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def row_count(value: RowCount, *, where: str = "rows must be") -> int:
+    """Convert a number of rows, 0 or more. Raises a `ConfigError` that begins with `where`."""
+    try:
+        if isinstance(value, str):
+            text = value.strip()
+            unit = _UNITS.get(text[-1:].lower(), 1)
+            number = Decimal(text[:-1] if unit > 1 else text) * unit
+        else:
+            number = Decimal(value if isinstance(value, float) else operator.index(value))
+        # The exponent is limited before the number is written out, which would take forever for 1e999999999.
+        if not isinstance(value, bool) and number.adjusted() <= 18 and number == int(number) >= 0:
+            return int(number)
+    except (ArithmeticError, ValueError, TypeError):
+        pass
+    raise ConfigError(f"{where} a number of rows, 0 or more, such as 1000, 1e6 or 100k, not {value!r}")
 
 
 @attrs.frozen(eq=False)

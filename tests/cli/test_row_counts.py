@@ -26,12 +26,12 @@ def test_a_row_count_may_have_an_exponent_or_a_unit(
     assert json.loads(capsys.readouterr().out)["requested"] == rows
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.5", "many", "nan", "inf", "infk", "1e999999999", "5x"])
+@pytest.mark.parametrize("text", ["", "k", "1.5", "many", "nan", "inf", "infk", "1e999999999", "5x", "-1"])
 def test_anything_else_is_rejected(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names the option, the forms that it takes and the text."""
     assert main(["preview", str(recipe(tmp_path)), "-n", text]) == ExitCode.BAD_INPUT
     error = capsys.readouterr().err
-    assert f"-n takes a number of rows such as 1000, 1e6 or 100k, not {text!r}" in error
+    assert f"-n takes a number of rows, 0 or more, such as 1000, 1e6 or 100k, not {text!r}" in error
 
 
 def test_resume_takes_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

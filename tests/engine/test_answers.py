@@ -174,8 +174,9 @@ async def test_calls_that_fail_for_good_drop_their_row(autojump_clock: MockClock
     """A permanent failure of a later call is no reason to ask again."""
     talk = Talk(lambda call, _: Permanent("no") if call == "0.1" else None)
     async with sb.open_build(talk.columns, rows=1, config=RunConfig(shutdown_error_rate=1)) as build:
-        report = await build.wait()
-    assert [drop.reason for drop in report.dropped] == ["talk: no"]
+        with pytest.raises(sb.AllRowsDropped):
+            await build.wait()
+    assert [drop.reason for drop in build.report.dropped] == ["talk: no"]
     assert talk.sent == ["0.0", "0.1"]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 from engine_helpers import seed
 
-from seedbed import AllRowsDropped, Column, Dataset, Permanent, Processor, build, preview, resume
+from seedbed import AllRowsDropped, Column, Dataset, Permanent, Processor, build, open_build, preview, resume
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +49,18 @@ def test_a_build_without_rows_raises(tmp_path: Path) -> None:
     fixed = [seed(), Column("v", lambda n: n, requires=["n"])]
     dataset = resume(tmp_path / "out", fixed, retry_dropped=True, accept_changes=True)
     assert dataset.to_polars()["v"].to_list() == [0, 1, 2]
+
+
+async def test_waiting_for_a_build_without_rows_raises() -> None:
+    """`wait` too; a build whose row groups are iterated over has its report, and raises nothing."""
+    columns = [seed(), Column("v", buggy)]
+    async with open_build(columns, rows=2) as running:
+        with pytest.raises(AllRowsDropped, match=rf"all 2 rows were dropped: 2 × {re.escape(BUG)}; ") as caught:
+            await running.wait()
+        assert caught.value.report is running.report
+    async with open_build(columns, rows=2) as running:
+        assert [group.rows async for group in running] == [0]
+    assert running.report.drops_by_reason == {BUG: 2}
 
 
 def test_a_build_that_drops_rows_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

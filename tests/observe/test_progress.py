@@ -167,6 +167,26 @@ def test_a_rate_lies_between_the_slowest_and_the_fastest(steps: list[tuple[float
         assert min(0.0, *rates) - 1e-9 <= rate <= max(rates) + 1e-9
 
 
+def test_a_rate_is_known_between_slow_calls() -> None:
+    """With calls of 40 seconds most windows of ten seconds see none that ends; a stall still lowers the rate."""
+    made = state(rows=10, limits={"key": 1})
+    now = 100.0
+    rates = []
+    for row in range(4):
+        made(started(now, row))
+        for _ in range(40):
+            now += 1
+            made.update(now)
+            rates.append((column(made).rate, made.keys["key"].tokens_per_second, column(made).eta))
+        made(finished(now, row, seconds=40.0, tokens=80))
+    assert all(rate == pytest.approx(1 / 40, rel=0.4) for rate, _, _ in rates[90:])
+    assert all(tokens == pytest.approx(2, rel=0.4) for _, tokens, _ in rates[90:])
+    assert None not in [eta for _, _, eta in rates[90:]]
+    for second in range(200):
+        made.update(now + second)
+    assert (column(made).rate, made.keys["key"].tokens_per_second) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("failing", [False, True])
 async def test_it_agrees_with_the_report_of_a_build(failing: bool, autojump_clock: object) -> None:
     """After a real run every column has completed every row, and drops and rows are those of the report."""

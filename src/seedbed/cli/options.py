@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,21 +21,16 @@ Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 _SEVERAL = Parameter(negative="", show_default=False, consume_multiple=False)
 Several = Annotated[tuple[str, ...], _SEVERAL]
 
-_UNITS = {"k": 1_000, "m": 1_000_000}
-
 
 def _row_count(_type: Any, tokens: Sequence[Token]) -> int:
     """Convert the text of a row count: 1000, 1_000, 1e6, 100k or 1.5M."""
-    text = tokens[0].value.strip()
-    unit = _UNITS.get(text[-1:].lower(), 1)
+    from ..checks import row_count
+    from ..errors import ConfigError
+
     try:
-        number = Decimal(text[:-1] if unit > 1 else text) * unit
-        # The exponent is limited before the number is written out, which would take forever for 1e999999999.
-        if number.adjusted() <= 18 and number == number.to_integral_value():
-            return int(number)
-    except (ArithmeticError, ValueError):
-        pass
-    raise ValueError(f"{tokens[0].keyword} takes a number of rows such as 1000, 1e6 or 100k, not {text!r}")
+        return row_count(tokens[0].value, where=f"{tokens[0].keyword} takes")
+    except ConfigError as error:
+        raise ValueError(str(error)) from None  # of which the parser of the command line makes a message
 
 
 Rows = Annotated[int, Parameter(name=["--rows", "-n"], converter=_row_count)]

@@ -18,6 +18,7 @@ import attrs
 import polars as pl
 import trio
 
+from ..checks import RowCount, row_count
 from ..columns.spec import Grants
 from ..errors import AllRowsDropped, Interrupted, SeedbedError
 from ..graph import nearest
@@ -98,11 +99,11 @@ class Build:
 
     @anywhere
     async def wait(self) -> BuildReport:
-        """Wait until the run is finished; raises what stopped it early."""
+        """Wait until the run is finished; raises what stopped it early, or `AllRowsDropped` if failures left no row."""
         await self._ended.wait()
         self._raise_failure()
-        assert self._report is not None
-        return self._report
+        self._raise_if_all_dropped()
+        return self.report
 
     @property
     def report(self) -> BuildReport:
@@ -146,18 +147,16 @@ class Build:
             return await plan.source.check_models()
         return []
 
-    def _finished_dataset(self) -> Dataset:
-        """The dataset of a build that has ended; raises `AllRowsDropped` if failures left nothing of it."""
+    def _raise_if_all_dropped(self) -> None:
         report = self.report
         before_columns = {step.name for step in self._plan.pre_batch}
         is_filtered = any(removed for name, removed, _ in report.resized if name not in before_columns)
         if report.written or is_filtered or not report.dropped:
-            warn_of_missing_rows(report)
-            return self.dataset
+            return
         assert self._run is not None  # it has just ended
         error = AllRowsDropped(
             f"all {len(report.dropped):,} rows were dropped: {report.dropped_because}; "
-            "once the cause is fixed, resume with retry_dropped=True"
+            f"once the cause is fixed, {'try again' if self._plan.out is None else 'resume with retry_dropped=True'}"
         )
         error.report = report
         error.__cause__ = self._run.ledger.causes.get(next(iter(report.drops_by_reason)))
@@ -238,7 +237,7 @@ class BuildOptions(PreviewOptions, total=False):
 async def open_build(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: int,
+    rows: RowCount,
     out: Out | None = None,
     throttles: ThrottleManager | None = None,
     **options: Unpack[BuildOptions],
@@ -261,7 +260,7 @@ async def open_build(
     )
     plan = plan_build(
         source,
-        rows=rows,
+        rows=row_count(rows),
         out=path,
         resume=options.get("resume", False),
         overwrite=options.get("overwrite", False),
@@ -292,7 +291,7 @@ async def open_build(
 async def build_async(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: int,
+    rows: RowCount,
     out: Out,
     throttles: ThrottleManager | None = None,
     **options: Unpack[BuildOptions],
@@ -303,15 +302,15 @@ async def build_async(
     signals; cancelling this call cancels the build and preserves what is on disk.
     """
     async with open_build(recipe, rows=rows, out=out, throttles=throttles, **options) as running:
-        await running.wait()
-        return running._finished_dataset()  # noqa: SLF001
+        warn_of_missing_rows(await running.wait())
+        return running.dataset
 
 
-def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
+def build(recipe: Recipe | Iterable[Column], *, rows: RowCount, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
     """Build a dataset of so many rows in the directory `out`, which must be new or empty; from synchronous code.
 
-    It also works inside a running event loop. The options are those of `BuildOptions`. `build` raises what stopped it
-    early, with the report.
+    `rows` is a number, such as 1000 or 1e6, or a text such as "100k", in all functions. `build` also works inside a
+    running event loop. The options are those of `BuildOptions`. It raises what stopped it early, with the report.
 
     Ctrl-C and SIGTERM stop it: the first lets calls in flight end within `grace`, the second cancels them, the third
     kills the process. Row groups on disk are preserved.
@@ -321,8 +320,8 @@ def build(recipe: Recipe | Iterable[Column], *, rows: int, out: Out, **options: 
     async def main(watch: Callable[[Build], None]) -> Dataset:
         async with open_build(recipe, rows=rows, out=out, **options) as running:
             watch(running)
-            await running.wait()
-            return running._finished_dataset()  # noqa: SLF001
+            warn_of_missing_rows(await running.wait())
+            return running.dataset
 
     return _run_sync(main)
 
@@ -331,7 +330,7 @@ def resume(
     directory: Out,
     recipe: Recipe | Iterable[Column] | None = None,
     *,
-    rows: int | None = None,
+    rows: RowCount | None = None,
     allow_code: bool = False,
     allow_paths: Iterable[Out] = (),
     allow_env: Iterable[str] = (),
@@ -383,7 +382,7 @@ class Preview:
 def preview(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: int = 5,
+    rows: RowCount = 5,
     on_row: Callable[[PreviewRow], None] | None = None,
     show_prompts: bool = False,
     **options: Unpack[PreviewOptions],
@@ -399,9 +398,7 @@ def preview(
     config = options.get("config") or (
         RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     )
-    if isinstance(rows, int) and rows > config.buffer_size:
-        config = attrs.evolve(config, buffer_size=rows)
-    options["config"] = config
+    options["config"] = attrs.evolve(config, buffer_size=max(config.buffer_size, row_count(rows)))
     options.setdefault("progress", "auto")
 
     async def main(watch: Callable[[Build], None]) -> Preview:

@@ -133,8 +133,6 @@ def plan_build(
     `accept_changes` continues although code or data changed. `overwrite` removes the dataset that is there.
     """
     config = source.config
-    if not is_whole(rows) or rows < 0:
-        raise ConfigError(f"rows must be a whole number, 0 or more, not {rows!r}")
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
     for name, value in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):

