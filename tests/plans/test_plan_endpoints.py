@@ -9,8 +9,8 @@ import trio
 from redis_servers import BINARIES, PATIENT, command, free_port, real_server, redis_at, registries
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
+from seedbed.plans.endpoint import Endpoint, EndpointPolicy
 from seedbed.plans.redis import open_endpoints
-from seedbed.plans.registries import Endpoint, EndpointPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from redis_servers import BINARIES, command, real_server, redis_at, registries
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from seedbed.errors import ConfigError, EndpointUnavailable, NodeFailed, PlanError
+from seedbed.plans.endpoint import EndpointPolicy
 from seedbed.plans.redis import RedisEndpoint, open_endpoints
 from seedbed.plans.redis.memory import read_seed
-from seedbed.plans.registries import EndpointPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

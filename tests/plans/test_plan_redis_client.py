@@ -14,10 +14,10 @@ from redis_servers import ScriptedServer, bulk, echo, redis_at
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from seedbed.errors import EndpointUnavailable, NodeFailed
-from seedbed.plans.redis import client as client_module
+from seedbed.plans.endpoint import EndpointPolicy
+from seedbed.plans.redis import link as link_module
 from seedbed.plans.redis.client import RedisClient
 from seedbed.plans.redis.pipeline import TURN
-from seedbed.plans.registries import EndpointPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -434,7 +434,7 @@ async def test_a_reply_that_is_too_large_ends_the_connection(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes that a server can make the client buffer are bounded."""
-    monkeypatch.setattr(client_module, "LARGEST_REPLY", 1_000)
+    monkeypatch.setattr(link_module, "LARGEST_REPLY", 1_000)
     async with scripted(answer=lambda words: b"$1000000\r\n" + b"x" * 2_000) as (client, _):
         with pytest.raises(EndpointUnavailable, match="a reply has more than 1000 bytes"):
             await client.hgetall("x")
@@ -588,7 +588,7 @@ async def test_a_call_right_after_the_connection_was_lost(autojump_clock: MockCl
     """A call between the loss of a connection and its end is answered on the next one."""
     async with scripted() as (client, server):
         await client.ping()
-        connection = client._connection
+        connection = client._only.links[0]._connection
         assert connection is not None
         connection.lose(ConnectionError("lost"))
         assert await client.hgetall("x") == {"asked": "x"}

@@ -5,8 +5,8 @@ import trio
 from redis_servers import BINARIES, command, real_server, redis_at, registries
 
 from seedbed.errors import EndpointUnavailable
+from seedbed.plans.endpoint import EndpointPolicy
 from seedbed.plans.redis import open_endpoints
-from seedbed.plans.registries import EndpointPolicy
 
 CALLERS = 32
 

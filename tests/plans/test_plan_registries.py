@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.errors import ConfigError
+from seedbed.plans.endpoint import Endpoint, EndpointPolicy, Tls
 from seedbed.plans.registries import (
-    Endpoint,
-    EndpointPolicy,
     Key,
     KeyType,
     Param,
@@ -105,6 +104,36 @@ def test_ports_have_the_default_of_their_kind() -> None:
     assert endpoints["ep_b"].policy == EndpointPolicy(max_inflight=3)
 
 
+def test_servers_as_they_are_deployed(tmp_path: Path) -> None:
+    """Addresses of shards and clusters, logins, databases and policies are read; files are beside the registries."""
+    given_registries = copy.deepcopy(SMALL)
+    tls = {"ca_file": "ca.pem", "cert_file": "/c.pem", "key_file": "c.key", "server_name": "redis"}
+    login = {"username": "ranker", "password_env": "REDIS_PASSWORD"}
+    given_registries["endpoints"] = [
+        {
+            "id": "ep_a",
+            "name": "a",
+            "kind": "redis",
+            "shards": ["one:1", "[::1]:2"],
+            "database": 3,
+            "tls": True,
+            **login,
+        },
+        {"id": "ep_b", "name": "b", "kind": "redis", "cluster": ["one:1"], "tls": tls, "policy": {"connections": 4}},
+        {"id": "ep_c", "name": "c", "kind": "redis", "host": "h", "tls": False, "password_env": "P"},
+    ]
+    file = tmp_path / "registries.json"
+    file.write_text(json.dumps(given_registries), encoding="utf-8")
+    shards, cluster, plain = load_registries(file).endpoints.values()
+    assert (shards.host, shards.port, shards.shards) == ("one", 1, (("one", 1), ("::1", 2)))
+    assert (shards.database, shards.tls, shards.username, shards.password_env) == (3, Tls(), *login.values())
+    assert (cluster.cluster, cluster.policy) == ((("one", 1),), EndpointPolicy(connections=4))
+    in_folder = str(tmp_path / "ca.pem"), str(tmp_path / "c.key")
+    assert cluster.tls == Tls(ca_file=in_folder[0], cert_file="/c.pem", key_file=in_folder[1], server_name="redis")
+    assert (plain.tls, plain.username, plain.password_env) == (None, None, "P")
+
+
+SERVERS = {"id": "ep_a", "name": "a", "kind": "redis"}
 CASES: list[tuple[str, Any, str]] = [
     ("keys/1/id", 1, "$.keys[1].id: duplicate id 1, which $.keys[0] has [DUPLICATE_ID]"),
     ("keys/1/name", "id", "$.keys[1].name: duplicate name 'id', which $.keys[0] has [DUPLICATE_NAME]"),
@@ -138,6 +167,34 @@ CASES: list[tuple[str, Any, str]] = [
     ("endpoints/0/host", " ", "$.endpoints[0].host: expected a host name or address, found an empty string"),
     ("endpoints/0/host", "h", "$.endpoints[0].seed_file: only host 'memory' has a seed file, not 'h' [INVALID_VALUE]"),
     ("endpoints/0/port", 70_000, "$.endpoints[0].port: expected an integer from 1 to 65535, found 70000"),
+    ("endpoints/0/host", "rediss://u:pw@h", "$.endpoints[0].host: expected a host name or address, found a URL: write"),
+    ("endpoints/0/shards", ["h:1"], "$.endpoints[0]: expected one of 'host', 'shards' and 'cluster', found host and"),
+    ("endpoints/0/database", 1, "$.endpoints[0].database: only a server of kind 'redis' has 'database', and host"),
+    ("endpoints/0/tls", 1, "$.endpoints[0].tls: expected an object, found 1 [WRONG_TYPE]"),
+    ("endpoints/0/tls", {"key_file": "k"}, "$.endpoints[0].tls.cert_file: a key needs the client's certificate"),
+    ("endpoints/0/password", "p", "$.endpoints[0].password: unknown field 'password'; did you mean 'password_env'?"),
+    ("endpoints/0/username", "u", "$.endpoints[0].username: a user needs a password: name its variable in"),
+    ("endpoints/0/policy", {"read_attempts": 101}, "$.endpoints[0].policy.read_attempts: expected an integer from 1"),
+    (
+        "endpoints/0",
+        {**SERVERS, "cluster": []},
+        "$.endpoints[0].cluster: expected at least one address",
+    ),
+    (
+        "endpoints/0",
+        {**SERVERS, "cluster": ["h"]},
+        "$.endpoints[0].cluster[0]: expected an address such as",
+    ),
+    ("endpoints/0", {**SERVERS, "shards": ["h:1", "h:1"]}, "$.endpoints[0].shards[1]: duplicate address 'h:1'"),
+    ("endpoints/0", {**SERVERS, "shards": ["h:99999"]}, "$.endpoints[0].shards[0]: expected an address such as"),
+    ("endpoints/0", {**SERVERS, "shards": ["r://u:p@h:1"]}, "$.endpoints[0].shards[0]: expected an address such as"),
+    (
+        "endpoints/0",
+        {**SERVERS, "shards": ["h:1"], "port": 1},
+        "$.endpoints[0].port: the addresses of 'shards'",
+    ),
+    ("endpoints/0", {**SERVERS, "cluster": ["h:1"], "database": 1}, "$.endpoints[0].database: a cluster has only"),
+    ("endpoints/0", SERVERS, "$.endpoints[0]: expected one of 'host', 'shards' and 'cluster', found none of them"),
     ("endpoints/0/policy", {"max_inflight": 0}, "$.endpoints[0].policy.max_inflight: expected an integer from 1 to"),
     ("endpoints/0/policy", {"retries": 1}, "$.endpoints[0].policy.retries: unknown field 'retries'"),
     ("endpoints/0/policy", [], "$.endpoints[0].policy: expected an object, found an array [WRONG_TYPE]"),
@@ -189,7 +246,21 @@ def test_endpoints_of_two_kinds_may_share_a_name() -> None:
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 JSON = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS, max_size=3)
 LIKELY = st.sampled_from(["int", "float", "string", "redis", "http", "memory", "id", "ep_1", 1, 3001, True])
-FIELDS = ["id", "name", "type", "kind", "host", "port", "policy", "default", "nullable", "seed_file"]
+FIELDS = [
+    "id",
+    "name",
+    "type",
+    "kind",
+    "host",
+    "port",
+    "policy",
+    "default",
+    "nullable",
+    "seed_file",
+    "shards",
+    "cluster",
+    "tls",
+]
 ENTRIES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, LIKELY | JSON)) | JSON, max_size=3)
 
 

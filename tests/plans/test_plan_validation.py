@@ -10,11 +10,12 @@ from sample_plans import full_plan, problems_of
 from seedbed.checks import MAX_DEPTH
 from seedbed.errors import InvalidPlan
 from seedbed.plans.documents import Code
+from seedbed.plans.endpoint import Endpoint
 from seedbed.plans.expressions import MAX_SIZE
 from seedbed.plans.format import parse_plan
 from seedbed.plans.ops import OpRegistry, default_ops
 from seedbed.plans.opspec import OpSpec, Rows, number
-from seedbed.plans.registries import Endpoint, KeyType, Registries, default_registries
+from seedbed.plans.registries import KeyType, Registries, default_registries
 
 REMOVED: Any = object()
 

@@ -29,7 +29,7 @@ from .urls import proxy_for, split_url
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from ..runtime.sockets import Wire
+    from ..runtime.sockets import SocketWire
     from .urls import Proxy
 
 MAX_HEADERS = 65_536
@@ -192,7 +192,7 @@ class _Pool:
         self._opened += 1
         return _Connection(wire, self.name)
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> SocketWire:
         """Raises `OSError` (`ssl.SSLError` is one), and `Permanent` or `Retryable` if the proxy rejects it."""
         proxy = self._proxy
         stream = await trio.open_tcp_stream(*((self._host, self._port) if proxy is None else (proxy.host, proxy.port)))
@@ -400,7 +400,7 @@ class _Parser:
 class _Connection(_Parser):
     """A wire and its responses. Used by one call at a time."""
 
-    def __init__(self, wire: Wire, name: str) -> None:
+    def __init__(self, wire: SocketWire, name: str) -> None:
         super().__init__(name)
         self.wire = wire
         self.idle_since: float | None = None  # when it was last put back; None for a new one

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import importlib.resources
-import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,6 +13,7 @@ import attrs
 
 from ..errors import ConfigError
 from .documents import Code, Problems, Value, read_document, shown
+from .endpoint import NAME, Endpoint, read_endpoint
 
 if TYPE_CHECKING:
     import os
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 ID: Final = 1  # the key that every row has
 COUNTRY: Final = 3001
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ENDPOINT_ID = re.compile(r"ep_[A-Za-z0-9_]+")
-_DEFAULT_PORTS = {"redis": 6379, "http": 80}
-# A day: no timeout of a request is longer, and a typo of some digits is found.
-_MAX_TIMEOUT_MS = 86_400_000
 
 
 class KeyType(enum.StrEnum):
@@ -76,28 +70,6 @@ class Param:
     name: str
     type: KeyType
     nullable: bool = False
-
-
-@attrs.frozen(kw_only=True)
-class EndpointPolicy:
-    """How an endpoint may be used."""
-
-    max_inflight: int = 64
-    connect_timeout_ms: int = 50
-    request_timeout_ms: int = 20
-
-
-@attrs.frozen(kw_only=True)
-class Endpoint:
-    """A server that ops may read from; host `memory` is the embedded one, seeded from `seed_file` if given."""
-
-    id: str
-    name: str
-    kind: str
-    host: str
-    port: int = 6379
-    policy: EndpointPolicy = EndpointPolicy()
-    seed_file: str | None = None
 
 
 @attrs.frozen
@@ -159,13 +131,10 @@ def default_registries() -> Registries:
 
 
 def load_registries(path: str | os.PathLike[str]) -> Registries:
-    """Read a file: TOML if its name ends so, else JSON. A relative `seed_file` is resolved against its folder."""
+    """Read a file: TOML if its name ends so, else JSON. Relative files of endpoints are resolved against its folder."""
     path = Path(path)
     registries = parse_registries(path)
-    endpoints = {
-        each.id: each if each.seed_file is None else attrs.evolve(each, seed_file=str(path.parent / each.seed_file))
-        for each in registries.endpoints.values()
-    }
+    endpoints = {each.id: each.with_files_in(path.parent) for each in registries.endpoints.values()}
     return attrs.evolve(registries, endpoints=endpoints)
 
 
@@ -175,7 +144,7 @@ def parse_registries(data: Source) -> Registries:
     fields = read_document(data, problems).fields("keys", optional=["params", "endpoints"])
     keys = _entries(fields["keys"], _key)
     params = _entries(fields["params"], _param)
-    endpoints = _entries(fields["endpoints"], _endpoint)
+    endpoints = _entries(fields["endpoints"], read_endpoint)
     if not problems.found:
         _check_own_keys(keys, fields["keys"])
     if problems.found:
@@ -256,32 +225,6 @@ def _param(value: Value) -> Param:
 
 def _head(fields: Mapping[str, Value]) -> tuple[int, str, KeyType | None]:
     """The fields that keys and params have in common."""
-    number, name = fields["id"].integer(1, 2**32 - 1), fields["name"].text(like=_NAME)
+    number, name = fields["id"].integer(1, 2**32 - 1), fields["name"].text(like=NAME)
     type_name = fields["type"].choice([each.value for each in KeyType])
     return number or 0, name or "", None if type_name is None else KeyType(type_name)
-
-
-def _endpoint(value: Value) -> Endpoint:
-    fields = value.fields("id", "name", "kind", "host", optional=["port", "policy", "seed_file"])
-    endpoint_id, name = fields["id"].text(like=_ENDPOINT_ID), fields["name"].text(like=_NAME)
-    kind, host = fields["kind"].choice(list(_DEFAULT_PORTS)), fields["host"].text()
-    if host is not None and not host.strip():
-        fields["host"].problem(Code.INVALID_VALUE, "expected a host name or address, found an empty string")
-    port, seed_file = fields["port"].integer(1, 65_535), fields["seed_file"].text()
-    bounds = {"max_inflight": 1_000_000, "connect_timeout_ms": _MAX_TIMEOUT_MS, "request_timeout_ms": _MAX_TIMEOUT_MS}
-    given = fields["policy"].fields(optional=list(bounds))
-    policy = {name: each.integer(1, bounds[name]) or 0 for name, each in given.items() if each}
-    if seed_file is not None and host is not None and host != "memory":
-        message = f"only host 'memory' has a seed file, not {shown(host)}"
-        fields["seed_file"].problem(Code.INVALID_VALUE, message)
-    if host == "memory" and kind == "http":
-        fields["host"].problem(Code.INVALID_VALUE, "host 'memory' is of kind 'redis', found 'http'")
-    return Endpoint(
-        id=endpoint_id or "",
-        name=name or "",
-        kind=kind or "",
-        host=host or "",
-        port=port or _DEFAULT_PORTS.get(kind or "", 0),
-        policy=EndpointPolicy(**policy),
-        seed_file=seed_file,
-    )

@@ -1,19 +1,16 @@
-"""Bytes to and from a peer, in the clear or over TLS, for the HTTP client and the test server.
+"""Bytes to and from a peer, in the clear or over TLS, for the HTTP client, the Redis client and the test server.
 
-A wire is one connection, used by one task at a time; a lost peer is an `OSError`, also with TLS. A plain socket is used
-directly, without `trio.SocketStream`: one task writes and then reads, so nothing needs a lock, and a call costs one
+A wire is one connection, which one task at a time reads and one writes; a lost peer is an `OSError`, also with TLS. The
+socket is used directly, without `trio.SocketStream` and `trio.SSLStream`: nothing needs a lock, and a call costs one
 trip through the scheduler in place of three.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, TypeAlias
+import ssl
 
 import trio
-
-if TYPE_CHECKING:
-    import ssl
 
 CHUNK = 65_536
 
@@ -80,51 +77,87 @@ class SocketWire:
         self.close()
 
 
-class TlsWire:
-    """A connection over TLS."""
+class TlsWire(SocketWire):
+    """A connection over TLS. Records are encrypted and decrypted in memory; the socket is used as in the clear."""
 
-    __slots__ = ("_socket", "_stream")
+    __slots__ = ("_accepted", "_incoming", "_outgoing", "_rest", "_tls")
 
-    def __init__(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
-        self._stream = stream
-        self._socket = stream.transport_stream.socket
+    def __init__(
+        self, connected: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None, server_side: bool
+    ) -> None:
+        super().__init__(connected)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_side, server_hostname=server_hostname
+        )
+        self._rest: bytes | memoryview = b""  # encrypted, and not accepted by the socket yet
+        self._accepted = 0  # bytes of the caller whose encrypted form is in `_rest`
+
+    async def handshake(self) -> None:
+        """Agree on keys and check certificates; raises OSError if that fails."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                return await self._flush()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._read_socket()
+            except ssl.SSLEOFError as error:
+                raise ConnectionResetError("the connection was lost in the TLS handshake") from error
+            except ssl.SSLError:
+                self._flush_nowait()  # the alert that says why
+                raise
 
     async def send(self, data: bytes) -> None:
-        try:
-            await self._stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise _lost(error) from error
+        view = memoryview(data)
+        while view:
+            sent = self.send_nowait(view)
+            if not sent:
+                await self.wait_writable()
+            view = view[sent:]
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """Send bytes and return how many were sent. Those that were not must be passed again, unchanged."""
+        # As OpenSSL's own sockets: what is encrypted cannot be taken back, so it counts once the socket has it.
+        if not self._accepted:
+            self._accepted = self._tls.write(data)
+        if not self._flush_nowait():
+            return 0
+        sent, self._accepted = self._accepted, 0
+        return sent
 
     async def receive(self) -> bytes:
-        try:
-            return bytes(await self._stream.receive_some(CHUNK))
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise _lost(error) from error
+        while True:
+            try:
+                return self._tls.read(CHUNK)
+            except ssl.SSLWantReadError:
+                self._flush_nowait()  # a new key may need an answer
+            except ssl.SSLEOFError:  # many peers close without close_notify
+                return b""
+            await self._read_socket()
 
     async def wait_readable(self) -> None:
-        await trio.lowlevel.wait_readable(self._socket)
+        if not self._tls.pending():
+            await super().wait_readable()
 
-    def is_quiet(self) -> bool:
-        # -1 stands for a closed descriptor.
-        number = self._socket.fileno()
-        if number < 0:
-            return False
-        borrowed = socket.socket(fileno=number)
-        try:
-            return _is_quiet(borrowed)
-        finally:
-            borrowed.detach()
+    async def _read_socket(self) -> None:
+        if data := await super().receive():
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
 
-    def close(self) -> None:
-        # Without close_notify: that would wait for the network, and a whole message does not need it.
-        self._socket.close()
+    async def _flush(self) -> None:
+        while not self._flush_nowait():
+            await self.wait_writable()
 
-
-Wire: TypeAlias = SocketWire | TlsWire
-
-
-def _lost(error: Exception) -> ConnectionResetError:
-    return ConnectionResetError(f"the connection was lost ({error.__cause__ or error})")
+    def _flush_nowait(self) -> bool:
+        """Pass encrypted bytes to the socket; True if it accepted all."""
+        if self._outgoing.pending:
+            fresh = self._outgoing.read()
+            self._rest = b"".join((self._rest, fresh)) if self._rest else fresh
+        if self._rest:
+            self._rest = memoryview(self._rest)[super().send_nowait(self._rest) :]
+        return not self._rest
 
 
 # Flags of an enumeration are slow to combine, and every call checks.
@@ -147,17 +180,15 @@ async def open_wire(
     *,
     server_hostname: str | None = None,
     server_side: bool = False,
-) -> Wire:
-    """Take over a connection; with a context, after a TLS handshake. If that fails, the caller closes the socket."""
+) -> SocketWire:
+    """Take over a connection; with a context, after a TLS handshake. It is closed if that fails."""
+    connected = socket.socket(fileno=stream.socket.detach())
     if context is None:
-        return SocketWire(socket.socket(fileno=stream.socket.detach()))
-    tls = trio.SSLStream(
-        stream, context, server_hostname=server_hostname, server_side=server_side, https_compatible=True
-    )
+        return SocketWire(connected)
     try:
-        await tls.do_handshake()
-    except trio.BrokenResourceError as error:
-        if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from None
-        raise ConnectionResetError("the connection was lost in the TLS handshake") from error
-    return TlsWire(tls)
+        wire = TlsWire(connected, context, server_hostname=server_hostname, server_side=server_side)
+        await wire.handshake()
+    except BaseException:
+        connected.close()
+        raise
+    return wire

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Iterator
 
-    from ..runtime.sockets import Wire
 
 # Seconds; during longer waits the socket is watched, so that a client that disconnects is noticed at once.
 _SHORT = 0.5
@@ -238,8 +237,7 @@ class OpenAIServer:
         if outcome.outcome == "reset":
             statistics.statuses[0] += 1
             self._note(request, 0)
-            if isinstance(connection.wire, SocketWire):
-                connection.wire.reset()
+            connection.wire.reset()
             return False
         if outcome.outcome == "status":
             status, headers = outcome.status, rate_limit_headers(outcome)
@@ -298,7 +296,7 @@ def _dumps(value: Any) -> bytes:
 class _Connection:
     """A socket and the parser's callbacks; one task reads from it."""
 
-    def __init__(self, wire: Wire, timers: Timers) -> None:
+    def __init__(self, wire: SocketWire, timers: Timers) -> None:
         self.wire = wire
         self._timers = timers
         self.headers: dict[str, str] = {}

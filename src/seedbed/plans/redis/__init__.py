@@ -1,4 +1,4 @@
-"""Endpoints of kind redis: one pipelined connection each, or an in-memory server with the same answers.
+"""Endpoints of kind redis: pipelined connections to its servers, or an in-memory server with the same answers.
 
 `open_endpoints` opens all endpoints of the registries; ops call the methods of `RedisReads` on `Endpoints.get(id)`.
 """
@@ -19,7 +19,8 @@ from .reads import EndpointSource, EndpointStatistics, OnceEndpoint, RedisEndpoi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from ..registries import Endpoint, Registries
+    from ..endpoint import Endpoint
+    from ..registries import Registries
 
 __all__ = [
     "EndpointSource",

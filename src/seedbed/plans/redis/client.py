@@ -1,36 +1,35 @@
-"""A Redis client for trio: all callers share one connection, and the commands of one scheduler round share a send.
+"""A Redis client for trio: what plans read from an endpoint, on one server, several shards or a cluster.
 
-A command for an idle server is sent at once. Commands that come while the server is busy are sent together in the next
-round. hiredis parses the bytes of replies (RESP2). docs/explanation/redis-client.md has the reasons.
+docs/explanation/redis-client.md has the reasons.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 import random
-import socket
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-import attrs
 import hiredis
 import trio
 
 from ...errors import EndpointUnavailable, NodeFailed
 from ...runtime.policy import backoff_delay
-from ...runtime.sockets import SocketWire
-from .pipeline import Call, Pipeline, Reply
+from .cluster import Cluster
+from .connecting import connector
+from .link import Link, ask_together
 from .reads import EndpointStatistics, RedisEndpoint
+from .routes import Ketama, by_server
+from .server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ...errors import PlanError
-    from ..registries import Endpoint
-
-    Connect = Callable[[str, int], Awaitable[SocketWire]]
-
-_NEEDS_MORE_BYTES: Final = object()
+    from ..endpoint import Endpoint
+    from .connecting import Connect
+    from .pipeline import Reply
+    from .routes import Address
 
 _PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
@@ -42,111 +41,130 @@ _UNAVAILABLE = frozenset(
 )
 _TOO_MANY_CLIENTS = "ERR max number of clients reached"
 
-LARGEST_REPLY = 1 << 28
-"""Bytes. A list of ten million ids, the largest fanout there is, has about half of it."""
-
-STALLED_AFTER = 3
-"""Request timeouts without a single byte, while replies are outstanding, after which the connection is closed."""
-
-BACKOFF_BASE = 0.01
-BACKOFF_MAXIMUM = 1.0
-
-
-async def connect_tcp(host: str, port: int) -> SocketWire:
-    """Connect to a server; raises OSError if that fails."""
-    try:
-        stream = await trio.open_tcp_stream(host, port)
-    except (UnicodeError, OverflowError) as error:
-        raise OSError(f"{host!r}, port {port}, is no address: {error}") from None
-    # open_tcp_stream has set TCP_NODELAY.
-    return SocketWire(socket.socket(fileno=stream.socket.detach()))
-
-
-@attrs.define(eq=False)
-class Connection:
-    """One open connection; changed by the three tasks that serve it."""
-
-    wire: SocketWire
-    heard_at: float
-    lost: Exception | None = None  # why it ended; the first reason stays
-    useless: bool = False  # it stalled, so calls that wait for a slot fail as well
-    answered: bool = False  # a reply came
-    unwritten: bytes | memoryview = b""  # the rest of a send, which the socket did not accept yet
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-
-    def lose(self, reason: Exception, *, useless: bool = False) -> None:
-        if self.lost is None:
-            self.lost = reason
-            self.useless = useless
-            self.scope.cancel(reason="the connection is lost")
-
 
 class RedisClient(RedisEndpoint):
     """One Redis endpoint. `run` must be running for calls to be answered; the first call connects.
 
-    Calls raise EndpointUnavailable if the server cannot be reached, closed the connection, or took longer than the
-    policy's request timeout, which counts from the send and not while a command waits for a slot; and NodeFailed if it
-    answered that the command does not fit the key (WRONGTYPE), or with text that is not UTF-8.
+    Calls raise EndpointUnavailable if no server answers in time, and NodeFailed if it answered that the command does
+    not fit the key (WRONGTYPE), or with text that is not UTF-8. A read that fails as EndpointUnavailable is sent again
+    as often as the policy's `read_attempts` permit.
     """
 
-    def __init__(self, endpoint: Endpoint, *, connect: Connect = connect_tcp, rng: random.Random | None = None) -> None:
-        policy = endpoint.policy
+    def __init__(self, endpoint: Endpoint, *, connect: Connect | None = None, rng: random.Random | None = None) -> None:
         self._endpoint = endpoint
-        self._connect_to = connect
+        self._connect = connector(endpoint) if connect is None else connect
         self._rng = rng or random.Random()
-        self._connect_timeout = policy.connect_timeout_ms / 1000
-        self._request_timeout = policy.request_timeout_ms / 1000
-        self._pipeline = Pipeline(policy.max_inflight)
-        # Set by `_serve` while there is a connection.
-        self._connection: Connection | None = None
-        # Set by calls without a connection, replaced by `run`.
-        self._wanted = trio.Event()
-        # Tasks that wait for something to send or to watch; the one that wakes it resets the field.
-        self._idle_writer: trio.lowlevel.Task | None = None
-        self._idle_watch: trio.lowlevel.Task | None = None
-        # Attempts in a row that led to no reply, and when the next one may start; changed by `run`.
-        self._failures = 0
-        self._retry_at = 0.0
-        self._last_failure: Exception | None = None
+        self._nursery: trio.Nursery | None = None
+        self._errors = self._redirects = 0
         self._closed = False
-        self._connects = 0
-        self._sends = 0
-        self._errors = 0
+        addresses = endpoint.shards or endpoint.cluster or ((endpoint.host, endpoint.port),)
+        # Of a cluster, also those that it names later.
+        self._servers: dict[Address, Server] = {each: self._new_server(each) for each in addresses}
+        self._only = next(iter(self._servers.values())) if len(addresses) == 1 and not endpoint.cluster else None
+        self._ketama = Ketama(endpoint.shards) if endpoint.shards else None
+        self._cluster = Cluster(endpoint, self._server, self._retire, self._rng) if endpoint.cluster else None
+
+    def _new_server(self, address: Address) -> Server:
+        host, port = address
+        policy = self._endpoint.policy
+        return Server(
+            lambda: Link(self._endpoint, host, port, connect=self._connect, rng=self._rng), policy.connections
+        )
+
+    def _server(self, address: Address) -> Server:
+        """The server at an address; of a cluster, it may be new."""
+        found = self._servers.get(address)
+        if found is None:
+            found = self._servers[address] = self._new_server(address)
+            if self._nursery is not None:
+                self._nursery.start_soon(found.run)
+        return found
+
+    def _retire(self, kept: Collection[Address]) -> None:
+        """Close the connections to all servers but these; one that still answers is closed the next time."""
+        for address, server in list(self._servers.items()):
+            if address not in kept and server.is_idle:
+                del self._servers[address]
+                server.close()
+
+    async def run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for server in self._servers.values():
+                    nursery.start_soon(server.run)
+                if self._cluster is not None:
+                    nursery.start_soon(self._cluster.run)
+        finally:
+            self._closed = True
+            self._nursery = None
 
     def statistics(self) -> EndpointStatistics:
+        links = [link for server in self._servers.values() for link in server.links]
+        pipelines = [link.pipeline for link in links]
         return EndpointStatistics(
-            connected=self._connection is not None,
-            in_flight=self._pipeline.in_flight,
-            waiting=self._pipeline.waiting,
-            sent=self._pipeline.sent,
-            sends=self._sends,
-            dropped=self._pipeline.dropped,
-            errors=self._errors,
-            reconnects=max(0, self._connects - 1),
+            connected=any(link.is_connected for link in links),
+            connections=sum(link.is_connected for link in links),
+            in_flight=sum(each.in_flight for each in pipelines),
+            waiting=sum(each.waiting for each in pipelines),
+            sent=sum(each.sent for each in pipelines),
+            sends=sum(link.sends for link in links),
+            dropped=sum(each.dropped for each in pipelines),
+            errors=self._errors + sum(link.errors for link in links),
+            reconnects=sum(max(0, link.connects - 1) for link in links),
+            redirects=0 if self._cluster is None else self._cluster.redirects,
         )
 
     async def ping(self) -> None:
-        (reply,) = await self._ask((_PING,))
-        if reply != "PONG":
-            raise self._failure(reply, "PING", "")
+        if self._cluster is not None:
+            await self._cluster.ready()
+        servers = list(self._servers.values()) if self._cluster is None else self._cluster.servers()
+        for (reply,) in await ask_together([(server.pick(), (_PING,)) for server in servers]):
+            if reply != "PONG":
+                raise self._failure(reply, "PING", "")
 
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
-        replies = await self._ask([encode_hgetall(key) for key in keys])
-        if not are_hashes(replies):
-            raise self._first_failure(replies, keys, "HGETALL", are_hashes)
+        replies = await self._read(keys, [encode_hgetall(key) for key in keys], "HGETALL", are_hashes)
         return [dict(zip(fields := iter(reply), fields, strict=False)) for reply in replies]
 
     async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
-        replies = await self._ask([encode_lrange(key, start, stop) for key in keys])
-        if not are_lists(replies):
-            raise self._first_failure(replies, keys, "LRANGE", are_lists)
-        return replies
+        return await self._read(keys, [encode_lrange(key, start, stop) for key in keys], "LRANGE", are_lists)
 
-    def _first_failure(
-        self, replies: list[Reply], keys: Sequence[str], command: str, fit: Callable[[list[Reply]], bool]
-    ) -> PlanError:
-        reply, key = next((reply, key) for reply, key in zip(replies, keys, strict=False) if not fit([reply]))
-        return self._failure(reply, command, key)
+    async def _read(
+        self, keys: Sequence[str], commands: Sequence[bytes], name: str, fit: Callable[[list[Reply]], bool]
+    ) -> list[list[str]]:
+        if not keys:
+            await trio.lowlevel.checkpoint()
+            return []
+        policy = self._endpoint.policy
+        for attempt in itertools.count(1):
+            try:
+                replies: list[Any] = await self._ask(keys, commands)
+                if fit(replies):
+                    return replies
+                at = next(at for at, reply in enumerate(replies) if not fit([reply]))
+                raise self._failure(replies[at], name, keys[at])
+            except EndpointUnavailable:
+                if attempt >= policy.read_attempts or self._closed:
+                    raise
+            base, maximum = policy.read_backoff_ms / 1000, policy.read_backoff_max_ms / 1000
+            await trio.sleep(backoff_delay(attempt, base, maximum, self._rng))
+        raise AssertionError("unreachable")
+
+    async def _ask(self, keys: Sequence[str], commands: Sequence[bytes]) -> list[Reply]:
+        """The replies in the order of the keys: of one server fewer than keys if the last of them is an error."""
+        if self._only is not None:
+            return (await ask_together([(self._only.pick(), commands)]))[0]
+        if self._cluster is not None:
+            return await self._cluster.ask(keys, commands)
+        assert self._ketama is not None
+        groups = by_server(keys, map(self._ketama.server_of, keys))
+        parts = [(self._servers[each].pick(), [commands[at] for at in places]) for each, places in groups.items()]
+        replies: list[Reply] = [None] * len(keys)
+        for places, found in zip(groups.values(), await ask_together(parts, every_reply=True), strict=True):
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = reply
+        return replies
 
     def _failure(self, reply: Reply, command: str, key: str) -> PlanError:
         """The error for a reply that does not answer the command."""
@@ -162,227 +180,6 @@ class RedisClient(RedisEndpoint):
         else:
             what = f"was answered with {type(reply).__name__} {reply!r:.80}, which does not fit the command"
         return kind(f"endpoint {self._endpoint.id!r}, key {key!r}: {command} {what}")
-
-    async def _ask(self, commands: Sequence[bytes]) -> list[Reply]:
-        """Send commands and return the replies: fewer than the commands if the last of them is an error."""
-        if not commands:
-            await trio.lowlevel.checkpoint()
-            return []
-        if self._closed:
-            raise self._unavailable("was closed")
-        pipeline = self._pipeline
-        call = Call(commands, trio.lowlevel.current_task())
-        if self._connection is None or self._connection.lost is not None:
-            self._check_down()
-            pipeline.add(call)
-            self._wanted.set()
-        else:
-            idle = pipeline.oldest is None
-            pipeline.add(call)
-            pipeline.admit()
-            if idle and self._idle_writer is not None and trio.current_effective_deadline() > -math.inf:
-                self._send(self._connection)
-            self._wake_writer()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            pipeline.abandon(call)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        replies: list[Reply] = await trio.lowlevel.wait_task_rescheduled(abort)
-        return replies
-
-    def _unavailable(self, what: str, cause: Exception | None = None) -> EndpointUnavailable:
-        where = f"endpoint {self._endpoint.id!r} ({self._endpoint.host}:{self._endpoint.port})"
-        error = EndpointUnavailable(f"{where} {what}")
-        error.__cause__ = cause
-        return error
-
-    def _check_down(self) -> None:
-        """Raise if the next attempt to connect is further away than a caller would wait for a connection."""
-        wait = self._retry_at - trio.current_time()
-        if wait > self._connect_timeout:
-            self._errors += 1
-            what = f"is down and will not be tried again for {wait * 1000:.0f} ms: {self._last_failure}"
-            raise self._unavailable(what, self._last_failure)
-
-    def _wake_writer(self) -> None:
-        # The writer runs in the next round, so that the commands of all tasks of this one are sent together.
-        connection = self._connection
-        if self._idle_writer is None or connection is None:
-            return
-        if connection.unwritten or self._pipeline.unsent:
-            trio.lowlevel.reschedule(self._idle_writer)
-            self._idle_writer = None
-
-    async def run(self) -> None:
-        """Connect whenever calls wait and there is no connection; until cancelled."""
-        try:
-            while True:
-                await self._wanted.wait()
-                self._wanted = trio.Event()
-                # There is one attempt at a time, for all calls that wait.
-                while self._pipeline.waiting:
-                    await trio.sleep_until(max(self._retry_at, trio.current_time()))
-                    await self._connect_and_serve()
-        finally:
-            self._closed = True
-            self._lose("was closed", None, useless=True)
-
-    async def _connect_and_serve(self) -> None:
-        try:
-            with trio.fail_after(self._connect_timeout):
-                wire = await self._connect_to(self._endpoint.host, self._endpoint.port)
-        except (OSError, trio.TooSlowError) as error:
-            what, failure = "cannot be reached", error
-            if isinstance(error, trio.TooSlowError):
-                what = "did not accept a connection"
-                failure = TimeoutError(f"no connection within {self._endpoint.policy.connect_timeout_ms} ms")
-            self._back_off(failure)
-            return self._lose(f"{what}: {failure}", failure, useless=True)
-        self._connects += 1
-        connection = self._connection = Connection(wire, heard_at=trio.current_time())
-        try:
-            await self._serve(connection)
-        finally:
-            self._connection = None
-            wire.close()
-        lost = connection.lost or ConnectionError("the connection ended")
-        if connection.useless or not connection.answered:
-            self._back_off(lost)
-        return self._lose(f"went away: {lost}", lost, useless=connection.useless)
-
-    def _back_off(self, failure: Exception) -> None:
-        self._failures += 1
-        self._last_failure = failure
-        self._retry_at = trio.current_time() + backoff_delay(self._failures, BACKOFF_BASE, BACKOFF_MAXIMUM, self._rng)
-
-    def _lose(self, what: str, cause: Exception | None, *, useless: bool) -> None:
-        """Fail the calls that have a slot, and with `useless` those that wait for one as well."""
-        self._errors += self._pipeline.lose_connection(lambda: self._unavailable(what, cause))
-        if useless:
-            self._errors += self._pipeline.fail_waiting(lambda: self._unavailable(what, cause))
-
-    async def _serve(self, connection: Connection) -> None:
-        self._pipeline.admit()
-        with connection.scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_commands, connection)
-                nursery.start_soon(self._watch, connection)
-                await self._read_replies(connection)
-
-    async def _read_replies(self, connection: Connection) -> None:
-        pipeline, wire = self._pipeline, connection.wire
-        reader = hiredis.Reader(encoding="utf-8", errors="strict", notEnoughData=_NEEDS_MORE_BYTES)
-        unparsed = 0
-        try:
-            while connection.lost is None:
-                data = await wire.receive()
-                if not data:
-                    raise ConnectionError("the server closed the connection")
-                connection.heard_at = trio.current_time()
-                reader.feed(data)
-                unparsed += len(data)
-                replies, broken = _parse(reader)
-                if replies:
-                    unparsed = 0
-                    taken = pipeline.take_replies(replies)
-                    if taken < len(replies):
-                        raise ConnectionError(f"a reply to no command: {replies[taken]!r:.80}")
-                if broken is not None:
-                    raise broken
-                if not unparsed:
-                    connection.answered = True
-                    self._failures = 0
-                if unparsed > LARGEST_REPLY:
-                    raise ConnectionError(f"a reply has more than {LARGEST_REPLY} bytes")
-                pipeline.admit()
-                self._wake_writer()
-        except (OSError, hiredis.ProtocolError) as error:
-            connection.lose(error)
-
-    def _send(self, connection: Connection) -> None:
-        """Write all unsent commands; the writer sends the rest if the socket does not accept all of them."""
-        connection.unwritten = self._pipeline.take_unsent(trio.current_time())
-        if not connection.unwritten:  # all callers were cancelled
-            return self._pipeline.admit()
-        if self._idle_watch is not None:
-            trio.lowlevel.reschedule(self._idle_watch)
-            self._idle_watch = None
-        self._sends += 1
-        return self._write(connection)
-
-    def _write(self, connection: Connection) -> None:
-        try:
-            sent = connection.wire.send_nowait(connection.unwritten)
-        except OSError as error:
-            connection.lose(error)
-        else:
-            connection.unwritten = b"" if sent == len(connection.unwritten) else memoryview(connection.unwritten)[sent:]
-
-    async def _write_commands(self, connection: Connection) -> None:
-        while True:
-            if connection.unwritten:
-                await connection.wire.wait_writable()
-                self._write(connection)
-            elif self._pipeline.unsent:
-                self._send(connection)
-            else:
-                self._idle_writer = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._forget_idle)
-
-    async def _watch(self, connection: Connection) -> None:
-        """Fail calls whose replies are late. Commands are sent in order, so there is one instant to wait for."""
-        pipeline, timeout = self._pipeline, self._request_timeout
-        late = self._endpoint.policy.request_timeout_ms
-        while True:
-            oldest = pipeline.oldest
-            if oldest is None:
-                self._idle_watch = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._forget_idle)
-                continue
-            stalled_at = max(oldest, connection.heard_at) + STALLED_AFTER * timeout
-            wanted = pipeline.oldest_wanted
-            # Commands that are sent later time out later.
-            late_at = (trio.current_time() if wanted is None else wanted) + timeout
-            await trio.sleep_until(min(stalled_at, late_at))
-            # If our own loop was blocked, replies have arrived but are unread: what the server has sent is not late.
-            # The reader takes some of it in each round.
-            await trio.lowlevel.checkpoint()
-            while not connection.wire.is_quiet():
-                await trio.lowlevel.checkpoint()
-            now = trio.current_time()
-            self._errors += pipeline.expire(now, timeout, lambda: self._unavailable(f"did not answer within {late} ms"))
-            oldest = pipeline.oldest
-            if oldest is not None and max(oldest, connection.heard_at) + STALLED_AFTER * timeout <= now:
-                silent = f"nothing came for {STALLED_AFTER * late} ms while replies were outstanding"
-                connection.lose(TimeoutError(silent), useless=True)
-
-    def _forget_idle(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        # Both are cancelled together, and from then on must not be woken.
-        self._idle_writer = self._idle_watch = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
-
-def _parse(reader: hiredis.Reader) -> tuple[list[Reply], Exception | None]:
-    """The complete replies that the reader was fed, and what was wrong behind them.
-
-    Text that is not UTF-8 is an error of the one command that it answers: with a replaced or escaped character it would
-    be other data than the server holds.
-    """
-    replies: list[Reply] = []
-    while True:
-        try:
-            reply = reader.gets()
-        except UnicodeDecodeError as error:
-            reply = error
-        except hiredis.ProtocolError as error:
-            return replies, error
-        except Exception as error:  # noqa: BLE001  whatever a server sends ends no more than its connection
-            # A length of billions is a MemoryError, a map with a list for a key a TypeError.
-            return replies, ConnectionError(f"a reply that cannot be read: {type(error).__name__} {error}")
-        if reply is _NEEDS_MORE_BYTES:
-            return replies, None
-        replies.append(reply)
 
 
 def encode_hgetall(key: str) -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..documents import Source, Value
-    from ..registries import Endpoint
+    from ..endpoint import Endpoint
 
 Stored: TypeAlias = dict[str, str] | list[str] | str
 

@@ -24,11 +24,31 @@ TURN = 32
 
 
 @attrs.define(eq=False)
+class Waiter:
+    """A task that waits for some calls: woken when all are answered, or with the error of the first that fails."""
+
+    task: trio.lowlevel.Task
+    left: int  # calls that it still waits for; 0 once it has been woken
+
+    def answered(self) -> None:
+        self.left -= 1
+        if not self.left:
+            trio.lowlevel.reschedule(self.task)
+
+    def failed(self, error: Exception) -> None:
+        if self.left > 0:
+            self.left = 0
+            trio.lowlevel.reschedule(self.task, outcome.Error(error))
+
+
+@attrs.define(eq=False)
 class Call:
-    """One caller and its commands, encoded; the task is woken with the replies, or with the error that ended it."""
+    """Commands, encoded, that one task sends on one connection."""
 
     commands: Sequence[bytes]
-    task: trio.lowlevel.Task
+    waiter: Waiter
+    # Whether the replies after one that is an error are wanted too; else it ends the call.
+    every_reply: bool = False
     admitted: int = 0  # how many of the commands got a slot
     replies: list[Reply] = attrs.field(factory=list)
     done: bool = False  # answered, failed or cancelled: later replies for it are dropped
@@ -45,7 +65,7 @@ class Chunk:
 
 
 class Pipeline:
-    """The calls of one endpoint. All fields are changed by its methods only, in the loop's thread."""
+    """The calls of one connection. All fields are changed by its methods only, in the loop's thread."""
 
     def __init__(self, max_inflight: int) -> None:
         self.free = max_inflight
@@ -130,20 +150,21 @@ class Pipeline:
         if call.done:
             self.dropped += len(replies)
             return
-        if any(issubclass(kind, Exception) for kind in set(map(type, replies))):
+        if not call.every_reply and any(issubclass(kind, Exception) for kind in set(map(type, replies))):
             # The caller raises the error; it does not need the replies to its other commands.
             failed = next(at for at, reply in enumerate(replies) if isinstance(reply, Exception))
             call.replies += replies[: failed + 1]
             self.dropped += len(replies) - failed - 1
-            self._end(call, outcome.Value(call.replies))
+            self.abandon(call)
+            call.waiter.answered()
             return
         call.replies += replies
         if len(call.replies) == len(call.commands):
             call.done = True
-            trio.lowlevel.reschedule(call.task, outcome.Value(call.replies))
+            call.waiter.answered()
 
     def abandon(self, call: Call) -> None:
-        """Forget a call that was cancelled; replies to its commands are dropped when they come."""
+        """End a call; replies to its commands that come later are dropped."""
         call.done = True
         self._waiting.pop(call, None)
 
@@ -166,10 +187,6 @@ class Pipeline:
     def _fail(self, calls: list[Call], error: Callable[[], Exception]) -> int:
         failed = [call for call in dict.fromkeys(calls) if not call.done]
         for call in failed:
-            self._end(call, outcome.Error(error()))
+            self.abandon(call)
+            call.waiter.failed(error())
         return len(failed)
-
-    def _end(self, call: Call, result: outcome.Outcome[list[Reply]]) -> None:
-        call.done = True
-        self._waiting.pop(call, None)
-        trio.lowlevel.reschedule(call.task, result)

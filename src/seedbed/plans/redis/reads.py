@@ -64,13 +64,15 @@ class EndpointStatistics:
     """Counts of one endpoint; `in_flight` and `waiting` are of this instant, all others since it was opened."""
 
     connected: bool
-    in_flight: int  # commands in one of `max_inflight` slots: sent and not answered, those of cancelled callers too
+    connections: int = 0  # that are open
+    in_flight: int  # commands in the slots of connections: sent and not answered, those of cancelled callers too
     waiting: int  # calls of which at least one command waits for a slot or for the connection
     sent: int  # commands
     sends: int  # writes to the connection; many commands go out in one
     dropped: int  # replies that came after their caller had been cancelled, had timed out or had failed
     errors: int  # calls that ended in an error of the endpoint
     reconnects: int  # connections that replaced an earlier one
+    redirects: int = 0  # commands that a node of a cluster sent to another one
 
 
 class OnceEndpoint(RedisReads):
