@@ -116,8 +116,7 @@ class Cluster:
         """The replies in the order of the keys; a redirection that leads nowhere is a reply like any error."""
         await self.ready()
         replies: list[Reply] = [None] * len(keys)
-        slots = [slot_of(key) for key in keys]
-        groups = by_server(keys, map(self._owner, slots))
+        groups = by_server(keys, (self._owner(slot_of(key)) for key in keys))
         asking: set[int] = set()
         for _ in range(MOST_REDIRECTS + 1):
             redirected: list[int] = []

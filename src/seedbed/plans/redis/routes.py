@@ -93,17 +93,15 @@ class SlotMap:
 
     def __init__(self) -> None:
         self._owners: list[Address | None] = [None] * SLOTS
-
-    @property
-    def nodes(self) -> list[Address]:
-        """All nodes that have a slot."""
-        return list(dict.fromkeys(owner for owner in self._owners if owner is not None))
+        self.nodes: list[Address] = []  # that have a slot; empty until the slots are known
 
     def owner(self, slot: int) -> Address | None:
         return self._owners[slot]
 
     def move(self, slot: int, owner: Address) -> None:
         self._owners[slot] = owner
+        if owner not in self.nodes:
+            self.nodes.append(owner)
 
     def replace(self, reply: Any, asked: Address) -> bool:
         """Take over the reply to CLUSTER SLOTS of a node; False, and nothing changed, if it is none."""
@@ -120,6 +118,7 @@ class SlotMap:
         if not any(owners):
             return False
         self._owners = owners
+        self.nodes = list(dict.fromkeys(owner for owner in owners if owner is not None))
         return True
 
 
