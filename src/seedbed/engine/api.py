@@ -210,9 +210,9 @@ class PreviewOptions(TypedDict, total=False):
     readers: Iterable[Callable[[Event], None]]  # called with every event
     """Functions that are called with every event."""
     progress: Progress
-    """On standard error: "panel", "lines" (one every ten seconds), "none", or "auto", the panel on a terminal and else
-    lines. `build`, `resume` and `preview` default to "auto", for which the environment variable SEEDBED_PROGRESS may
-    set another one; asynchronous builds default to "none"."""
+    """On standard error: "panel", "lines" (one every ten seconds), "none", or "auto": the panel on a terminal and, as
+    the output of the cell, in a notebook, else lines. `build`, `resume` and `preview` default to "auto", for which the
+    environment variable SEEDBED_PROGRESS may set another one; asynchronous builds default to "none"."""
 
 
 class BuildOptions(PreviewOptions, total=False):

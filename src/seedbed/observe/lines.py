@@ -1,4 +1,4 @@
-"""Progress as short lines, for pipes, log files and notebooks."""
+"""Progress as short lines, for pipes and log files."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from jupyter_client import BlockingKernelClient, KernelManager
 
+DISPLAYS = ("auto", "panel", "lines", "none")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 # Of what jupyter is made of.
@@ -47,6 +48,29 @@ def test_the_notebook_runs() -> None:
     assert "thread of its own" in shown[1]
     assert "build_async" not in "".join(shown[2:])
     assert [text.splitlines()[-1] for text in shown[3:]] == ["20", "20", "True"]
+
+
+def test_a_build_shows_the_panel_in_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One output, updated in place, as HTML and as a line of text; `progress` chooses lines or nothing in its place."""
+    monkeypatch.delenv("SEEDBED_PROGRESS")
+    source = """
+        import seedbed as sb
+        recipe = sb.Recipe(name="<b>", columns=[sb.Uniform("n", low=0, high=1), sb.Expression("x", "n")])
+        sb.preview(recipe, rows=3, progress={progress!r});
+    """
+    cells = [nbformat.v4.new_code_cell(textwrap.dedent(source).format(progress=each)) for each in DISPLAYS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3").execute()
+    auto, panel, lines, none = (cell.outputs for cell in notebook.cells)
+    for outputs in (auto[-1:], panel):
+        (shown,) = outputs
+        assert shown.output_type == "display_data"
+        assert "&lt;b&gt;" in shown.data["text/html"]
+        assert "3 of 3 rows written" in shown.data["text/html"]
+        assert "rows 3/3 written" in shown.data["text/plain"]
+    assert [each.output_type for each in lines] == ["stream"]
+    assert "rows 3/3 written" in lines[0].text
+    assert none == []
 
 
 class Kernel:
