@@ -22,7 +22,7 @@ _NAMES_BY_MODULE = {
     "columns.structured": "LLMStructured",
     "columns.text": "Embedding Image LLMCode LLMText",
     "columns.validation": "Validation",
-    "engine.api": "Build Preview build build_async open_build preview resume",
+    "engine.api": "Build Preview abandon_redo build build_async open_build preview redo resume",
     "engine.checkpoint": "FinishedGroup",
     "engine.config": "RunConfig",
     "engine.tasks": "Processor",

@@ -10,7 +10,7 @@ from .columns.seed import Seed
 from .columns.structured import LLMStructured
 from .columns.text import Embedding, Image, LLMCode, LLMText
 from .columns.validation import Validation
-from .engine.api import Build, Preview, build, build_async, open_build, preview, resume
+from .engine.api import Build, Preview, abandon_redo, build, build_async, open_build, preview, redo, resume
 from .engine.checkpoint import FinishedGroup
 from .engine.config import RunConfig
 from .engine.source import load_recipe
@@ -128,6 +128,7 @@ __all__ = [
     "Uniform",
     "Validation",
     "WorkerCrashed",
+    "abandon_redo",
     "bridge",
     "build",
     "build_async",
@@ -137,6 +138,7 @@ __all__ = [
     "open_build",
     "open_throttles",
     "preview",
+    "redo",
     "resume",
     "simulate",
 ]

@@ -8,38 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pytest
+from changing_recipes import Calls, Total, keep, numbers, root, steps
 
 import seedbed as sb
 from seedbed.store.manifest import read
 from seedbed.store.values import JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from trio.testing import MockClock
 
 CONFIG = sb.RunConfig(buffer_size=3, shutdown_error_rate=1.0, salvage_max_rounds=0)
-
-
-class Calls:
-    """Fill a cell with a text of the inputs; counts its calls, and fails for some rows."""
-
-    def __init__(self, text: str = "", fails: Sequence[int] = ()) -> None:
-        self.text = text
-        self.fails = fails
-        self.seen: list[int] = []
-
-    async def agenerate(self, n: int) -> str:
-        self.seen.append(n)
-        if n in self.fails:
-            raise sb.Permanent(f"{n} fails")
-        return f"{self.text}{n}"
-
-
-def numbers(rows: range) -> list[int]:
-    """The number of each row."""
-    return list(rows)
 
 
 def columns(**filled: Calls) -> list[sb.Column]:
@@ -50,30 +30,12 @@ def columns(**filled: Calls) -> list[sb.Column]:
     ]
 
 
-def keep(odd: bool) -> Callable[[Any], Any]:
-    """A processor that keeps the odd or the even rows."""
-    if odd:
-        return lambda frame: frame.filter(pl.col("n") % 2 == 1)
-    return lambda frame: frame.filter(pl.col("n") % 2 == 0)
-
-
-def steps(**stages: Callable[[Any], Any]) -> list[sb.Processor]:
-    """One processor for each stage."""
-    return [sb.Processor(stage=stage, apply=apply, name=stage) for stage, apply in stages.items()]
-
-
 async def build(out: Path, *processors: sb.Processor, rows: int = 8, **filled: Calls) -> sb.Dataset:
     """Begin or resume a dataset."""
     options: Any = {"retry_dropped": True} if filled.pop("retry", None) else {}
     return await sb.build_async(
         columns(**filled), rows=rows, out=out, config=CONFIG, processors=processors, resume=True, **options
     )
-
-
-def root(out: Path) -> pl.DataFrame:
-    """What a tool that knows nothing of seedbed reads."""
-    assert all(path.name.startswith("batch_") for path in out.iterdir() if path.name != ".seedbed")
-    return pl.read_parquet(f"{out}/*.parquet")
 
 
 NONE, POST, AFTER = {}, {"post_batch": keep(odd=True)}, {"after_generation": keep(odd=True)}
@@ -269,21 +231,6 @@ async def test_pre_batch_processors_may_not_change(autojump_clock: MockClock, tm
     processors = steps(pre_batch=keep(odd=True))
     with pytest.raises(sb.ManifestError, match=r"columns\.m: not in the recipe before; pre-batch processors have run"):
         await sb.build_async(more, rows=8, out=out, processors=processors, resume=True)
-
-
-class Total:
-    """A stateful generator that adds up the numbers it has seen."""
-
-    is_stateful = True
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.seen: list[int] = []
-
-    def __call__(self, n: int) -> int:
-        self.seen.append(n)
-        self.total += n
-        return self.total
 
 
 async def test_a_stateful_column_beside_a_new_one(autojump_clock: MockClock, tmp_path: Path) -> None:

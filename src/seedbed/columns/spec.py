@@ -20,6 +20,7 @@ import attrs
 from .. import checks
 from ..errors import ConfigError
 from ..graph import Stage, name_problem, nearest
+from ..models.distributions import stable_seed
 from .code import import_object
 from .dtypes import read_dtype
 from .fields import Reference
@@ -120,6 +121,13 @@ class Environment:
     access: Access | None = None
     columns: Mapping[str, ColumnSpec | None] = attrs.field(factory=dict)
     is_simulated: bool = False
+    # How often a column was redone: each time its random values are others.
+    draws: Mapping[str, int] = attrs.field(factory=dict)
+
+    def of_column(self, name: str) -> Environment:
+        """The environment of one column."""
+        draw = self.draws.get(name, 0)
+        return attrs.evolve(self, seed=stable_seed(self.seed, "redone", draw)) if draw else self
 
     @property
     def allow_code(self) -> bool:

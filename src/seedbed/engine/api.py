@@ -20,7 +20,7 @@ import trio
 
 from ..checks import RowCount, row_count
 from ..columns.spec import Grants
-from ..errors import AllRowsDropped, Interrupted, SeedbedError
+from ..errors import AllRowsDropped, ConfigError, Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
 from ..observe.log import BlockingWatch, warn_of_missing_rows
@@ -31,14 +31,16 @@ from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
 from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock, run_in_thread, virtual_clock
 from ..store.dataset import Dataset
+from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
 from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup, process_all
 from .config import RunConfig
 from .plan import BuildPlan, plan_build
+from .redo import RedoRequest, draws_of
 from .run import run_build
 from .source import make_source, stored_recipe
-from .storage import open_store
+from .storage import abandon_revision, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -227,6 +229,11 @@ class BuildOptions(PreviewOptions, total=False):
     """Also retry rows that were dropped because of a failure."""
     accept_changes: bool
     """Resume although the code of functions or the rows of seed files changed."""
+    redo: Iterable[str]
+    """Regenerate these columns of a finished dataset, and what depends on them, as a revision that takes its place once
+    it is complete; empty to regenerate what the recipe changed. See `redo`."""
+    redo_where: str
+    """With `redo`: only in the rows for which this expression, as in `skip_when`, is true."""
     check_models: bool
     """Send one small call to each chat and embedding model behind HTTP before anything is written, and raise
     `ModelCheckFailed` for those that are misconfigured or cannot be reached; the command does so by default."""
@@ -251,12 +258,15 @@ async def open_build(
     if unknown := [f"{name!r}{nearest(name, known)}" for name in options if name not in known]:
         raise TypeError(f"unknown option of a build: {', '.join(unknown)}")
     path = None if out is None else Path(out)
+    request = _redo_request(options)
+    is_resumed = path is not None and options.get("resume", False) and is_dataset(path)
     source = make_source(
         recipe,
         config=options.get("config"),
         limits=options.get("limits"),
         processors=options.get("processors", ()),
         artifacts=path,
+        draws=draws_of(path, request) if path is not None and is_resumed else {},
     )
     plan = plan_build(
         source,
@@ -266,6 +276,7 @@ async def open_build(
         overwrite=options.get("overwrite", False),
         retry_dropped=options.get("retry_dropped", False),
         accept_changes=options.get("accept_changes", False),
+        redo=request,
     )
     title = source.recipe.name if source.recipe is not None else ""
     progress = options.get("progress", "none")
@@ -306,6 +317,15 @@ async def build_async(
         return running.dataset
 
 
+def _redo_request(options: BuildOptions) -> RedoRequest | None:
+    columns, where = options.get("redo"), options.get("redo_where")
+    if columns is None and where is None:
+        return None
+    if isinstance(columns, str):
+        raise ConfigError(f"redo takes names of columns, not the text {columns!r}")
+    return RedoRequest(columns=tuple(dict.fromkeys(columns or ())), where=where)
+
+
 def build(recipe: Recipe | Iterable[Column], *, rows: RowCount, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
     """Build a dataset of so many rows in the directory `out`, which must be new or empty; from synchronous code.
 
@@ -344,12 +364,43 @@ def resume(
     are those of `BuildOptions`.
     """
     path = Path(directory)
-    header = read_manifest(path).header
+    header = read_manifest(path).working.header
     assert header is not None  # a manifest without one cannot be read
     if recipe is None:
         recipe = stored_recipe(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
     options["resume"] = True
     return build(recipe, rows=header.rows if rows is None else rows, out=path, **options)
+
+
+def redo(
+    directory: Out,
+    columns: Iterable[str] = (),
+    *,
+    where: str | None = None,
+    recipe: Recipe | Iterable[Column] | None = None,
+    allow_code: bool = False,
+    allow_paths: Iterable[Out] = (),
+    allow_env: Iterable[str] = (),
+    **options: Unpack[BuildOptions],
+) -> Dataset:
+    """Regenerate columns of a finished dataset, and all that depends on them, in place.
+
+    `where` is an expression as in `skip_when`; only the rows for which it is true are regenerated. A `recipe` replaces
+    the one of the dataset: what it changes is regenerated in all rows. Models are called anew, and samplers that are
+    named draw other values.
+
+    Until the new revision is complete the directory holds the old one. A redo that was stopped or killed is continued
+    by the same call or by `resume`, or taken back by `abandon_redo`. The other arguments are those of `resume`.
+    """
+    options["redo"] = columns
+    if where is not None:
+        options["redo_where"] = where
+    return resume(directory, recipe, allow_code=allow_code, allow_paths=allow_paths, allow_env=allow_env, **options)
+
+
+def abandon_redo(directory: Out) -> bool:
+    """Take back a redo that is not finished: the dataset stays as it was. False if there is none."""
+    return abandon_revision(Path(directory))
 
 
 @attrs.frozen(kw_only=True, repr=False)

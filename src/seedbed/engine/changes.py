@@ -79,6 +79,16 @@ class _Change:
     is_outside: bool = False
 
 
+@attrs.frozen(kw_only=True)
+class ChangedColumns:
+    """What differs between two recipes: the `columns` whose values may, those `added` among them."""
+
+    columns: frozenset[str]
+    added: tuple[str, ...]
+    passes_barrier: bool  # pre-batch processors differ
+    anything: bool  # or the columns, their order, or processors
+
+
 @attrs.frozen
 class _Fingerprint:
     """The sections of a fingerprint."""
@@ -104,6 +114,30 @@ class _Fingerprint:
         return frozenset(name for name in self.columns if name not in self.uses or alias in self.uses[name])
 
 
+def changed_columns(old: Header, new: Header, *, accept_changes: bool = False) -> ChangedColumns:
+    """Compare two recipes; with `accept_changes` columns of which only code or data differ count as unchanged."""
+    before, now = _Fingerprint.of(old), _Fingerprint.of(new)
+    edited = _edited(before, now)
+    added = tuple(name for name in now.columns if name not in before.columns)
+    changes = [each for each in _changes(before, now, edited) if not (each.is_outside and accept_changes)]
+    differing = {stage for stage in Stage if before.stages[stage] != now.stages[stage]}
+    if not accept_changes:
+        differing |= {stage for stage in Stage if _is_changed(stage, before, now, edited)}
+    return ChangedColumns(
+        columns=frozenset(added).union(*(each.columns for each in changes)) & now.columns.keys(),
+        added=added,
+        passes_barrier=Stage.PRE_BATCH in differing,
+        anything=bool(changes or differing) or [*before.columns] != [*now.columns],
+    )
+
+
+def _edited(before: _Fingerprint, now: _Fingerprint) -> list[str]:
+    """The places whose code was edited; where only one side has code, the fields themselves differ."""
+    return [
+        place for place, code in now.code.items() if place in before.code and not same_code(before.code[place], code)
+    ]
+
+
 def check_resumable(
     old: Header, new: Header, graph: Graph, *, progress: Callable[[], Progress], accept_changes: bool = False
 ) -> Header:
@@ -113,11 +147,7 @@ def check_resumable(
     if something differs.
     """
     before, now = _Fingerprint.of(old), _Fingerprint.of(new)
-    edited = [
-        place
-        for place, code in now.code.items()  # the fields themselves differ where only one side has code
-        if place in before.code and not same_code(before.code[place], code)
-    ]
+    edited = _edited(before, now)
     changes = [*_changes(before, now, edited)]
     names = [*before.columns], [*now.columns]
     processed_again = _is_changed(Stage.POST_BATCH, before, now, edited)
@@ -153,7 +183,8 @@ def check_resumable(
     if refused or (outside and not accept_changes):
         lines = "\n".join(f"  - {each}" for each in (*refused, *outside))
         hint = (
-            "for a new dataset in its place, pass --overwrite (overwrite=True)"
+            "for a new dataset in its place, pass --overwrite (overwrite=True); to regenerate only what changed, "
+            "seedbed redo DIR --recipe FILE (seedbed.redo), or a new dataset with --reuse DIR (reuse=DIR)"
             if refused
             else "to resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)"
         )

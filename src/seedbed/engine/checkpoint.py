@@ -9,15 +9,17 @@ import attrs
 import polars as pl
 import trio
 
-from ..errors import ProcessorFailed, StoreError
+from ..errors import AllRowsDropped, ProcessorFailed, StoreError
 from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import DroppedRows, FinishedRows, Key, Purpose
-from ..store.manifest import GroupRecord
+from ..store.files import remove
+from ..store.manifest import GroupRecord, read
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
 from .resume import call_entries, dropped_entries
+from .source import RECIPE_NAME, store_recipe
 from .storage import read_state
 
 if TYPE_CHECKING:
@@ -149,8 +151,10 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     if recorder is not None:
         await recorder.free(group.journal_key)
         if earlier is not None:
-            for purpose in (Purpose.DROPPED, Purpose.RETRY):
-                await recorder.free(Key(group=index, revision=earlier, purpose=purpose))
+            await recorder.free(Key(group=index, revision=earlier, purpose=Purpose.RETRY))
+            shown = writer.dataset_groups.get(index) if writer.is_revising else None
+            if shown is None or shown.revision != earlier:  # else the dataset needs it if the revision is abandoned
+                await recorder.free(Key(group=index, revision=earlier, purpose=Purpose.DROPPED))
     return record
 
 
@@ -213,8 +217,16 @@ async def finish(services: Services) -> None:
             services.ledger.written = frame.height
             services.ledger.resize(resized)
         dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
+        replaced = (
+            {index: group.revision for index, group in writer.dataset_groups.items()} if writer.is_revising else {}
+        )
+        if writer.is_revising:
+            _check_revision(services)
+            remove(writer.path, RECIPE_NAME)  # that of the revision follows
         # Last: a dataset that says that it is complete has the rows that the processors returned.
         conflicts = await _wind_up(services, lambda abandoned: writer.finish(dropped=dropped, abandoned=abandoned))
+        if replaced and plan.header.recipe is not None:
+            store_recipe(writer.path, plan.header.recipe)
         found = {name: read_state(plan.steps[plan.instances[at][0]]) for at, name in plan.state_names.items()}
         if states := {name: state for name, state in found.items() if state is not None}:
             await _wind_up(services, lambda _: writer.write_states(states))
@@ -223,6 +235,10 @@ async def finish(services: Services) -> None:
             def end(_: object) -> None:
                 for key in services.history.calls_stored:  # everything is generated: no generator is replayed any more
                     journal.free(key)
+                now = writer.dataset_groups
+                for index, revision in replaced.items():
+                    if index not in now or now[index].revision != revision:
+                        journal.free(Key(group=index, revision=revision, purpose=Purpose.DROPPED))
                 journal.finish()
 
             await _wind_up(services, end)
@@ -231,6 +247,16 @@ async def finish(services: Services) -> None:
     services.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
     if conflicts:
         raise conflict_error(conflicts)
+
+
+def _check_revision(services: Services) -> None:
+    """Raise `AllRowsDropped` if failures left no row of a revision: then the dataset stays as it is."""
+    ledger = services.ledger
+    if ledger.dropped and not ledger.written and not ledger.report(rows=0, unfinished=()).removed:
+        raise AllRowsDropped(
+            f"all {len(ledger.dropped):,} rows of the new revision were dropped, and the dataset is unchanged; once "
+            "the cause is fixed, resume with retry_dropped=True, or take the redo back (abandon_redo)"
+        )
 
 
 def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journal | None) -> dict[str, list[Any]]:
@@ -290,7 +316,7 @@ async def _process_all(services: Services, writer: DatasetWriter) -> tuple[pl.Da
 
 
 def _processed_dataset(plan: BuildPlan, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
-    dataset = Dataset.open(writer.path).raw()
+    dataset = Dataset(writer.path, read(writer.path).working, raw=True)
     return process_all(plan.after_generation, dataset.scan(), dataset.rows)
 
 

@@ -41,10 +41,12 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
     entries: Sequence[Entry] = ()
     if history.replaying and (index in history.stale or history.is_done(index)):
         await _replay(services, index, turn, nursery)
-    if index in history.stale:
-        earlier, entries = await _read_renewed(services, history.stale[index])
-    elif history.is_done(index):
-        found = await _read_retried(services, history.retrying[index]) if index in history.retrying else None
+    if index in history.stale or history.is_done(index):
+        found: tuple[RetriedRows | RenewedRows, Sequence[Entry]] | None = None
+        if index in history.stale:
+            found = await _read_renewed(services, history.stale[index])
+        elif index in history.retrying:
+            found = await _read_retried(services, history.retrying[index])
         if found is None:
             for instance in services.shared.instances.values():
                 instance.turnstile.leave(turn)
@@ -86,7 +88,8 @@ def _new_group(
     barrier, key = bool(plan.pre_batch), Key(group=index)
     if renewal is not None:
         key = Key(group=index, revision=renewal.record.revision, purpose=Purpose.RENEWAL)
-        barrier, rows.resized = False, renewal.resized
+        if renewal.resized is not None:
+            barrier, rows.resized = False, renewal.resized
     if retry is not None:
         key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
         if retry.rows.resized is not None:
@@ -99,9 +102,12 @@ def _new_group(
     return OpenGroup(index, rows, nursery, key, retry=retry, renewal=renewal, state=state, journal=journal), state
 
 
-async def _read_renewed(services: Services, record: GroupRecord) -> tuple[RenewedRows, Sequence[Entry]]:
-    """The rows of a row group that an earlier recipe wrote, and what earlier runs added to them."""
-    store, recorder, plan = services.store, services.recorder, services.plan
+async def _read_renewed(services: Services, record: GroupRecord) -> tuple[RenewedRows, Sequence[Entry]] | None:
+    """The rows of a row group that an earlier recipe wrote, and what earlier runs added to them.
+
+    None if nothing of it changes: then it is listed as it is.
+    """
+    store, recorder, plan, redo = services.store, services.recorder, services.plan, services.plan.redo
     assert store is not None  # only a resumed dataset has row groups of an earlier recipe
     if len(record.resized) > len(plan.pre_batch) and record.generated is None:
         raise StoreError(
@@ -113,6 +119,8 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
         key = Key(group=record.index, revision=record.revision, purpose=purpose)
         return () if recorder is None else await recorder.read(key)
 
+    if redo is not None and redo.everything and record.edition < redo.edition:
+        return RenewedRows.nothing_of(record), await read(Purpose.RENEWAL)
     part = record.generated or record.part
     table = None if part is None else await services.store_thread(lambda: read_table(store.writer.path, part))
     dropped, retried = await read(Purpose.DROPPED), await read(Purpose.RETRY)
@@ -120,16 +128,24 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
         renewal = plan_renewal(plan, record, table, dropped, retried)
     except (ValueError, LookupError, TypeError) as error:
         raise StoreError(f"row group {record.index} holds values that no run of this recipe wrote: {error}") from error
-    return renewal, await read(Purpose.RENEWAL)
+    if renewal is not None:
+        return renewal, await read(Purpose.RENEWAL)
+    listed = await services.store_thread(lambda: store.writer.carry(record))
+    services.ledger.written += listed.rows
+    services.ledger.resize(listed.resized)
+    services.ledger.dropped.extend(listed.drops)
+    services.history.group_done(record.index)
+    return None
 
 
 def _restore_drops(services: Services, group: OpenGroup, state: RowGroup, renewal: RenewedRows) -> None:
     """Rows that were dropped stay dropped, unless they are retried and something is stored of them."""
-    steps = {step.name: step for step in services.plan.steps}
+    plan = services.plan
+    steps = {step.name: step for step in plan.steps}
     for row, drop in renewal.drops:
         if row is None:
             group.rows.drops.append(drop)
-        elif drop.kind != "failed" or not services.plan.retry_dropped:
+        elif drop.kind != "failed" or not (plan.retry_dropped or plan.is_redone(drop.column, renewal.record)):
             state.restore_dropped(steps.get(drop.column), row, drop)
 
 
@@ -141,7 +157,7 @@ async def _read_retried(services: Services, record: GroupRecord) -> tuple[Retrie
         key = Key(group=record.index, revision=record.revision, purpose=purpose)
         return () if recorder is None else await recorder.read(key)
 
-    seeds = [step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH] if plan.pre_batch else []
+    seeds = plan.seeds if plan.pre_batch else ()
     processed = bool(plan.pre_batch or plan.post_batch)
     found = plan_retry(record, await read(Purpose.DROPPED), seeds=seeds, processed=processed)
     return None if found is None else (found[0], [*found[1], *await read(Purpose.RETRY)])

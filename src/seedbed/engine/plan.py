@@ -29,6 +29,7 @@ from ..store.writer import check_output
 from .changes import check_resumable, describe_existing, measure_progress
 from .config import RunConfig
 from .fingerprint import columns_fingerprint
+from .redo import begin_revision, check_continued
 from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Step
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from ..columns.base import Call
     from ..graph import Node
+    from ..store.manifest import GroupRecord, Redo
+    from .redo import RedoRequest
     from .source import Source
 
 
@@ -61,6 +64,33 @@ class BuildPlan:
     done: Manifest | None = None  # of earlier runs, if this one resumes them
     retry_dropped: bool = False  # rows that earlier runs dropped are retried
     overwrite: bool = False  # a dataset in the directory is removed first
+    # The revision that is generated, if one is; it begins with this run where `done` has none.
+    redo: Redo | None = None
+
+    @property
+    def begins_revision(self) -> bool:
+        """True if this run begins a revision of a finished dataset."""
+        return self.redo is not None and self.done is not None and self.done.redo is None
+
+    @functools.cached_property
+    def fresh(self) -> frozenset[str]:
+        """The columns that this run is the first to generate anew, because of what changed."""
+        before = None if self.done is None else self.done.header
+        if before is None or before.edition == self.header.edition:
+            return frozenset()
+        return frozenset(name for name, edition in self.header.added.items() if edition == self.header.edition)
+
+    @functools.cached_property
+    def restarted(self) -> frozenset[str]:
+        """The names of states that do not count any more, because columns of their generators are generated anew."""
+        nodes = self.instances.items()
+        fresh = {identity for identity, of in nodes if any(self.steps[node].name in self.fresh for node in of)}
+        return frozenset(self.state_names[identity] for identity in fresh)
+
+    def is_redone(self, column: str, record: GroupRecord) -> bool:
+        """True if a row that an earlier recipe dropped because of this column gets another chance in this revision."""
+        redo = self.redo
+        return redo is not None and redo.where is None and self.header.added.get(column, 0) > record.edition
 
     @property
     def finished_rows(self) -> int:
@@ -70,10 +100,16 @@ class BuildPlan:
         retried = sum(drop.kind in ("failed", "skipped") for group in groups for drop in group.drops)
         return sum(group.stop - group.start for group in groups) - (retried if self.retry_dropped else 0)
 
-    @property
+    @functools.cached_property
+    def seeds(self) -> frozenset[str]:
+        """The columns from scratch that pre-batch processors see."""
+        late = self.header.late
+        return frozenset(step.name for step in self.steps if step.kind is Kind.FROM_SCRATCH and step.name not in late)
+
+    @functools.cached_property
     def seed_outputs(self) -> tuple[str, ...]:
-        """The outputs of columns from scratch, which pre-batch processors see."""
-        return tuple(output for step in self.steps if step.kind is Kind.FROM_SCRATCH for output in step.outputs)
+        """The outputs of columns from scratch that pre-batch processors see."""
+        return tuple(output for step in self.steps if step.name in self.seeds for output in step.outputs)
 
     @property
     def runs_own_code(self) -> bool:
@@ -126,11 +162,13 @@ def plan_build(
     overwrite: bool = False,
     retry_dropped: bool = False,
     accept_changes: bool = False,
+    redo: RedoRequest | None = None,
 ) -> BuildPlan:
     """Check everything and lay out the run, or raise one error that lists all problems.
 
     `resume` continues an existing directory, which may grow; `retry_dropped` retries its dropped rows, and
-    `accept_changes` continues although code or data changed. `overwrite` removes the dataset that is there.
+    `accept_changes` continues although code or data changed. `overwrite` removes the dataset that is there. With
+    `redo` part of the dataset is regenerated as a revision.
     """
     config = source.config
     if not isinstance(config, RunConfig):
@@ -140,6 +178,8 @@ def plan_build(
             raise ConfigError(f"{name} applies to an existing dataset: pass out and resume=True with it")
     if overwrite and (resume or out is None):
         raise ConfigError("overwrite replaces the dataset in out: pass out with it, and not resume")
+    if redo is not None and not (resume and out is not None and is_dataset(out)):
+        raise ConfigError("redo applies to a finished dataset: pass out and resume=True with it")
     columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits) or [*filter(None, (_too_few_rows(each, rows) for each in columns))]
     if problems:
@@ -147,7 +187,7 @@ def plan_build(
     check_main_guard(starts_processes=any(column.process for column in columns))
     graph = build_graph(columns)
     declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
-    done = read_manifest(out) if out is not None and resume and is_dataset(out) else None
+    done = read_manifest(out).working if out is not None and resume and is_dataset(out) else None
     if out is not None and done is None:
         if overwrite:
             check_replaceable(out)
@@ -156,18 +196,26 @@ def plan_build(
     own = header = _new_header(source, graph, declared, rows=rows, stored=out is not None)
     if out is not None and done is None and not overwrite and is_dataset(out):
         raise OutputDirectoryError(describe_existing(out, read_manifest(out), own))
-    if done is not None and out is not None:
+    positions = {node: position for position, node in enumerate(graph.order)}
+    pairs = zip(columns, graph.nodes, strict=True)
+    steps = tuple(_step(column, node, positions[node.index], config) for column, node in pairs)
+    revision = None if done is None else done.redo
+    if done is not None and out is not None and redo is not None and revision is None:
+        header, revision = begin_revision(
+            out, done, header, redo, graph=graph, steps=steps, accept_changes=accept_changes
+        )
+    elif done is not None and out is not None:
         assert done.header is not None  # a manifest without one cannot be read
+        if redo is not None and revision is not None:
+            check_continued(out, revision, redo)
         progress = functools.partial(measure_progress, out, done)
         header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
         if done.finished is None:  # a finished dataset is left as it is if only connection details differ
             header = msgspec.structs.replace(header, recipe=own.recipe)
-        config = attrs.evolve(config, buffer_size=header.buffer_size)
-    positions = {node: position for position, node in enumerate(graph.order)}
-    pairs = zip(columns, graph.nodes, strict=True)
+    config = attrs.evolve(config, buffer_size=header.buffer_size)
     return BuildPlan(
         graph=graph,
-        steps=tuple(_step(column, node, positions[node.index], config) for column, node in pairs),
+        steps=steps,
         rows=rows,
         config=config,
         limits={**source.inner_limits, **limits},
@@ -182,6 +230,7 @@ def plan_build(
         done=done,
         retry_dropped=retry_dropped,
         overwrite=overwrite,
+        redo=revision,
     )
 
 

@@ -24,12 +24,14 @@ from ..store.entries import (
     Finished,
     FinishedRows,
     Forgiven,
+    Forgotten,
     GeneratorCall,
     Purpose,
     Rebuilt,
 )
 from ..store.journal import Recovered
 from ..store.values import values_of
+from .redo import cells_to_redo, selected_rows
 from .row_group import Consequence
 from .rows import identities_by_position
 
@@ -196,7 +198,7 @@ def restore_entries(group: RowGroup, rows: Rows, steps: Sequence[Step], entries:
 
 def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entries: Iterable[Entry]) -> Counter[str]:
     cells: Counter[str] = Counter()
-    for entry in _without_forgiven(list(entries), steps):
+    for entry in _without_forgiven(_without_forgotten(list(entries)), steps):
         if type(entry) is Finished:  # nearly all of them, and there may be a million
             step = steps.get(entry.column)
             if step is not None and group.restore_finished(step, entry.row, entry.value, entry.cost):
@@ -226,6 +228,17 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                 group.restore_rows(steps[column], entry.rows, entry.columns)
                 cells[column] += len(entry.rows)
     return cells
+
+
+def _without_forgotten(entries: list[Entry]) -> list[Entry]:
+    """The entries without those of columns that are generated anew since."""
+    found: list[Entry] = []
+    for entry in entries:
+        if isinstance(entry, Forgotten):
+            found = [each for each in found if getattr(each, "column", None) not in entry.columns]
+        else:
+            found.append(entry)
+    return found
 
 
 def _without_forgiven(entries: list[Entry], steps: Mapping[str, Step]) -> list[Entry]:
@@ -302,39 +315,53 @@ class RenewedRows:
     """
 
     record: GroupRecord
-    identities: list[Identity]
+    identities: list[Identity] | None
     drops: list[tuple[int | None, Drop]]
     cells: list[FinishedRows]
     dropped_cells: list[FinishedRows]
-    resized: Resized
+    resized: Resized | None
+
+    @classmethod
+    def nothing_of(cls, record: GroupRecord) -> RenewedRows:
+        """A row group that is generated as a whole: all of its source rows, before the pre-batch processors."""
+        return cls(record=record, identities=None, drops=[], cells=[], dropped_cells=[], resized=None)
 
 
 def plan_renewal(
     plan: BuildPlan, record: GroupRecord, table: pa.Table | None, stored: Sequence[Entry], retried: Sequence[Entry]
-) -> RenewedRows:
+) -> RenewedRows | None:
     """The rows of a row group that is written anew: those of its `table`, and its dropped rows.
 
-    `stored` is what is stored of dropped rows, and `retried` what a retry of them finished that was not completed.
+    `stored` is what is stored of dropped rows, and `retried` what a retry of them finished that was not completed. None
+    if nothing of it is regenerated.
     """
     header = stored[0] if stored and isinstance(stored[0], DroppedRows) else None
     # A row that failed before the pre-batch processors has no identity after them.
-    seeds = {step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH} if plan.pre_batch else set[str]()
+    seeds = plan.seeds if plan.pre_batch else frozenset[str]()
     gone = {(drop.row, drop.copy) for drop in record.drops if drop.column not in seeds}
     written = _written_identities(plan, record, header, gone)
     if len(written) != (0 if table is None else table.num_rows):
         raise StoreError(f"row group {record.index} has other rows than its record in the manifest")
     dropped = [] if header is None else [identity for identity in header.identities if identity in gone]
+    if header is None and not plan.pre_batch:  # nothing is stored of them: all of their cells are missing
+        dropped = [(drop.row, drop.copy) for drop in record.drops if plan.is_redone(drop.column, record)]
     identities = sorted({*written, *dropped})
     at = {identity: position for position, identity in enumerate(identities)}
     added = plan.header.added
     steps = [plan.steps[node] for node in plan.graph.order]
     steps = [step for step in steps if added.get(step.name, 0) <= record.edition]
     rows = [at[identity] for identity in written]
-    cells = [
-        FinishedRows(column=step.name, rows=rows, columns=[values_of(table.column(name)) for name in step.outputs])
-        for step in steps
-        if table is not None
-    ]
+    redone: Mapping[str, Collection[int]] = {}
+    redo = plan.redo
+    if redo is not None and redo.where is not None and record.edition < redo.edition:
+        selected = [] if table is None else selected_rows(redo.where, table)
+        if not selected:
+            return None
+        redone = cells_to_redo(plan.graph, plan.steps, redo.columns, selected, range(len(written)))
+    cells: list[FinishedRows] = []
+    if table is not None:
+        taken = (_cells_of(step, table, rows, redone.get(step.name, ())) for step in steps)
+        cells = [each for each in taken if each.rows]
     dropped_cells: list[FinishedRows] = []
     if header is not None:
         # A retry numbers the rows that it could retry, which are those of `stored`.
@@ -350,6 +377,16 @@ def plan_renewal(
         dropped_cells=[each for each in dropped_cells if each.rows],
         resized=record.resized[: len(plan.pre_batch)],
     )
+
+
+def _cells_of(step: Step, table: pa.Table, rows: Sequence[int], redone: Collection[int]) -> FinishedRows:
+    """The cells of a column, in the positions `rows`, but for those that are `redone`, by position in the table."""
+    columns = [values_of(table.column(name)) for name in step.outputs]
+    if not redone:
+        return FinishedRows(column=step.name, rows=[*rows], columns=columns)
+    kept = [at for at in range(len(rows)) if at not in redone]
+    columns = [[values[at] for at in kept] for values in columns]
+    return FinishedRows(column=step.name, rows=[rows[at] for at in kept], columns=columns)
 
 
 def _written_identities(

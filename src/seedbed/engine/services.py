@@ -58,6 +58,11 @@ class OpenGroup:
         """The rows that a whole column is still to be generated for."""
         return self.state.frontier.missing_rows(step.node) if self.state is not None else list(range(self.rows.count))
 
+    def rows_without(self, step: Step) -> list[int]:
+        """The rows, dropped or not, for which a column is not done."""
+        frontier, rows = None if self.state is None else self.state.frontier, range(self.rows.count)
+        return [row for row in rows if frontier is None or not frontier.is_done(step.node, row)]
+
     def is_wanted(self, task: Task) -> bool:
         return self.state is None or self.state.is_wanted(task)
 

@@ -17,7 +17,7 @@ from ..models import open_http, open_models
 from ..recipe.file import load_recipe as load_file
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
-from ..store.files import PRIVATE, read_file, write_file
+from ..store.files import PRIVATE, exists, read_file, write_file
 from ..store.manifest import read as read_manifest
 from .config import RunConfig
 from .fingerprint import recipe_fingerprint
@@ -83,16 +83,18 @@ def load_recipe(
 
 def stored_recipe(directory: Path, grants: Grants) -> Recipe:
     """The recipe that is stored with a dataset. The folder that it came from grants nothing: anyone can name one."""
+    manifest = read_manifest(directory)
     try:
-        content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
-    except FileNotFoundError:
-        header = read_manifest(directory).header
-        if header is None or header.recipe is None:
-            raise ManifestError(
-                f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was built from"
-            ) from None
-        # A process that died right after it had created the directory; it is stored when the directory is opened.
-        content = header.recipe.encode("utf-8", "surrogatepass")
+        if manifest.pending is not None or not exists(directory, RECIPE_NAME):
+            # The recipe of a revision, or a process died between two writes: the file follows later.
+            header = manifest.working.header
+            if header is None or header.recipe is None:
+                raise ManifestError(
+                    f"{str(directory)!r} holds no recipe: pass the recipe or the columns that it was built from"
+                )
+            content = header.recipe.encode("utf-8", "surrogatepass")
+        else:
+            content = read_file(directory, RECIPE_NAME, limit=MAX_BYTES + 1)
     except OSError as error:
         raise ManifestError(f"the recipe {str(directory / RECIPE_NAME)!r} cannot be read: {error}") from error
     return load_file(directory / RECIPE_NAME, grants=grants, content=content, run_options=RunConfig)
@@ -114,6 +116,7 @@ def make_source(
     processors: Iterable[Processor] = (),
     artifacts: Path | None = None,
     is_simulated: bool = False,
+    draws: Mapping[str, int] | None = None,
 ) -> Source:
     """Compile what a user passes to what the engine runs; a recipe's problems are raised all at once."""
     more = tuple(processors)
@@ -128,7 +131,11 @@ def make_source(
     clients: dict[str, ModelClient] = {}
     connections: list[HttpClient] = []
     environment = recipe.environment(
-        clients=clients, connections=connections, artifacts=artifacts, is_simulated=is_simulated
+        clients=clients,
+        connections=connections,
+        artifacts=artifacts,
+        is_simulated=is_simulated,
+        draws=draws or {},
     )
     columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)

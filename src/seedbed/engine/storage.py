@@ -13,7 +13,7 @@ import trio
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from ..store import codec
-from ..store.entries import Answer, Failed, Finished, Forgiven, Purpose, cells_in
+from ..store.entries import Answer, Failed, Finished, Forgiven, Forgotten, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.replace import remove_dataset
@@ -21,11 +21,11 @@ from ..store.writer import DatasetWriter
 from .source import RECIPE_NAME, store_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from ..store.entries import Entry, Key, UsageEntries
-    from ..store.manifest import Manifest
+    from ..store.manifest import GroupRecord, Manifest
     from .config import RunConfig
     from .plan import BuildPlan
     from .row_group import Consequence
@@ -89,6 +89,8 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
     assert plan.done.header is not None  # a manifest without one cannot be read
     journal: Journal | None = None
     recovered = Recovered()
+    # The journal of a finished dataset may be gone: a new one goes on counting, or it would seem to have lost commits.
+    last_commit = max((group.commits for group in plan.done.groups.values()), default=0)
     with contextlib.ExitStack() as on_error:
 
         def close_journal() -> None:
@@ -98,7 +100,9 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
         def open_journal(commits: int = 0) -> Journal:
             nonlocal journal, recovered
             if journal is None:
-                journal, recovered = Journal.open(out, trusted=plan.runs_own_code, commits=commits)
+                journal, recovered = Journal.open(
+                    out, trusted=plan.runs_own_code, commits=commits, numbered_from=last_commit
+                )
             return journal
 
         def forget_states(finished: int | None = None) -> None:
@@ -115,8 +119,8 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
         on_error.callback(close_journal)  # before the writer, which locks out other processes
         if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
             raise OutputDirectoryError(f"another process wrote {str(out)!r} while this build started: start it again")
-        if writer.header.recipe is not None and not exists(out, RECIPE_NAME):
-            store_recipe(out, writer.header.recipe)  # the process died right after it had created the directory
+        if writer.header.recipe is not None and not exists(out, RECIPE_NAME) and not writer.is_revising:
+            store_recipe(out, writer.header.recipe)  # the process died between the manifest and this
         # An existing journal is read whatever the options are now: its cells are paid for.
         if plan.config.durability == "cell" or has_journal(out):
             opened, written = open_journal(manifest.commits), len(manifest.groups)
@@ -126,27 +130,97 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
                 forget_states(written)
                 damage = damage or (lost,)
             damage += recovered.damage
-            _clear(opened, recovered, manifest)
+            _clear(opened, recovered, manifest, writer.dataset_groups)
         # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
-        if plan.header != plan.done.header:
-            # Before the header: `seedbed resume DIR` must not take the earlier recipe for a change of this one.
-            if plan.header.recipe is not None and plan.header.recipe != plan.done.header.recipe:
-                store_recipe(out, plan.header.recipe)
-                faults.reach("recipe replaced")
-            writer.change(plan.header)
+        if plan.header != plan.done.header or plan.begins_revision:
+            states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
+            if plan.begins_revision and recovered.states:
+                writer.write_states(states)  # those of the dataset, should the revision be abandoned
+            going_on = {name: state for name, state in states.items() if name not in plan.restarted}
+            if recovered.states and (plan.begins_revision or going_on != states):
+                forget_states()
+            if not plan.begins_revision:
+                if going_on != states:
+                    writer.write_states(going_on)
+                if journal is not None:
+                    _forget_columns(plan, journal, recovered)
+            _change(plan, writer, going_on)
         on_error.pop_all()
-    return Store(writer, journal, manifest, recovered, damage)
+    return Store(writer, journal, writer.manifest, recovered, damage)
 
 
+<<<<<<< HEAD
 def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
     """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet."""
     for key in (*recovered.groups, *recovered.long_lived):
+=======
+def abandon_revision(directory: Path) -> bool:
+    """Forget the unfinished revision of a dataset directory, which stays as it is; False if there is none."""
+    writer, _, _ = DatasetWriter.open(directory)
+    with contextlib.ExitStack() as stack:
+        stack.callback(writer.close)
+        if not writer.is_revising:
+            return False
+        # What a revision is paid for counts on: its usage is in the manifest, or in the journal's last commit.
+        opened = Journal.open(directory, trusted=False) if has_journal(directory) else None
+        if opened is not None:
+            stack.callback(_close, opened[0])
+            if opened[1].usage:
+                writer.write_usage(opened[1].usage)
+            opened[0].forget_states()  # those of the dataset are in the manifest
+        writer.abandon_revision()
+        if opened is not None:
+            _clear(opened[0], opened[1], writer.manifest, writer.dataset_groups)
+            opened[0].finish()
+    return True
+
+
+def _change(plan: BuildPlan, writer: DatasetWriter, states: Mapping[str, bytes]) -> None:
+    """Begin a revision, or replace the header: the dataset has more rows now, or its recipe changed."""
+    assert plan.done is not None
+    assert plan.done.header is not None
+    if plan.begins_revision:
+        assert plan.redo is not None
+        writer.begin_revision(plan.header, plan.redo, states=states)
+        return
+    # Before the header: `seedbed resume DIR` must not take the earlier recipe for a change of this one.
+    if plan.header.recipe is not None and plan.header.recipe != plan.done.header.recipe and not writer.is_revising:
+        store_recipe(writer.path, plan.header.recipe)
+        faults.reach("recipe replaced")
+    writer.change(plan.header)
+
+
+def _forget_columns(plan: BuildPlan, journal: Journal, recovered: Recovered) -> None:
+    """Forget the cells of columns that are generated anew, in row groups that are not finished.
+
+    They are those of a column that was removed and came back, or attempts by an earlier recipe.
+    """
+    keys = [key for key in recovered.groups if key.purpose in (Purpose.BUILD, Purpose.RENEWAL)]
+    if keys and plan.fresh:
+        journal.commit({key: [Forgotten(columns=sorted(plan.fresh))] for key in keys})
+        faults.reach("columns forgotten")
+
+
+def _clear(journal: Journal, recovered: Recovered, manifest: Manifest, dataset: Mapping[int, GroupRecord]) -> None:
+    """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet.
+
+    `manifest` is what the run works on, and `dataset` has the row groups that a pending revision would replace.
+    """
+    for key in (*recovered.groups, *recovered.long_lived):
+>>>>>>> 84f6e02 (Part of a finished dataset is generated again as a pending revision of the manifest)
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             # A group that was skipped as a whole may be generated again now.
             is_obsolete = record is not None and record.skipped is None
+        elif key.purpose is Purpose.CALLS:
+            is_obsolete = record is None or manifest.finished is not None
         else:
-            is_obsolete = record is None or (key.purpose is not Purpose.CALLS and record.revision != key.revision)
+            is_obsolete = record is None or record.revision != key.revision
+            if key.purpose is Purpose.RENEWAL and record is not None:  # it may be that of an abandoned revision
+                is_obsolete |= manifest.is_current(record)
+            old = dataset.get(key.group)
+            if key.purpose is Purpose.DROPPED and old is not None:
+                is_obsolete &= old.revision != key.revision
         if is_obsolete:
             journal.free(key)
 

@@ -185,8 +185,9 @@ async def _generate_group(
         columns = await services.run_in_thread(task, group.nursery, work)
     picked = rows_of.positions() if from_scratch else None
     if picked is not None:
-        # Only some of the source rows are wanted: those that an earlier run dropped.
-        rows, columns = list(range(len(picked))), [[values[at] for at in picked] for values in columns]
+        # Only some of the source rows are wanted: those that an earlier run dropped, or that are redone.
+        rows = group.rows_without(step)
+        columns = [[values[picked[row]] for row in rows] for values in columns]
     return rows, columns
 
 

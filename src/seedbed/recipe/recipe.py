@@ -188,7 +188,9 @@ class Recipe:
                         f"{spec.error_prefix}model {alias!r} is not in models{nearest(alias, self.models)}"
                         for alias in unknown
                     )
-                made.append(make_column(spec, environment))
+                # The rows of a file are read in the same order again.
+                own = environment if isinstance(spec, Seed) else environment.of_column(spec.name)
+                made.append(make_column(spec, own))
                 continue
             except DatasetGenerationError as error:
                 found = error.problems

@@ -218,15 +218,19 @@ class Journal:
         return cls.open(directory, trusted=True)[0]
 
     @classmethod
-    def open(cls, directory: Path, *, trusted: bool, commits: int = 0) -> tuple[Journal, Recovered]:
+    def open(
+        cls, directory: Path, *, trusted: bool, commits: int = 0, numbered_from: int = 0
+    ) -> tuple[Journal, Recovered]:
         """Continue the journal of a dataset directory; one that is missing is started.
 
         All of it is read; what is left of damaged segments is copied. Values of user-defined types are read only if the
         directory is `trusted`, that is, may run code as the caller's own does; other entries are left out. `commits` is
-        the number of the last commit that the manifest mentions: a journal that ends before it has lost something.
+        the number of the last commit that the manifest mentions: a journal that ends before it has lost something. The
+        next commits are numbered after `numbered_from`.
         """
         with _errors_named(directory):
             index, damaged = _read(directory, commits)
+        index.number = max(index.number, numbered_from)
         journal = cls(directory, index, trusted=trusted)
         try:
             if damaged:

@@ -109,6 +109,10 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     # How often the recipe has changed so that row groups have to be written anew, and when each column was added.
     edition: Count = 0
     added: dict[str, Count] = {}
+    # How often each column was redone: its random values are drawn anew each time.
+    draws: dict[str, Count] = {}
+    # Columns from scratch that were added when rows had passed the pre-batch processors, which do not see them.
+    late: tuple[str, ...] = ()
     created: float
     version: str
     format: int = FORMAT
@@ -194,7 +198,35 @@ class States(_Record, frozen=True, kw_only=True, tag="states"):
     states: dict[str, bytes]
 
 
-Record: TypeAlias = Header | GroupRecord | Finished | Published | UsageRecord | States
+class Redo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a revision regenerates: these columns, and what depends on them, in row groups of an earlier `edition`.
+
+    `where` selects rows; without it all rows are regenerated. `everything` if no value of any column stays. `columns`
+    are those that were named: the others were changed in the recipe.
+    """
+
+    columns: tuple[str, ...] = ()
+    where: str | None = None
+    everything: bool = False
+    edition: Count = 0
+
+
+class Pending(_Record, frozen=True, kw_only=True, tag="pending"):
+    """A revision begins: the records that follow belong to it, and count once it is `Switched` to."""
+
+    header: Header
+    redo: Redo
+
+
+class Switched(_Record, frozen=True, kw_only=True, tag="switched"):
+    """The pending revision is complete and takes the place of the dataset. Its files may still be staged."""
+
+
+class Abandoned(_Record, frozen=True, kw_only=True, tag="abandoned"):
+    """The pending revision does not count."""
+
+
+Record: TypeAlias = Header | GroupRecord | Finished | Published | UsageRecord | States | Pending | Switched | Abandoned
 
 
 def encode_record(record: Record) -> bytes:
@@ -249,6 +281,9 @@ class Manifest:
     published: Published | None = None
     usage: UsageEntries = ()
     states: States | None = None
+    # A revision that is being generated, and what a pending one regenerates.
+    pending: Manifest | None = None
+    redo: Redo | None = None
     # Ranges of bytes of the file that cannot be read, and the length of what counts: what follows is a record that was
     # being written when the process died.
     damaged: tuple[tuple[int, int], ...] = ()
@@ -257,12 +292,26 @@ class Manifest:
     def apply(self, record: Record) -> None:
         """Apply the next record; the last one of a kind counts."""
         match record:
+            case Pending(header=header, redo=redo):
+                states, usage = self.states, self.usage
+                self.pending = Manifest(header=header, groups=dict(self.groups), usage=usage, states=states, redo=redo)
+            case Switched() if self.pending is not None:
+                new, self.pending = self.pending, None
+                self.header, self.groups, self.states = new.header, new.groups, new.states
+                self.published, self.finished = new.published, new.finished
+            case Abandoned() | Switched():
+                self.pending = None
+            case _ if self.pending is not None:
+                self.pending.apply(record)
+                self.usage = self.pending.usage  # it was spent, whatever becomes of the revision
             case Header():
                 # The unified schema and the published files of a dataset that was grown cover only a part of it.
                 self.header = record
                 self.finished = None
                 if not record.publishes_at_end:
                     self.published = None
+            case GroupRecord(edition=edition) if self.header is not None and edition > self.header.edition:
+                pass  # of a revision whose beginning is damaged
             case GroupRecord():
                 before = self.groups.get(record.index)
                 self.groups[record.index] = record
@@ -286,6 +335,27 @@ class Manifest:
         usage = UsageRecord(entries=self.usage) if self.usage else None
         found = (self.header, *self.groups.values(), usage, self.published, self.finished, self.states)
         yield from (record for record in found if record is not None)
+        if (new := self.pending) is not None:
+            assert new.header is not None
+            assert new.redo is not None
+            yield Pending(header=new.header, redo=new.redo)
+            yield from (group for index, group in new.groups.items() if group != self.groups.get(index))
+            yield from (record for record in (new.published, new.finished, new.states) if record is not None)
+
+    def parts(self) -> Iterator[PartRecord]:
+        """Yield every file with rows that is listed, in the pending revision too."""
+        for group in self.groups.values():
+            yield from group.parts
+        yield from self.published.parts if self.published is not None else ()
+        if self.finished is not None and self.finished.dropped is not None:
+            yield self.finished.dropped
+        if self.pending is not None:
+            yield from self.pending.parts()
+
+    @property
+    def working(self) -> Manifest:
+        """What a build works on: the pending revision, if there is one."""
+        return self if self.pending is None else self.pending
 
     @property
     def in_order(self) -> list[GroupRecord]:
@@ -293,7 +363,9 @@ class Manifest:
 
     def is_current(self, group: GroupRecord) -> bool:
         """True if a row group was written by the present recipe; one that was skipped has nothing to be rewritten."""
-        return self.header is None or group.edition == self.header.edition or group.skipped is not None
+        if self.header is None or group.edition == self.header.edition:
+            return True
+        return group.skipped is not None and not (self.redo is not None and self.redo.everything)
 
     @property
     def current(self) -> list[GroupRecord]:
@@ -335,7 +407,7 @@ class Manifest:
 
 def encode(record: Record) -> bytes:
     """Return the record as it is appended to the log."""
-    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, Header) else 1)
+    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, Header | Pending) else 1)
 
 
 def _check_names(record: Record) -> None:
@@ -400,6 +472,8 @@ def read(directory: Path) -> Manifest:
     if header.format != FORMAT:
         raise ManifestError(f"{str(path)!r} has format {header.format}, this version reads format {FORMAT}")
     _check_layout(path, header, manifest)
+    if manifest.pending is not None and manifest.pending.header is not None:
+        _check_layout(path, manifest.pending.header, manifest.pending)
     return manifest
 
 

@@ -17,13 +17,17 @@ from .files import PRIVATE, check_links, copy, create, exists, is_temporary, ope
 from .manifest import (
     LOCK_NAME,
     MANIFEST_NAME,
+    Abandoned,
     Finished,
     GroupRecord,
     Header,
     Manifest,
+    Pending,
     Published,
     Record,
+    Redo,
     States,
+    Switched,
     UsageRecord,
     append,
     lock,
@@ -131,8 +135,6 @@ class DatasetWriter:
     def __init__(self, directory: Path, owned: io.FileIO, file: io.FileIO, manifest: Manifest) -> None:
         assert manifest.header is not None, "read() refuses a manifest without a header"
         self.path = directory
-        self.header = manifest.header
-        self.declared = self.header.declared_types
         self._owned = owned  # the lock of the directory
         self._file = file
         # Guards the manifest, in the file and here.
@@ -141,9 +143,34 @@ class DatasetWriter:
         self._closing = False
 
     @property
+    def header(self) -> Header:
+        found = self._manifest.working.header
+        assert found is not None, "a manifest without a header cannot be read"
+        return found
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is written: the pending revision, if there is one."""
+        return self._manifest.working
+
+    @property
+    def is_revising(self) -> bool:
+        """True if a revision is pending."""
+        return self._manifest.pending is not None
+
+    @property
+    def dataset_groups(self) -> Mapping[int, GroupRecord]:
+        """The row groups of the dataset that readers see; what they have stored is not freed."""
+        return self._manifest.groups
+
+    @property
+    def declared(self) -> dict[str, pa.DataType]:
+        return self.header.declared_types
+
+    @property
     def groups(self) -> list[GroupRecord]:
         with self._lock:
-            return self._manifest.in_order
+            return self._manifest.working.in_order
 
     def _part_name(self, index: int, edition: int | None = None) -> str:
         """The name of a row group's part: what an earlier recipe wrote is not in the root."""
@@ -189,14 +216,14 @@ class DatasetWriter:
             found = (*lost, *writer._check_others())
             if lost:
                 # States of stateful generators include calls whose values are lost.
-                manifest.states = None
+                manifest.states = manifest.working.states = None
                 on_damage()
             if found:
                 file.close()
                 writer._file = _write_manifest(directory, manifest)
             writer._remove_leftovers()
             writer._move_parts()
-        return writer, manifest, found
+        return writer, manifest.working, found
 
     def _check_groups(self) -> Iterator[str]:
         """Take row groups whose parts are damaged out of the manifest and describe each."""
@@ -204,7 +231,23 @@ class DatasetWriter:
             wrong = None if group.part is None else damage(self.path, group.part)
             if wrong is not None:
                 del self._manifest.groups[group.index]
+                if self._manifest.working.groups.get(group.index) == group:
+                    del self._manifest.working.groups[group.index]
                 yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are generated again"
+        yield from self._check_pending()
+
+    def _check_pending(self) -> Iterator[str]:
+        """Take row groups of the pending revision whose staged files are damaged out of it and describe each."""
+        pending, groups = self._manifest.pending, self._manifest.groups
+        for group in [] if pending is None else pending.in_order:
+            parts = () if group == groups.get(group.index) else group.parts
+            wrong = next(filter(None, (damage(self.path, part) for part in parts)), None)
+            if pending is not None and wrong is not None:
+                del pending.groups[group.index]
+                pending.finished = pending.published = None
+                if group.index in groups:
+                    pending.groups[group.index] = groups[group.index]
+                yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are regenerated again"
 
     def _check_others(self) -> Iterator[str]:
         """Rename what is still staged; take damaged files that cost no rows out of the manifest and describe each."""
@@ -213,7 +256,10 @@ class DatasetWriter:
             wrong = None if group.generated is None else damage(self.path, group.generated)
             if wrong is not None:
                 yield f"{wrong}; its row group is complete"
-            manifest.groups[group.index] = self._placed(group if wrong is None else replace(group, generated=None))
+            placed = self._placed(group if wrong is None else replace(group, generated=None))
+            manifest.groups[group.index] = placed
+            if manifest.working.groups.get(group.index) == group:
+                manifest.working.groups[group.index] = placed
         if manifest.published is not None:
             found = [wrong for part in manifest.published.parts if (wrong := damage(self.path, part)) is not None]
             if found:
@@ -221,11 +267,14 @@ class DatasetWriter:
                 yield from (f"{wrong}; the processors over the whole dataset run again" for wrong in found)
             else:
                 self._place_published(manifest.published)
-        if manifest.finished is not None and manifest.finished.dropped is not None:
-            wrong = damage(self.path, manifest.finished.dropped)
+        dropped = None if manifest.finished is None else manifest.finished.dropped
+        if dropped is not None:
+            wrong = damage(self.path, dropped)
             if wrong is not None:
                 manifest.finished = None
                 yield f"{wrong}; it is written again"
+            else:
+                place(self.path, dropped)
 
     def _placed(self, group: GroupRecord) -> GroupRecord:
         """Rename the staged files of a listed group."""
@@ -236,18 +285,46 @@ class DatasetWriter:
         """Replace the header: the dataset has more rows now, or its recipe changed.
 
         `publish` and `finish` are due again; published files stay in the root until then. Row groups of an earlier
-        `edition` leave the root and are to be written anew.
+        `edition` leave the root and are to be written anew, unless a revision is pending.
         """
         with self._alone():
             self._append(header)
             faults.reach("header replaced")
-            self.header = header
-            self.declared = header.declared_types
             self._remove_leftovers()
             self._move_parts()
 
+    def begin_revision(self, header: Header, redo: Redo, *, states: Mapping[str, bytes]) -> None:
+        """From now on everything that is written belongs to a revision, which `finish` puts in place of the dataset.
+
+        Until then the dataset stays as it is, for readers and on disk. `states` are those of stateful generators that
+        go on in the revision.
+        """
+        with self._alone():
+            self._append(Pending(header=header, redo=redo))
+            faults.reach("revision begun")
+            self._append(States(states=dict(states)))
+
+    def abandon_revision(self) -> None:
+        """Forget the pending revision; the dataset is what it was before."""
+        with self._alone():
+            self._append(Abandoned())
+            faults.reach("revision abandoned")
+            self._remove_leftovers()
+
+    def carry(self, group: GroupRecord) -> GroupRecord:
+        """List a row group of the dataset in the pending revision as it is: nothing of it changes."""
+        part, name = group.part, self._part_name(group.index)
+        if part is not None and part.name != name:
+            staged = staged_name(name)
+            copy(self.path, part.name, staged)
+            part = replace(part, name=name, staged=staged)
+        with self._alone():
+            return self._list(replace(group, part=part, edition=self.header.edition))
+
     def _move_parts(self) -> None:
         """Rename parts to where the header has them; a process that dies in between is followed by one that does."""
+        if self._manifest.pending is not None:
+            return
         for group in self._manifest.in_order:
             part = group.part
             name = self._part_name(group.index, group.edition)
@@ -277,10 +354,10 @@ class DatasetWriter:
         """
         name = self._part_name(group.index)
         with self._alone():
-            before = self._manifest.groups.get(group.index)
+            before = self._manifest.working.groups.get(group.index)
         group = replace(group, edition=self.header.edition)
         # A group that was skipped as a whole has no rows: it may be generated later.
-        if order is None and before is not None and before.skipped is None:
+        if order is None and before is not None and (before.skipped is None or before.edition < group.edition):
             if before.edition == group.edition:
                 raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
             group = replace(group, revision=before.revision + 1)
@@ -312,13 +389,17 @@ class DatasetWriter:
         Listed before the rename: at every instant the manifest names files that exist and are whole, and the root holds
         nothing else.
         """
-        before = self._manifest.groups.get(group.index)
+        before = self._manifest.working.groups.get(group.index)
         try:
             self._append(group)
         except StoreError:
             discard(self.path, *group.parts)
             raise
         faults.reach("part listed")
+        if self._manifest.pending is not None:  # its files stay staged, and those of the dataset where they are
+            staged = {part.staged for part in group.parts}
+            discard(self.path, *(part for part in (before.parts if before else ()) if part.staged not in staged))
+            return group
         named = {part.name for part in group.parts}
         for part in before.parts if before is not None else ():
             if part.name not in named:
@@ -349,12 +430,38 @@ class DatasetWriter:
         with self._alone():
             if not abandoned():
                 table, _ = arrow_table(dropped or {}, self.declared)
-                part = place(self.path, stage(self.path, DROPPED, table)) if table.num_rows else None
+                part = stage(self.path, DROPPED, table) if table.num_rows else None
+                if part is not None and self._manifest.pending is None:
+                    part = place(self.path, part)
                 self._append(Finished(schema=schema, conflicts=conflicts, dropped=part))
+                if self._manifest.pending is not None:
+                    self._switch()
                 if part is None:
                     remove(self.path, DROPPED)
                 self._remove_leftovers()
         return conflicts
+
+    def _switch(self) -> None:
+        """Put the pending revision in place of the dataset: one record, and then its files get their names.
+
+        The files of the root that change are removed before the first is renamed, so that the root never holds rows of
+        both revisions. A process that dies in between is followed by one that does the rest (`open`).
+        """
+        self._append(Switched())
+        faults.reach("revision switched")
+        manifest = self._manifest
+        if manifest.published is not None:
+            self._place_published(manifest.published)
+        else:
+            listed = {part.name: part for group in manifest.in_order for part in group.parts}
+            for path in self.path.glob("batch_*.parquet"):
+                if path.name not in listed or listed[path.name].staged is not None:
+                    remove(self.path, path.name)
+            faults.reach("old rows removed")
+        for group in manifest.in_order:
+            manifest.groups[group.index] = self._placed(group)
+        if manifest.finished is not None and manifest.finished.dropped is not None:
+            place(self.path, manifest.finished.dropped)
 
     def unify(self, *, abandoned: Callable[[], bool] = lambda: False) -> tuple[pa.Schema, tuple[Conflict, ...]]:
         """Give every part one schema, and return it with the columns that could not have one.
@@ -362,8 +469,8 @@ class DatasetWriter:
         Parts are rewritten one at a time and only where they differ, until `abandoned()` turns true.
         """
         with self._alone():
-            schema, conflicts = self._manifest.unified()
-            for group in self._manifest.in_order:
+            schema, conflicts = self._manifest.working.unified()
+            for group in self._manifest.working.in_order:
                 if abandoned():
                     break
                 if group.part is not None and group.part.schema != schema:
@@ -410,8 +517,9 @@ class DatasetWriter:
                 self._append(Published(schema=schema, parts=tuple(parts), resized=resized, conflicts=conflicts))
                 faults.reach("published listed")
                 parts = []
-                assert self._manifest.published is not None  # it was just applied
-                self._place_published(self._manifest.published)
+                if self._manifest.pending is None:
+                    assert self._manifest.published is not None  # it was just applied
+                    self._place_published(self._manifest.published)
         finally:
             discard(self.path, *parts)
         return True
@@ -426,6 +534,7 @@ class DatasetWriter:
         for path in self.path.glob("batch_*.parquet"):
             if path.name in staged or path.name not in listed:
                 remove(self.path, path.name)
+        faults.reach("old rows removed")
         for part in published.parts:
             place(self.path, part)
 
@@ -466,15 +575,13 @@ class DatasetWriter:
         self._manifest.apply(record)
 
     def _remove_leftovers(self) -> None:
-        manifest = self._manifest
-        listed = {part.name for group in manifest.groups.values() for part in group.parts}
-        listed.update(part.name for part in (manifest.published.parts if manifest.published is not None else ()))
+        listed = {name for part in self._manifest.parts() for name in (part.name, part.staged)}
         for folder in ("", f"{PRIVATE}/", f"{PARTS}/"):
             if not (self.path / folder).is_dir():
                 continue
             for path in (self.path / folder).iterdir():
                 ours = path.name.startswith(("batch_", "generated_")) and path.suffix in (".parquet", ".part")
-                if (is_temporary(path) and not path.is_dir()) or (ours and folder + path.name not in listed):
+                if folder + path.name not in listed and ((is_temporary(path) and not path.is_dir()) or ours):
                     remove(self.path, folder + path.name)
 
 
