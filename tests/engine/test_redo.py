@@ -155,9 +155,9 @@ async def test_a_changed_recipe(autojump_clock: MockClock, tmp_path: Path) -> No
     new = chain(a, None, sb.Column("late", lambda b: f"{b}!"))
     new[3] = sb.Column("other", lambda n: f"new{n}", dtype=str)
     with pytest.raises(sb.ManifestError, match=r"(?s)columns\.other.*seedbed redo"):
-        await build(out, new)
+        await build(out, [*new[:3], sb.Column("other", Calls("o"), dtype=bytes)])
     dataset = await build(out, new, redo=[])
-    assert a.seen == [*range(8)]
+    assert sorted(a.seen) == [*range(8)]
     assert dataset.to_polars()["other"].to_list() == [f"new{n}" for n in range(8)]
     assert dataset.to_polars()["late"].to_list() == [f"b(a{n})!" for n in range(8)]
     with pytest.raises(sb.ConfigError, match="nothing to redo"):
@@ -177,7 +177,7 @@ async def test_pre_batch_processors_change(autojump_clock: MockClock, tmp_path: 
     assert root(out)["n"].to_list() == [1, 7]
     a = Calls("A")
     dataset = await build(out, chain(a), *steps(pre_batch=keep(odd=False)), redo=[])
-    assert a.seen == [0, 2, 4, 6]
+    assert sorted(a.seen) == [0, 2, 4, 6]
     assert dataset.to_polars().rows() == [(n, f"A{n}", f"b(A{n})", f"o{n}") for n in (0, 2, 4, 6)]
     assert not dataset.drops
 

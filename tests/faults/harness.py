@@ -295,7 +295,7 @@ def check_same(
     differing = {name for name in made.files ^ expected.files if journal or "/journal-" not in name}
     if damaged is not None and "/generated_" in damaged:
         differing -= {damaged}
-    assert not differing
+    assert not differing, sorted(differing)
     check_accounted(directory, shape)
 
 

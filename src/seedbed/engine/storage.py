@@ -169,6 +169,8 @@ def abandon_revision(directory: Path) -> bool:
                 writer.write_usage(opened[1].usage)
             opened[0].forget_states()  # those of the dataset are in the manifest
         writer.abandon_revision()
+        if writer.header.recipe is not None and not exists(directory, RECIPE_NAME):
+            store_recipe(directory, writer.header.recipe)  # it was removed for that of the revision
         if opened is not None:
             _clear(opened[0], opened[1], writer.manifest, writer.dataset_groups)
             opened[0].finish()

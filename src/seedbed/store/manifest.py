@@ -212,10 +212,14 @@ class Redo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pending(_Record, frozen=True, kw_only=True, tag="pending"):
-    """A revision begins: the records that follow belong to it, and count once it is `Switched` to."""
+    """A revision begins: the records that follow belong to it, and count once it is `Switched` to.
+
+    `states` are those of the stateful generators that continue in it.
+    """
 
     header: Header
     redo: Redo
+    states: dict[str, bytes] = {}
 
 
 class Switched(_Record, frozen=True, kw_only=True, tag="switched"):
@@ -293,8 +297,8 @@ class Manifest:
         """Apply the next record; the last one of a kind counts."""
         match record:
             case Pending(header=header, redo=redo):
-                states, usage = self.states, self.usage
-                self.pending = Manifest(header=header, groups=dict(self.groups), usage=usage, states=states, redo=redo)
+                states, groups = States(states=record.states), dict(self.groups)
+                self.pending = Manifest(header=header, groups=groups, usage=self.usage, states=states, redo=redo)
             case Switched() if self.pending is not None:
                 new, self.pending = self.pending, None
                 self.header, self.groups, self.states = new.header, new.groups, new.states
@@ -338,7 +342,8 @@ class Manifest:
         if (new := self.pending) is not None:
             assert new.header is not None
             assert new.redo is not None
-            yield Pending(header=new.header, redo=new.redo)
+            states = {} if new.states is None else new.states.states
+            yield Pending(header=new.header, redo=new.redo, states=states)
             yield from (group for index, group in new.groups.items() if group != self.groups.get(index))
             yield from (record for record in (new.published, new.finished, new.states) if record is not None)
 

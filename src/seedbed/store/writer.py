@@ -300,9 +300,8 @@ class DatasetWriter:
         go on in the revision.
         """
         with self._alone():
-            self._append(Pending(header=header, redo=redo))
+            self._append(Pending(header=header, redo=redo, states=dict(states)))
             faults.reach("revision begun")
-            self._append(States(states=dict(states)))
 
     def abandon_revision(self) -> None:
         """Forget the pending revision; the dataset is what it was before."""
