@@ -149,11 +149,6 @@ def _left_store(plan: BuildPlan, out: Path) -> Store:
     return Store(writer, journal, writer.manifest, recovered, damage)
 
 
-<<<<<<< HEAD
-def _clear(journal: Journal, recovered: Recovered, manifest: Manifest) -> None:
-    """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet."""
-    for key in (*recovered.groups, *recovered.long_lived):
-=======
 def abandon_revision(directory: Path) -> bool:
     """Forget the unfinished revision of a dataset directory, which stays as it is; False if there is none."""
     writer, _, _ = DatasetWriter.open(directory)
@@ -209,7 +204,6 @@ def _clear(journal: Journal, recovered: Recovered, manifest: Manifest, dataset: 
     `manifest` is what the run works on, and `dataset` has the row groups that a pending revision would replace.
     """
     for key in (*recovered.groups, *recovered.long_lived):
->>>>>>> 84f6e02 (Part of a finished dataset is generated again as a pending revision of the manifest)
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             # A group that was skipped as a whole may be generated again now.

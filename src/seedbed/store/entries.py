@@ -128,17 +128,15 @@ class Forgiven(_Entry, frozen=True, kw_only=True, tag=8):
     """Failures before this do not count: so much failed that the run stopped, and a resume retries them."""
 
 
-<<<<<<< HEAD
-Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | DroppedRows | GeneratorCall | Forgiven
-=======
 class Forgotten(_Entry, frozen=True, kw_only=True, tag=9):
     """What precedes this of these columns does not count any more: they are generated anew."""
 
     columns: list[str]
 
 
-Entry: TypeAlias = Finished | Failed | Answer | Rebuilt | FinishedRows | DroppedRows | GeneratorCall | Forgiven | Forgotten
->>>>>>> 84f6e02 (Part of a finished dataset is generated again as a pending revision of the manifest)
+Entry: TypeAlias = (
+    Finished | Failed | Answer | Rebuilt | FinishedRows | DroppedRows | GeneratorCall | Forgiven | Forgotten
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 
