@@ -19,7 +19,11 @@ from seedbed import (
     Permanent,
     Processor,
     ProcessorFailed,
+    SchemaConflict,
+    build,
     build_async,
+    preview,
+    resume,
 )
 from seedbed.observe import events
 
@@ -407,3 +411,41 @@ class TestProcessor:
         """Reports call it by what its author called it."""
         assert pre(len).label == "len"
         assert pre(len, "measure").label == "measure"
+
+
+TYPED = [
+    seed(),
+    Column("small", lambda n: n, dtype=pl.Int8),
+    Column("half", lambda n: n / 2, dtype=pl.Float64),
+    Column("none", lambda n: None, dtype=str),
+]
+
+
+def test_a_post_batch_function_may_change_declared_types(tmp_path: Path) -> None:
+    """It gets columns of their declared types; what it casts has the new type, others have the declared one."""
+    seen = []
+
+    def cast(frame: pl.DataFrame) -> pl.DataFrame:
+        seen.append(dict(frame.schema))
+        return frame.with_columns(pl.col("half").cast(pl.String))
+
+    declared = {"n": pl.Int64, "small": pl.Int8, "half": pl.Float64, "none": pl.String}
+    dataset = build(TYPED, rows=4, out=tmp_path / "out", processors=[post(cast)], config=TWO)
+    assert seen == [declared, declared]
+    assert dict(dataset.schema) == {**declared, "half": pl.String}
+    assert dataset.to_polars()["half"].to_list() == ["0.0", "0.5", "1.0", "1.5"]
+    assert dict(preview(TYPED, rows=3, processors=[post(cast)]).frame.schema) == dict(dataset.schema)
+    assert dict(resume(tmp_path / "out", TYPED).schema) == declared
+
+
+def test_a_post_batch_function_may_remove_what_does_not_fit_its_type(tmp_path: Path) -> None:
+    """A value of another type than the declared one is a conflict only if it is written."""
+
+    def only_numbers(frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.filter(pl.col("n") != 2)
+
+    columns = [seed(), Column("v", lambda n: "two" if n == 2 else n, requires=["n"], dtype=int)]
+    dataset = build(columns, rows=5, out=tmp_path / "a", processors=[post(only_numbers)], config=TWO)
+    assert (dataset.schema["v"], dataset.to_polars()["v"].to_list()) == (pl.Int64, [0, 1, 3, 4])
+    with pytest.raises(SchemaConflict, match="column 'v'"):
+        build(columns, rows=5, out=tmp_path / "b", processors=[post(lambda frame: frame)], config=TWO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +105,13 @@ class World:
                 found[at] = attrs.evolve(each, apply=self._counted(each.apply))
 
         async def main() -> sb.Dataset:
-            return await sb.build_async(
-                self.columns(), rows=rows, out=out, config=config, processors=found, resume=True, **options
-            )
+            columns = self.columns()
+            async with sb.open_build(
+                columns, rows=rows, out=out, config=config, processors=found, resume=True, **options
+            ) as running:
+                with suppress(sb.AllRowsDropped):
+                    await running.wait()
+                return running.dataset
 
         return trio.run(main, clock=MockClock(autojump_threshold=0))
 

@@ -48,6 +48,9 @@ class DropColumns(ProcessorSpec):
     def columns_after(self, columns: Sequence[str]) -> Sequence[str]:
         return [name for name in columns if name not in self.columns]
 
+    def retypes(self) -> Iterable[str]:
+        return ()
+
     def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
         return shapes
 
@@ -71,6 +74,9 @@ class Filter(ProcessorSpec):
 
     def field_problems(self, shapes: Mapping[str, Shape]) -> list[str]:
         return field_problems(self.compiled(), shapes, where=self.label)
+
+    def retypes(self) -> Iterable[str]:
+        return ()
 
     def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
         return shapes
@@ -103,6 +109,9 @@ class Deduplicate(ProcessorSpec):
 
     def needs(self) -> Iterable[str]:
         return self.subset or ()
+
+    def retypes(self) -> Iterable[str]:
+        return ()
 
     def shapes_after(self, shapes: Mapping[str, Shape]) -> Mapping[str, Shape]:
         return shapes

@@ -323,9 +323,9 @@ class ProcessorSpec:
         """What is known of the columns after it; by default nothing."""
         return {}
 
-    def retypes(self) -> Iterable[str]:
-        """The columns that may have another type after it."""
-        return ()
+    def retypes(self) -> Iterable[str] | None:
+        """The columns that may have another type after it; None, the default, for any."""
+        return None
 
     def problems(self, columns: Sequence[str]) -> list[str]:
         """Its problems if these are the columns before it."""

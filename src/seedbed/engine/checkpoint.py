@@ -73,7 +73,8 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     earlier = None if group.retry is None else services.history.retrying[group.index]
     rows_before = 0 if earlier is None else earlier.rows
     if store is None:
-        table, conflicts = await services.store_thread(lambda: arrow_table(rows, services.plan.header.declared_types))
+        declared = {**services.plan.header.declared_types, **group.rows.untyped}
+        table, conflicts = await services.store_thread(lambda: arrow_table(rows, declared))
         frame = pl.DataFrame(table)
         count = frame.height
     else:
@@ -179,6 +180,7 @@ async def _write_part(
         rows,
         order=order,
         generated=of.before_post_batch(group.live_rows()),
+        declared=of.untyped,
         abandoned=lambda: is_abandoned,
     )
     try:

@@ -238,7 +238,8 @@ def _new_header(
     source: Source, graph: Graph, declared: Mapping[str, pa.DataType], *, rows: int, stored: bool
 ) -> Header:
     """The header of a new dataset; only what is `stored` has a fingerprint, because files are read for it."""
-    written = [(name, arrow) for name, arrow in declared.items() if name not in source.retyped]
+    retyped = declared.keys() if source.retyped is None else source.retyped
+    written = [(name, arrow) for name, arrow in declared.items() if name not in retyped]
     fingerprint: Mapping[str, Any] = {}
     if stored:
         make = source.fingerprint or functools.partial(columns_fingerprint, source.columns, source.processors)

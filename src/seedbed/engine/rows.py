@@ -9,10 +9,13 @@ import polars as pl
 from ..graph import Stage
 from ..observe.report import Drop
 from ..store.entries import Rebuilt
+from ..store.schema import arrow_table
 from ..store.values import Buffer, make_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
 
     from ..observe.report import Resized
     from .plan import BuildPlan
@@ -47,6 +50,9 @@ class Rows:
         self.resized: Resized = ()
         # Why the whole row group is skipped, if it is.
         self.skipped: str | None = None
+        # Columns with values that do not fit the declared type, which post-batch processors may remove; changed by the
+        # thread of the first one.
+        self.untyped: dict[str, pa.DataType] = {}
         # The rows that processors returned, as long as they are not back in the buffer.
         self.frame: pl.DataFrame | None = None
         self._identities = identities  # None: the rows are the source rows
@@ -140,7 +146,10 @@ class Rows:
         columns = self.buffer.take(names, live) if frame is None else {}
 
         def call() -> tuple[pl.DataFrame, pl.DataFrame]:
-            before = make_frame(columns, len(live), documents=self._plan.documents) if frame is None else frame
+            before = frame
+            if before is None:
+                before = make_frame(columns, len(live), documents=self._plan.documents)
+                before = before if step.kind is Stage.PRE_BATCH else self._typed(before)
             after = processor.apply(before)
             if isinstance(after, pl.LazyFrame):
                 after = after.collect()
@@ -151,6 +160,16 @@ class Rows:
             return before, after
 
         return call
+
+    def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The rows in their declared types, which a post-batch processor may change."""
+        for name, declared in self._plan.declared.items():
+            table, conflicts = arrow_table(frame.select(name), {name: declared})
+            if conflicts:
+                self.untyped[name] = declared
+            else:
+                frame = frame.with_columns(pl.DataFrame(table))
+        return frame
 
     def _check_columns(self, frame: pl.DataFrame) -> None:
         expected = self._plan.seed_outputs

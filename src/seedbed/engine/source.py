@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..columns.base import Column
+    from ..columns.spec import ProcessorSpec
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
     from ..observe.report import Usage
@@ -51,8 +52,8 @@ class Source:
     # The keys of models, whose calls use tokens, and those of models that have a price.
     metered: frozenset[str] = frozenset()
     priced: frozenset[str] = frozenset()
-    # Columns that post-batch processors may give another type than the declared one.
-    retyped: frozenset[str] = frozenset()
+    # Columns that post-batch processors may give another type than the declared one; None: any.
+    retyped: frozenset[str] | None = frozenset()
     # Opens what must be open while the build runs.
     resources: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     # What determines the data of a recipe; computed only on request, because files are read for it.
@@ -126,7 +127,13 @@ def make_source(
             columns = tuple(given)
         except TypeError:  # one column, or something that the plan will report as none
             columns = (given,)
-        return Source(columns=columns, processors=more, limits=dict(limits or {}), config=config or RunConfig())
+        return Source(
+            columns=columns,
+            processors=more,
+            limits=dict(limits or {}),
+            config=config or RunConfig(),
+            retyped=_retyped((), more),
+        )
     # Open while a build runs.
     clients: dict[str, ModelClient] = {}
     connections: list[HttpClient] = []
@@ -170,9 +177,7 @@ def make_source(
             if any((spec.input_price, spec.cached_price, spec.cache_write_price))
             or (spec.output_price and domain != "embedding")
         ),
-        retyped=frozenset(
-            name for spec in recipe.processors if spec.stage == Stage.POST_BATCH.value for name in spec.retypes()
-        ),
+        retyped=_retyped(recipe.processors, more),
         resources=resources,
         fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=more),
         watched=frozenset(
@@ -184,6 +189,20 @@ def make_source(
         check_models=partial(check_models, used, clients, called),
         recipe=recipe,
     )
+
+
+def _retyped(specs: Iterable[ProcessorSpec], more: Iterable[Processor]) -> frozenset[str] | None:
+    """The columns to which post-batch processors may give another type; None: any, as a function may."""
+    if any(isinstance(each, Processor) and each.stage is Stage.POST_BATCH for each in more):
+        return None
+    found = set[str]()
+    for spec in specs:
+        if spec.stage == Stage.POST_BATCH.value:
+            names = spec.retypes()
+            if names is None:
+                return None
+            found.update(names)
+    return frozenset(found)
 
 
 def _model_names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:

@@ -41,9 +41,9 @@ class Processor:
     """A synchronous function from frame to frame, run off the loop.
 
     Pre-batch: gets the columns from scratch, may add, remove and change rows and must return the same columns; if it
-    raises, its row group is skipped. Post-batch: gets all columns and may change rows and columns; if it raises, the
-    run stops. After generation: gets a `polars.LazyFrame` of the whole dataset and returns a frame, lazy or not, which
-    is the dataset; `Dataset.raw()` has the rows before.
+    raises, its row group is skipped. Post-batch: gets all columns, in their declared types, and may change rows,
+    columns and types; if it raises, the run stops. After generation: gets a `polars.LazyFrame` of the whole dataset
+    and returns a frame, lazy or not, which is the dataset; `Dataset.raw()` has the rows before.
     """
 
     stage: Stage = attrs.field(converter=_stage)

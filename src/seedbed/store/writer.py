@@ -341,13 +341,15 @@ class DatasetWriter:
         *,
         order: Sequence[int] | None = None,
         generated: Mapping[str, Sequence[Any]] | None = None,
+        declared: Mapping[str, pa.DataType] | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
         """Write a finished row group: its part, if it has rows, then its record, which is returned.
 
         `group` describes it but for its files, which are added here. `generated` are its rows before post-batch
-        processors, if it has such processors. With `order` the rows are added to a group that is listed: a new part
-        replaces the old one as a whole, and `order` holds positions in what that held followed by the new rows.
+        processors, if it has such processors; `declared` has types of columns besides those of the header. With `order`
+        the rows are added to a group that is listed: a new part replaces the old one as a whole, and `order` holds
+        positions in what that held followed by the new rows.
 
         None if `abandoned()` turned true before the group counted: then it is as if it had not been written.
         """
@@ -360,7 +362,8 @@ class DatasetWriter:
             if before.edition == group.edition:
                 raise StoreError(f"row group {group.index} is already in {str(self.path)!r}")
             group = replace(group, revision=before.revision + 1)
-        table, conflicts = arrow_table({} if rows is None else rows, self.declared, part=name)
+        types = {**self.declared, **(declared or {})}
+        table, conflicts = arrow_table({} if rows is None else rows, types, part=name)
         if order is not None and before is not None:
             if before.part is not None:
                 old = read_table(self.path, before.part)
