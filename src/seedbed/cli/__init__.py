@@ -26,6 +26,7 @@ _COMMANDS = (
     ("graph", "recipes:graph", "Show the dependencies between columns, as mermaid text or an SVG drawing."),
     ("resume", "run:resume", "Resume a build that ended early, or grow a dataset."),
     ("inspect", "inspect:inspect", "Show the rows, drops, cost, schema and a sample of a dataset directory."),
+    ("export", "export:export", "Write the rows to jsonl, csv, parquet, arrow or a chat format for fine-tuning."),
     ("models", "models:models", "Check the models of a recipe, or fetch the local one."),
     ("init", "init:init", "Write a commented recipe: a starter, or one of the cookbook."),
     ("plan", "plan:plan", "Run plans: request-scoped graphs of ops under a deadline."),

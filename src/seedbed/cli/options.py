@@ -33,6 +33,7 @@ def _row_count(_type: Any, tokens: Sequence[Token]) -> int:
         raise ValueError(str(error)) from None  # of which the parser of the command line makes a message
 
 
+RowCount = Annotated[int, Parameter(converter=_row_count)]
 Rows = Annotated[int, Parameter(name=["--rows", "-n"], converter=_row_count)]
 
 

@@ -12,13 +12,13 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from ..errors import PartError, StoreError
+from ..errors import ConfigError, PartError, StoreError
 from ..observe.report import TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
 from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
 from .parts import damage, open_part, part_errors, read_table
-from .schema import Conflict, arrow_table, conflict_error, conform
+from .schema import Conflict, arrow_table, conflict_error, conform, stored_table
 from .values import python_rows
 
 if TYPE_CHECKING:
@@ -187,8 +187,30 @@ class Dataset:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows as an arrow table; `SchemaConflict` if a requested column has no one type."""
+        return pa.concat_tables([self._selected(columns).empty_table(), *self.tables(columns)])
+
+    def tables(
+        self, columns: Sequence[str] | None = None, *, start: int = 0, stop: int | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows from `start` to `stop` as arrow tables, one for each part; errors are those of `to_arrow`."""
         schema = self._selected(columns)
-        return pa.concat_tables([schema.empty_table(), *(self._read(part, schema) for part in self.parts)])
+        first = 0  # row of the part
+        for part in self.parts:
+            low, high = max(start - first, 0), part.rows if stop is None else min(stop - first, part.rows)
+            first += part.rows
+            if low < high:
+                yield self._read(part, schema).slice(low, high - low)
+
+    def to_hf(self) -> Any:
+        """Return the rows as a `datasets.Dataset` in memory, with JSON columns as text.
+
+        `datasets.load_dataset(path)` reads the same rows from the files, for datasets larger than memory.
+        """
+        try:
+            import datasets  # noqa: PLC0415 - not a dependency
+        except ImportError as error:
+            raise ConfigError(f"to_hf needs the library datasets ({error}): pip install datasets") from error
+        return datasets.Dataset(stored_table(self.to_arrow()))
 
     def verify(self) -> None:
         """Read every file and compare it with its checksum; `PartError` names those that differ."""
