@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+from sample_rows import number
 
 import seedbed as sb
 from seedbed.cli import main
@@ -76,7 +77,7 @@ def test_documents_are_objects_in_json(tmp_path: Path) -> None:
         return {"city": "Rome"} if n else {"text": "\ud83d", "big": 2**70}
 
     columns = [
-        sb.Column("n", list, kind="from_scratch"),
+        sb.Column("n", number, kind="from_scratch"),
         sb.Column("v", document, dtype=pa.json_(pa.large_string())),
     ]
     export(sb.build(columns, rows=2, out=tmp_path / "data"), tmp_path / "rows.jsonl")
@@ -112,7 +113,7 @@ def test_dropped_rows_can_be_exported(dataset: sb.Dataset, tmp_path: Path) -> No
 
 def test_an_empty_dataset_gives_an_empty_file(tmp_path: Path) -> None:
     """Without rows the file is there all the same, with its columns where the format has them."""
-    empty = sb.build([sb.Column("n", lambda _: [], kind="from_scratch", dtype=int)], rows=0, out=tmp_path / "data")
+    empty = sb.build([sb.Column("n", number, kind="from_scratch", dtype=int)], rows=0, out=tmp_path / "data")
     export(empty, tmp_path / "rows.parquet")
     assert pl.read_parquet(tmp_path / "rows.parquet").schema == {"n": pl.Int64}
 

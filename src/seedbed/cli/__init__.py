@@ -27,6 +27,8 @@ _COMMANDS = (
     ("resume", "run:resume", "Resume a build that ended early, or grow a dataset."),
     ("inspect", "inspect:inspect", "Show the rows, drops, cost, schema and a sample of a dataset directory."),
     ("export", "export:export", "Write the rows to jsonl, csv, parquet, arrow or a chat format for fine-tuning."),
+    ("card", "card:card", "Write the card of a dataset, for the Hugging Face hub and as Croissant."),
+    ("push", "card:push", "Publish a dataset on the Hugging Face hub."),
     ("models", "models:models", "Check the models of a recipe, or fetch the local one."),
     ("init", "init:init", "Write a commented recipe: a starter, or one of the cookbook."),
     ("plan", "plan:plan", "Run plans: request-scoped graphs of ops under a deadline."),
