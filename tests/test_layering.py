@@ -34,6 +34,7 @@ LEVELS = {
     "plans": 6,
     "simulation": 7,
     "cluster": 7,
+    "publish": 7,
     "cli": 7,
     "testing": 7,
     "seedbed": 7,  # the public names

@@ -38,6 +38,7 @@ _NAMES_BY_MODULE = {
     "models": "Anthropic Local Message OpenAICompatible Scripted",
     "observe.preview": "PreviewRow Prompt",
     "observe.report": "BuildReport TaskTrace",
+    "publish.export": "Exported export",
     "recipe.recipe": "Recipe",
     "runtime.throttle": "KeyLimits open_throttles",
     "simulation.profiles": "CallProfile",

@@ -46,6 +46,7 @@ from .graph import build_graph
 from .models import Anthropic, Local, Message, OpenAICompatible, Scripted
 from .observe.preview import PreviewRow, Prompt
 from .observe.report import BuildReport, TaskTrace
+from .publish.export import Exported, export
 from .recipe.recipe import Recipe
 from .runtime.throttle import KeyLimits, open_throttles
 from .simulation.profiles import CallProfile
@@ -81,6 +82,7 @@ __all__ = [
     "DropColumns",
     "EarlyShutdown",
     "Embedding",
+    "Exported",
     "Expression",
     "Filter",
     "FinishedGroup",
@@ -134,6 +136,7 @@ __all__ = [
     "build_async",
     "build_graph",
     "column",
+    "export",
     "load_recipe",
     "open_build",
     "open_throttles",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 from collections import Counter
@@ -207,9 +208,9 @@ class Dataset:
         `datasets.load_dataset(path)` reads the same rows from the files, for datasets larger than memory.
         """
         try:
-            import datasets  # noqa: PLC0415 - not a dependency
+            datasets: Any = importlib.import_module("datasets")
         except ImportError as error:
-            raise ConfigError(f"to_hf needs the library datasets ({error}): pip install datasets") from error
+            raise ConfigError(f"to_hf needs the library datasets ({error}): install seedbed[hub]") from error
         return datasets.Dataset(stored_table(self.to_arrow()))
 
     def verify(self) -> None:
