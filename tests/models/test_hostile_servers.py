@@ -191,7 +191,7 @@ async def test_a_key_that_cannot_be_sent_is_a_problem_of_the_model(key: str, mon
     monkeypatch.setenv("TEST_KEY", key)
     spec = OpenAICompatible(base_url="http://127.0.0.1:9", model="m", api_key_env="TEST_KEY")
     (problem,) = spec.problems()
-    assert "the environment variable TEST_KEY must be one line of ASCII" in problem
+    assert "the environment variable TEST_KEY, which must be one line of ASCII" in problem
     assert "hidden" not in problem
     monkeypatch.setenv("TEST_KEY", "sk-fine\r\n")
     assert spec.problems() == []

@@ -15,7 +15,7 @@ from ..graph import Kind
 from ..runtime.asyncio import for_runtime
 
 if TYPE_CHECKING:
-    from ..models.base import ChatAnswer, Dedupe, Image, Message, ModelClient, ModelSpec
+    from ..models.base import ChatAnswer, Dedupe, Image, Message, ModelClient, ModelSpec, Tool
     from ..runtime.asyncio.crossing import Crossing
     from .templates import SkipRule
 
@@ -88,6 +88,16 @@ class CellContext(Protocol):
         the run stops and drops no row; if `confirm` succeeds, the row alone has failed.
         """
 
+    async def run_tool(
+        self, name: str, run: Callable[[], Awaitable[str]], *, key: bytes, is_idempotent: bool = True
+    ) -> str:
+        """Run a tool that a model called; its result is stored like the answer of a call with this idempotency `key`.
+
+        Before a tool that is not idempotent runs, the intent is made durable. Where an earlier attempt or run began it
+        and has no result, it may have run: it is not run again, and `Permanent` is raised. Other attempts get its
+        result, even if the generator rejected the answers of the model.
+        """
+
     def give_back(self) -> None:
         """Return the permit that the task was started with, because it sends no call for now."""
 
@@ -119,6 +129,7 @@ class ChatMethod(Protocol[R_co]):
         system: str | None = None,
         images: Iterable[Image] = (),
         schema: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
         **parameters: Any,
     ) -> R_co: ...
 

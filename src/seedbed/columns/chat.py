@@ -6,7 +6,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -22,17 +23,19 @@ from ..models.distributions import check_parameters, is_distribution
 from ..models.openai import media_type_of
 from ..models.provider import HttpModel
 from ..runtime.threads import finish_in_thread
+from ..store.values import is_json
 from .base import Column
 from .spec import ColumnSpec, Environment, Verifier, spec_types
 from .templates import Template, compile_template
+from .tools import ToolBox, ToolSource, as_tools, chat_format, check_tools_field, messages_dtype
 
 if TYPE_CHECKING:
-    from .base import CellContext
+    from .base import CellContext, Model
     from .fields import Text
 
 
 # Arguments of a call that are fields of the column.
-_RESERVED = frozenset({"images", "input", "messages", "model", "prompt", "schema", "stream", "system"})
+_RESERVED = frozenset({"images", "input", "messages", "model", "n", "prompt", "schema", "stream", "system", "tools"})
 _check_text = checks.expect("text", lambda value: isinstance(value, str) and bool(value.strip()))
 
 
@@ -133,6 +136,22 @@ class ChatSpec(ModelColumnSpec):
     """Also store the reasoning of the model, in the column `NAME__reasoning_content`."""
     dedupe: bool = attrs.field(default=False, validator=checks.flag)
     """Send equal requests once, unless the temperature is above 0."""
+    n: int = attrs.field(default=1, validator=checks.whole(1))
+    """How many answers a cell has, one call after the other; from 2 on the column is a list of them."""
+    tools: Annotated[tuple[ToolSource, ...], "a list of functions and MCP servers"] = attrs.field(
+        default=(), converter=as_tools, validator=check_tools_field
+    )
+    """Functions and MCP servers that the model may call before it answers."""
+    max_tool_turns: int = attrs.field(default=8, validator=checks.whole(1), metadata=NOT_IN_FINGERPRINT)
+    """How often the model may call tools for one answer; each time it may call several."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.dedupe and (self.n > 1 or self.tools):
+            other = "tools, whose results may differ" if self.tools else "n, which asks for different answers"
+            raise ConfigError(f"{self.error_prefix}dedupe cannot be combined with {other}", field="dedupe")
+
+    def tool_sources(self) -> Mapping[str, tuple[ToolSource, ...]]:
+        return {"tools": self.tools}
 
     def repair_verifier(self, environment: Environment) -> Verifier | None:  # noqa: ARG002
         """How its answers are judged beyond their form; None if they are not."""
@@ -147,6 +166,15 @@ class RepairedSpec(ChatSpec):
         default=None, validator=checks.optional(_check_repair_with)
     )
     """A validation column of this column, or a mapping such as `{kind: python}`: its errors go back to the model."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.n > 1 and isinstance(self.repair_with, str):
+            raise ConfigError(
+                f"{self.error_prefix}with n: {self.n} the column {self.repair_with!r} would validate a list; give "
+                "repair_with a mapping, such as {kind: python}",
+                field="repair_with",
+            )
 
     def repair_verifier(self, environment: Environment) -> Verifier | None:
         if self.repair_with is None:
@@ -177,7 +205,6 @@ Read = Callable[[str], Any]
 """From the text of an answer to the value of the cell. Raises `BadOutput` with what is wrong."""
 Ask = Callable[[Mapping[str, Any]], "str | None"]
 """From the values of a row to the prompt; None for a cell that is null without a call."""
-_TRACE = pl.List(pl.Struct({"role": pl.String, "content": pl.String}))
 # A longer answer is read in a thread: validating 100 kB may take 50 ms.
 _LONG = 20_000
 _SHOWN = 1_000
@@ -205,6 +232,81 @@ class _Reader:
         return (value, None) if error is None else (None, f"it is not valid: {error}")
 
 
+@attrs.frozen(kw_only=True)
+class _Answered:
+    """An answer that fits: its value, its reasoning, and the conversation that led to it."""
+
+    value: Any
+    reasoning: str | None
+    messages: list[Message]
+
+
+@attrs.frozen(kw_only=True)
+class _Asker:
+    """Asks the model of a column until an answer fits."""
+
+    spec: ChatSpec
+    environment: Environment
+    reader: _Reader
+    box: ToolBox
+    dedupe: Dedupe | None
+    expected: str
+    schema: Mapping[str, Any] | None
+
+    async def ask(self, context: CellContext, messages: Sequence[Message], row: Mapping[str, Any]) -> list[_Answered]:
+        """The answers of a cell."""
+        model = self.environment.bind(context, self.spec.model, self.dedupe)
+        counts = Counter[tuple[str, str]]()
+        # One after the other: a cell has one permit at a time, and other cells use the rest.
+        return [await self._ask_once(context, model, [*messages], row, counts) for _ in range(self.spec.n)]
+
+    async def _ask_once(
+        self,
+        context: CellContext,
+        model: Model,
+        messages: list[Message],
+        row: Mapping[str, Any],
+        counts: Counter[tuple[str, str]],
+    ) -> _Answered:
+        spec, where = self.spec, f"column {self.spec.name!r}"
+        for repairs in range(spec.max_repairs + 1):
+            if self.box:
+                answer = await self.box.complete(
+                    context,
+                    model,
+                    messages,
+                    schema=self.schema,
+                    parameters=spec.parameters,
+                    counts=counts,
+                    max_turns=spec.max_tool_turns,
+                )
+            else:
+                answer = await model.complete(messages, schema=self.schema, **spec.parameters)
+            thoughts, text = split_thoughts(answer.text)
+            if not text.strip():
+                raise Retryable(f"{where}: model {spec.model!r} returned an empty answer")
+            value, problem = await self.reader.read_answer(context, text, row)
+            if problem is None:
+                break
+            if answer.finish_reason == "length":
+                problem = f"it was cut off at its token limit ({problem})"
+            if repairs == spec.max_repairs:
+                after = f" after {repairs} repair{'' if repairs == 1 else 's'}" if repairs else ""
+                shown = text if len(text) <= 200 else f"{text[:200]}…"
+                raise BadOutput(f"{where}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}")
+            correction = f"{problem}\nAnswer again with {self.expected}, and with nothing else."
+            messages += (
+                Message(role="assistant", content=text),
+                Message(role="user", content=f"That answer cannot be used: {correction}"),
+            )
+            # Only first requests are shared: a cell that waits for the repair of another would still hold its own
+            # permit, and the other may wait for that permit.
+            if self.dedupe is not None and repairs == 0:
+                model = self.environment.bind(context, spec.model)
+        messages.append(Message(role="assistant", content=text))
+        return _Answered(value=value, reasoning=answer.reasoning or thoughts, messages=messages)
+
+
 def chat_column(
     spec: ChatSpec,
     environment: Environment,
@@ -218,7 +320,8 @@ def chat_column(
 ) -> Column:
     """A column whose cells are conversations, each until an answer fits.
 
-    `requires` are the columns that `ask` reads, `expected` describes an answer that fits.
+    `requires` are the columns that `ask` reads, `expected` describes an answer that fits, and `dtype` is the type of
+    one answer.
     """
     where = f"column {spec.name!r}"
     system = None if spec.system is None else spec.template("system")
@@ -232,8 +335,12 @@ def chat_column(
     dedupe = Dedupe() if spec.dedupe and not (is_distribution(temperature) or temperature) else None
     if spec.images:
         environment.path("", f"{where}, images")  # relative paths of pictures start there
+    box = ToolBox(spec.tools, environment, f"{where}, tools")
+    asker = _Asker(
+        spec=spec, environment=environment, reader=reader, box=box, dedupe=dedupe, expected=expected, schema=schema
+    )
     trace_name, reasoning_name = f"{spec.name}__trace", f"{spec.name}__reasoning_content"
-    side_effects: dict[str, Any] = {trace_name: _TRACE} if spec.trace else {}
+    side_effects: dict[str, Any] = {trace_name: messages_dtype(with_tools=bool(box))} if spec.trace else {}
     side_effects |= {reasoning_name: pl.String} if spec.reasoning else {}
 
     async def fill(context_: CellContext, /, **values: Any) -> Any:
@@ -247,47 +354,23 @@ def chat_column(
         for name in spec.images:
             pictures += await _load_pictures(values[name], environment, f"{where}, images: {name!r}")
         messages.append(Message(role="user", content=prompt, images=tuple(pictures)))
-        model = environment.bind(context_, spec.model, dedupe)
-        for repairs in range(spec.max_repairs + 1):
-            answer = await model.complete(messages, schema=schema, **spec.parameters)
-            thoughts, text = split_thoughts(answer.text)
-            if not text.strip():
-                raise Retryable(f"{where}: model {spec.model!r} returned an empty answer")
-            value, problem = await reader.read_answer(context_, text, values)
-            if problem is None:
-                break
-            if answer.finish_reason == "length":
-                problem = f"it was cut off at its token limit ({problem})"
-            if repairs == spec.max_repairs:
-                after = f" after {repairs} repair{'' if repairs == 1 else 's'}" if repairs else ""
-                shown = text if len(text) <= 200 else f"{text[:200]}…"
-                raise BadOutput(f"{where}: the answer does not fit{after}: {problem[:_SHOWN]}; it was {shown!r}")
-            correction = f"{problem}\nAnswer again with {expected}, and with nothing else."
-            messages += (
-                Message(role="assistant", content=text),
-                Message(role="user", content=f"That answer cannot be used: {correction}"),
-            )
-            # Only first requests are shared: a cell that waits for the repair of another would still hold its own
-            # permit, and the other may wait for that permit.
-            if dedupe is not None and repairs == 0:
-                model = environment.bind(context_, spec.model)
-        if not side_effects:
-            return value
-        cell: dict[str, Any] = {spec.name: value}
+        answers = await asker.ask(context_, messages, values)
+        cell: dict[str, Any] = {spec.name: [answer.value for answer in answers]}
         if spec.trace:
-            turns = (*messages, Message(role="assistant", content=text))
-            cell[trace_name] = [{"role": turn.role, "content": turn.content} for turn in turns]
+            cell[trace_name] = [chat_format(answer.messages, with_tools=bool(box)) for answer in answers]
         if spec.reasoning:
-            cell[reasoning_name] = answer.reasoning or thoughts
-        return cell
+            cell[reasoning_name] = [answer.reasoning for answer in answers]
+        if spec.n == 1:
+            cell = {name: value for name, (value,) in cell.items()}
+        return cell if side_effects else cell[spec.name]
 
     limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
-    # Without pictures and other cells' answers a cell first waits for a call, and after one that failed it ends.
-    timeout = model_spec.timeout if isinstance(model_spec, HttpModel) and not spec.images and not spec.dedupe else None
+    # Without pictures, tools and other cells' answers a cell first waits for a call, and after one that failed it ends.
+    is_simple = not (spec.images or spec.dedupe or box)
     return Column(
         spec.name,
         fill,
-        first_call_timeout=timeout,
+        first_call_timeout=model_spec.timeout if isinstance(model_spec, HttpModel) and is_simple else None,
         requires=(
             *(*requires, *(system.requires if system else ()), *spec.images),
             *(verifier.requires if verifier is not None else ()),
@@ -296,9 +379,14 @@ def chat_column(
         repaired_by=verifier.validation if verifier is not None else None,
         tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
         side_effects=tuple(side_effects),
-        dtype=({} if dtype is None else {spec.name: dtype}) | side_effects or None,
+        dtype=_listed(spec, ({} if dtype is None else {spec.name: dtype}) | side_effects) or None,
         **spec.throttle_options(environment, "chat"),
     )
+
+
+def _listed(spec: ChatSpec, dtypes: dict[str, Any]) -> dict[str, Any]:
+    """The types of a column's outputs from those of one answer; a column of JSON holds lists as well."""
+    return dtypes if spec.n == 1 else {name: each if is_json(each) else pl.List(each) for name, each in dtypes.items()}
 
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)

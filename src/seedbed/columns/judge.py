@@ -179,6 +179,7 @@ class Judge(ChatSpec):
     """Ask for the reasoning of each score and store it as `NAME_reasoning`."""
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         if not self.of and self.prompt is None:
             raise ConfigError(f"column {self.name!r} has nothing to judge: name a column with of, or write a prompt")
         for name in self.scores:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import shlex
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ..models.http import HttpClient
     from .base import CellContext, Column, Model
     from .fields import Shape, Text
+    from .mcp import OpenServer
+    from .tools import MCPServer, ToolSource
 
 
 # The filesystems of fsspec that a recipe file may name: reviewed ones, which cannot open local files as `file`, `zip`
@@ -105,17 +107,19 @@ class Access:
 class Environment:
     """The inputs of `to_column` besides the spec.
 
-    The engine fills `clients`, by alias, and `connections`, for any other server, only while a build runs. Relative
-    paths of a recipe file start at `base`. `artifacts` is the dataset's directory, to which files such as images are
-    written (None in a preview: then cells hold the bytes). `access` is what a recipe from a file may reach (None:
-    anything). Specs open only paths that `path` returned. `columns` are the specs of the recipe by name, None for one
-    whose fields are invalid. In a simulation, whose answers are placeholders, `is_simulated` is true.
+    The engine fills `clients`, by alias, `servers`, MCP servers by how they are connected, and `connections`, for any
+    other server, only while a build runs. Relative paths of a recipe file start at `base`. `artifacts` is the dataset's
+    directory, to which files such as images are written (None in a preview: then cells hold the bytes). `access` is
+    what a recipe from a file may reach (None: anything). Specs open only paths that `path` returned. `columns` are the
+    specs of the recipe by name, None for one whose fields are invalid. In a simulation, whose answers are placeholders,
+    `is_simulated` is true.
     """
 
     seed: int = 0
     models: Mapping[str, ModelSpec] = attrs.field(factory=dict)
     clients: Mapping[str, ModelClient] = attrs.field(factory=dict)
     connections: Sequence[HttpClient] = ()
+    servers: Mapping[tuple[Any, ...], OpenServer] = attrs.field(factory=dict)
     base: Path = Path()
     artifacts: Path | None = None
     access: Access | None = None
@@ -145,6 +149,12 @@ class Environment:
         if not self.connections:
             raise ConfigError("connections are open only while a build runs")
         return self.connections[0]
+
+    def server(self, source: MCPServer) -> OpenServer:
+        """The open MCP server of a source of tools. Raises `ConfigError` if no build runs."""
+        if source.connection not in self.servers:
+            raise ConfigError(f"MCP server {source.label!r} is connected only while a build runs")
+        return self.servers[source.connection]
 
     def bind(self, context: CellContext, alias: str, dedupe: Dedupe | None = None) -> Model:
         """The model of an alias, for one cell."""
@@ -216,18 +226,37 @@ class ColumnSpec:
         return (alias,) if isinstance(alias, str) else ()
 
     def code(self) -> tuple[str, ...]:
-        """The `module:name`s that it names, imported only if the user allows code; by default its field `function`."""
+        """The code that it runs, which the user has to allow: `module:name`s, and the commands of MCP servers.
+
+        By default its field `function`, and what its tools run.
+        """
         function = getattr(self, "function", None)
-        return (function,) if isinstance(function, str) else ()
+        own = (function,) if isinstance(function, str) else ()
+        return (*own, *(code for _, source in self.sources() for code in source.code()))
 
     def paths(self) -> tuple[str, ...]:
         """The local files that it names."""
         return ()
 
     def urls(self) -> tuple[str, ...]:
-        """The URLs that it contacts, which are listed before a run; by default its field `url`."""
+        """The URLs that it contacts, which are listed before a run; by default its field `url`, and those of tools."""
         url = getattr(self, "url", None)
-        return (url,) if isinstance(url, str) else ()
+        own = (url,) if isinstance(url, str) else ()
+        return (*own, *(url for _, source in self.sources() for url in source.urls()))
+
+    @property
+    def header_env(self) -> tuple[str, ...]:
+        """The environment variables that its tools send in headers."""
+        return tuple(name for _, source in self.sources() for name in source.header_env)
+
+    def tool_sources(self) -> Mapping[str, tuple[ToolSource, ...]]:
+        """The sources of tools that its models may call, by the field that has them."""
+        return {}
+
+    def sources(self) -> Iterator[tuple[str, ToolSource]]:
+        """All sources of tools, each with its place in the spec."""
+        for field, sources in self.tool_sources().items():
+            yield from ((f"{field}[{index}]", source) for index, source in enumerate(sources))
 
     def to_column(self, environment: Environment) -> Column:  # noqa: ARG002
         """The column that the engine runs. Raises `ConfigError` (or `DatasetGenerationError`) for an invalid spec."""

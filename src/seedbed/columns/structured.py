@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import attrs
 import polars as pl
@@ -95,8 +95,7 @@ class LLMStructured(RepairedSpec):
             schema = written = given
             fit = partial(fit_schema, schema_validator(schema, column=self.name))
         described = schema_dtype(written)
-        declared = self.dtype.get(self.name) if isinstance(self.dtype, Mapping) else self.dtype
-        dtype = declared or described or JSON
+        dtype = self._declared() or described or JSON
 
         def read(text: str) -> Any:
             value = fit(extract_json(text))
@@ -114,7 +113,19 @@ class LLMStructured(RepairedSpec):
             dtype=dtype,
             schema=schema,
         )
-        return attrs.evolve(column, schemas={self.name: written})
+        return attrs.evolve(
+            column, schemas={self.name: written if self.n == 1 else {"type": "array", "items": written}}
+        )
+
+    def _declared(self) -> Any:
+        """The declared type of one value, if there is one."""
+        declared = self.dtype.get(self.name) if isinstance(self.dtype, Mapping) else self.dtype
+        if self.n == 1 or declared is None or is_json(declared):
+            return declared
+        inner = declared.inner if isinstance(declared, pl.List) else next(iter(get_args(declared)), None)
+        if inner is None:
+            raise ConfigError(f"{self.error_prefix}with n: {self.n} its type is a list, not {declared!r}")
+        return inner
 
 
 def find_schema(spec: LLMStructured, environment: Environment) -> Any:

@@ -34,9 +34,11 @@ class _TextSpec(RepairedSpec):
     """What is asked, a template over other columns."""
 
     def __attrs_post_init__(self) -> None:
-        if self.dtype not in (None, str, pl.String):
+        super().__attrs_post_init__()
+        if self.dtype is not None and (self.n > 1 or self.dtype not in (str, pl.String)):
+            held = "text" if self.n == 1 else "a list of texts"
             raise ConfigError(
-                f"column {self.name!r} holds text and cannot have type {self.dtype!r}; use llm-structured for others"
+                f"column {self.name!r} holds {held} and cannot have type {self.dtype!r}; use llm-structured for others"
             )
 
 

@@ -12,19 +12,29 @@ import attrs
 import trio
 
 from ..columns.base import SyncModel
-from ..errors import BuildStopped, CellTimeout, ModelMisconfigured, QuotaExhausted, RateLimited, Retryable, SeedbedError
+from ..errors import (
+    BuildStopped,
+    CellTimeout,
+    ModelMisconfigured,
+    Permanent,
+    QuotaExhausted,
+    RateLimited,
+    Retryable,
+    SeedbedError,
+    StoreError,
+)
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call, usage_of
 from ..models.distributions import draw, is_distribution, stable_seed
 from ..observe import events
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.threads import current_portal
-from .tasks import PermitRequest, TaskUsage
+from .tasks import RUN_ONCE, PermitRequest, TaskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
-    from ..models.base import ChatAnswer, Dedupe, EmbeddingAnswer, Image, ImageAnswer, ModelClient, ModelSpec
+    from ..models.base import ChatAnswer, Dedupe, EmbeddingAnswer, Image, ImageAnswer, ModelClient, ModelSpec, Tool
     from ..runtime.throttle import Permit
     from .services import OpenGroup, Services
     from .tasks import Task
@@ -128,15 +138,16 @@ class Context:
     def keep_answers(self, error: BaseException | None) -> bool:
         """Keep the answers for the next attempt, unless the generator's own code raised: then it rejected them.
 
-        True if there are any: the next attempt need not send these calls again.
+        True if there are any: the next attempt need not send these calls again. What a tool that is not idempotent
+        returned is kept in any case.
         """
-        if not isinstance(error, CellTimeout) and (error is None or error is not self._failure):
-            self._task.answers = None
-            return False
+        task = self._task
         self.record_answers()
-        answers = {key(): answer for key, answer in self._answers}
-        self._task.answers = {**(self._task.answers or {}), **answers}
-        return bool(self._task.answers)
+        task.answers = {**(task.answers or {}), **{key(): answer for key, answer in self._answers}}
+        if not isinstance(error, CellTimeout | RateLimited) and (error is None or error is not self._failure):
+            task.reject_answers()
+            return False
+        return bool(task.answers)
 
     def record_answers(self) -> None:
         """Store the answers of a cell that has not ended: they must outlive this run."""
@@ -211,6 +222,53 @@ class Context:
                     if services.recorder is not None:
                         services.recorder.answered(self)
                 return answer
+
+    async def run_tool(
+        self, name: str, run: Callable[[], Awaitable[str]], *, key: bytes, is_idempotent: bool = True
+    ) -> str:
+        task = self._task
+        key = key if is_idempotent else RUN_ONCE + key
+        if task.answers and key in task.answers:
+            await trio.lowlevel.checkpoint()
+            known: str | None = task.answers[key]
+            if known is None:
+                raise Permanent(
+                    f"tool {name!r} was started, but its result is not known, and it is not idempotent: it is not run "
+                    "again; see what it has done, then retry the row with --retry-dropped, or leave it out"
+                )
+            return known
+        if not is_idempotent:
+            await self._intend(name, key)
+            task.answers = {**(task.answers or {}), key: None}
+        try:
+            result = await run()
+        except Retryable as error:
+            self._failure = error
+            raise
+        self._answers.append((lambda: key, result))
+        if self._services.recorder is not None:
+            self._services.recorder.answered(self)
+        return result
+
+    async def _intend(self, name: str, key: bytes) -> None:
+        """Make durable that a tool is about to run; the run stops if that is impossible."""
+        services, journal, problem = self._services, self._group.journal, ""
+        if journal is not None:
+            self.record_answers()  # of the model that calls the tool
+            try:
+                await journal.intend(self._task, key)
+            except StoreError as error:
+                problem = str(error)
+        elif services.store is not None:
+            problem = (
+                f"tool {name!r} is not idempotent, and with durability 'row_group' a resumed run would not know that "
+                "it has run; set durability to 'cell'"
+            )
+        if problem:
+            services.scheduler.stop(BuildStopped(f"column {self.column!r}: {problem}"))
+            services.wake()
+            # Flow control and not a failure: the row is unfinished and not dropped.
+            raise RateLimited(problem)
 
     async def _note_failure(
         self,
@@ -345,6 +403,7 @@ class CellModel:
         system: str | None = None,
         images: Iterable[Image] = (),
         schema: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
         **parameters: Any,
     ) -> Coroutine[Any, Any, ChatAnswer]:
         if isinstance(prompt, str):
@@ -355,7 +414,9 @@ class CellModel:
             messages.insert(0, Message(role="system", content=system))
         parts, drawn = self._draw(parameters)
         scope, self._scope = self._scope, None
-        request = ChatRequest(messages=tuple(messages), parameters=drawn, schema=schema, seed_parts=parts, scope=scope)
+        request = ChatRequest(
+            messages=tuple(messages), parameters=drawn, schema=schema, tools=tuple(tools), seed_parts=parts, scope=scope
+        )
         key, context = self._spec.key("chat"), self._context
         context.notify_call(self.alias, lambda: ((each.role, each.content) for each in messages))
         send = partial(self._client.chat, request)

@@ -56,6 +56,12 @@ def recipe_fingerprint(
         for place, spec in specs
         for field, value in code_fields(spec).items()
     }
+    code |= {
+        f"columns.{spec.name}.{place}": _describe(value, environment, place)
+        for spec in recipe.columns
+        for place, tool in spec.sources()
+        for value in code_fields(tool).values()
+    }
     code |= _describe_processors(processors, stages)
     uses = {spec.name: sorted(used_models([spec], environment)) for spec in recipe.columns}
     return {**found, **_not_empty(stages), CODE: code, DATA: _data(columns), USES: uses}

@@ -195,7 +195,7 @@ class RowGroup:
         task.attempt, task.salvage_round = attempt, salvage_round
         self.salvage.rounds = max(self.salvage.rounds, salvage_round)
         if consequence is not Consequence.RETRY_WITH_ANSWERS:
-            task.answers = None
+            task.reject_answers()
         if consequence is Consequence.DROPPED or not self._defer(task, self._shared.now()):
             self._fail(task, error)
 

@@ -10,7 +10,9 @@ import attrs
 
 from ..columns.custom import Custom, used_models
 from ..columns.documents import MAX_BYTES
+from ..columns.mcp import OpenServer, open_servers
 from ..columns.spec import Grants, make_processor
+from ..columns.tools import MCPServer, check_tools
 from ..errors import ManifestError, StoreError
 from ..graph import Stage
 from ..models import open_http, open_models
@@ -137,13 +139,17 @@ def make_source(
     # Open while a build runs.
     clients: dict[str, ModelClient] = {}
     connections: list[HttpClient] = []
+    servers: dict[tuple[Any, ...], OpenServer] = {}
     environment = recipe.environment(
         clients=clients,
         connections=connections,
+        servers=servers,
         artifacts=artifacts,
         is_simulated=is_simulated,
         draws=draws or {},
     )
+    named = [source for spec in recipe.columns for _, source in spec.sources() if isinstance(source, MCPServer)]
+    in_use = [] if is_simulated else named
     columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)
     known = {**_model_limits(used), **(limits or {})}
@@ -151,14 +157,22 @@ def make_source(
 
     @asynccontextmanager
     async def resources() -> AsyncIterator[None]:
-        async with open_models(used) as opened, open_http() as connected:
+        async with (
+            open_models(used) as opened,
+            open_http() as connected,
+            open_servers(in_use, environment.path("", "tools")) as open_tools,
+        ):
             clients.update(opened)
             connections.append(connected)
+            servers.update(open_tools)
             try:
+                if in_use:
+                    check_tools(recipe.columns, environment)
                 yield
             finally:
                 clients.clear()
                 connections.clear()
+                servers.clear()
 
     # What a function of the user's calls is not known.
     called = {column.key for spec, column in zip(recipe.columns, columns, strict=True) if not isinstance(spec, Custom)}

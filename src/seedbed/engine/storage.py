@@ -423,6 +423,11 @@ class GroupEntries:
         entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer)
         self._recorder.add(self._key, entry)
 
+    async def intend(self, task: Task, key: bytes) -> None:
+        """Make durable that a tool that must not run twice is about to run, and all before it."""
+        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=None)
+        await self._recorder.store(self._key, [entry])
+
     def rebuilt(self) -> None:
         self._recorder.add(self._key, self._rows.rebuilt_as())
 

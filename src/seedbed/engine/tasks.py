@@ -25,6 +25,8 @@ ASYNC_LANE = ("local", "async")
 THREAD_LANE = ("local", "thread")
 PROCESS_LANE = ("local", "process")
 NO_USAGE = Usage()
+# Keys of answers of tools that are not idempotent begin with this; no digest does, for it is longer than one.
+RUN_ONCE = b"run this tool once: "
 
 
 def _stage(value: Stage | str) -> Stage:
@@ -146,7 +148,7 @@ class Task:
     rate_limits: int = 0  # in a row
     salvage_round: int = 0  # of its row group, in which this attempt was started
     # Answers of calls that need not be sent again, by idempotency key: of an attempt whose later call failed, or of a
-    # run that died.
+    # run that died. With a key that begins with `RUN_ONCE`: what a tool returned, None if that is not known.
     answers: dict[bytes, Any] | None = None
     permit: Permit | None = None
     has_slot: bool = False
@@ -155,6 +157,10 @@ class Task:
     scope: Scope | None = None
     ready_at: float = 0.0
     started_at: float = 0.0
+
+    def reject_answers(self) -> None:
+        """The next attempt sends its calls again; but tools that are not idempotent are not run again."""
+        self.answers = {key: answer for key, answer in (self.answers or {}).items() if key.startswith(RUN_ONCE)} or None
 
     @property
     def row_or_none(self) -> int | None:

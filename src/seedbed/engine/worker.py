@@ -103,7 +103,8 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
         outcome.usage = context.usage
         if services.recorder is not None:
             services.recorder.ended(context)
-        outcome.keeps_answers = outcome.status is Status.RETRYABLE and context.keep_answers(outcome.error)
+        if outcome.status in (Status.RETRYABLE, Status.RATE_LIMITED):
+            outcome.keeps_answers = context.keep_answers(outcome.error)
     if outcome.status is not Status.SUCCESS or task.permit is not None:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
     if services.plan.config.trace:

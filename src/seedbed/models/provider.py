@@ -59,7 +59,8 @@ def check_url(_: object, attribute: attrs.Attribute[Any], value: object) -> None
         raise ConfigError(f"{attribute.name} must not contain a user name or password; use api_key_env or headers")
 
 
-def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+def check_header_map(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    """Require texts by name; a header that may hold a secret takes it from the environment."""
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
         raise ConfigError(f"{attribute.name} must be a mapping of texts to texts")
     check_headers(value)
@@ -68,6 +69,37 @@ def _check_header_map(_: object, attribute: attrs.Attribute[Any], value: object)
             raise ConfigError(
                 f"{attribute.name}: {name!r} looks like a secret; take it from the environment: ${{NAME}}"
             )
+
+
+def variables_in(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """The environment variables that headers name, as `${NAME}`."""
+    return tuple(name for value in headers.values() for name in _VARIABLE.findall(value))
+
+
+def fill_variables(headers: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Headers with the values of the variables that they name, and the values that nothing may show."""
+    secrets = _Secrets()
+
+    def fill(found: re.Match[str]) -> str:
+        secrets.append(os.environ[found.group(1)].strip())
+        return secrets[-1]
+
+    filled = {name.lower(): _VARIABLE.sub(fill, value) for name, value in headers.items()}
+    # Literal headers may be keys as well, although the documentation advises against it.
+    secrets += [value for value in filled.values() if len(value) >= 8]
+    return filled, secrets
+
+
+def missing_variables(names: Iterable[str]) -> list[str]:
+    """What is wrong with the values of environment variables that are sent, a phrase each."""
+    problems: list[str] = []
+    for name in dict.fromkeys(names):
+        value = os.environ.get(name, "").strip()
+        if not value:
+            problems.append(f"needs the environment variable {name}, which is not set")
+        elif not (value.isascii() and value.isprintable()):
+            problems.append(f"sends the environment variable {name}, which must be one line of ASCII")
+    return problems
 
 
 def strip_slash(value: object) -> object:
@@ -120,7 +152,7 @@ class HttpModel(Limits):
     api_key_env: str | None = attrs.field(default=None, validator=checks.optional(checks.variable))
     """The environment variable that holds the key; a recipe never holds the key itself."""
     headers: Mapping[str, str] = attrs.field(
-        factory=dict, validator=_check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
+        factory=dict, validator=check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
     )
     """Headers to send with each call; `${NAME}` in one stands for an environment variable."""
     timeout: float = attrs.field(default=120.0, validator=checks.seconds)
@@ -139,7 +171,7 @@ class HttpModel(Limits):
     @property
     def header_env(self) -> tuple[str, ...]:
         """The environment variables that its headers name."""
-        return tuple(name for value in self.headers.values() for name in _VARIABLE.findall(value))
+        return variables_in(self.headers)
 
     def urls(self) -> tuple[str, ...]:
         """The URLs that it calls, to be listed before a run."""
@@ -157,13 +189,8 @@ class HttpModel(Limits):
             proxy_for(split_url(self.base_url))
         except ConfigError as error:
             problems.append(f"model {self.model!r}: {error}")
-        for name in dict.fromkeys([*filter(None, [self.api_key_env]), *self.header_env]):
-            value = os.environ.get(name, "").strip()
-            if not value:
-                missing = f"needs the environment variable {name}, which is not set"
-                problems.append(f"model {self.model!r} at {self.base_url} {missing}")
-            elif not (value.isascii() and value.isprintable()):
-                problems.append(f"model {self.model!r}: the environment variable {name} must be one line of ASCII")
+        missing = missing_variables([*filter(None, [self.api_key_env]), *self.header_env])
+        problems += [f"model {self.model!r} at {self.base_url} {each}" for each in missing]
         return problems
 
     def ssl_context(self) -> ssl.SSLContext | None:
@@ -194,15 +221,7 @@ class HttpModel(Limits):
         problems = self.problems()
         if problems:
             raise ConfigError("; ".join(problems))
-        secrets = _Secrets()
-
-        def fill(found: re.Match[str]) -> str:
-            secrets.append(os.environ[found.group(1)].strip())
-            return secrets[-1]
-
-        own = {name.lower(): _VARIABLE.sub(fill, value) for name, value in self.headers.items()}
-        # Literal headers may be keys as well, although the documentation advises against it.
-        secrets += [value for value in own.values() if len(value) >= 8]
+        own, secrets = fill_variables(self.headers)
         sent = {"content-type": "application/json", **headers, **own}
         key = os.environ[self.api_key_env].strip() if self.api_key_env else None
         if key:
@@ -230,7 +249,7 @@ class _Secrets(list[str]):
 class HttpModelClient(Generic[S]):
     """A client for one model behind HTTP; its failures name the model and show none of the secrets."""
 
-    def __init__(self, spec: S, http: HttpClient, secrets: _Secrets, endpoint: Callable[[str], Endpoint]) -> None:
+    def __init__(self, spec: S, http: HttpClient, secrets: list[str], endpoint: Callable[[str], Endpoint]) -> None:
         self.spec = spec
         self.model = spec.model
         self.http = http

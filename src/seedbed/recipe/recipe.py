@@ -142,17 +142,19 @@ class Recipe:
         return self._resolve(environment, unreadable)[1]
 
     def access_problems(self) -> list[str]:
-        """Paths and header variables of its models that are not allowed; columns check theirs when they are created."""
+        """Header variables, and paths of its models, that are not allowed; columns check their paths themselves."""
         if self.access is None:
             return []
         declared = {getattr(each, "api_key_env", None) for each in (*self.models.values(), *self.columns)}
-        problems: list[str] = []
+        specs: list[tuple[str, object]] = [(f"models.{alias}", model) for alias, model in self.models.items()]
+        specs += [(f"columns.{column.name}", column) for column in self.columns]
+        problems = [
+            f"{place}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
+            for place, spec in specs
+            for name in getattr(spec, "header_env", ())
+            if name not in self.access.grants.env and name not in declared
+        ]
         for alias, model in self.models.items():
-            problems += [
-                f"models.{alias}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
-                for name in getattr(model, "header_env", ())
-                if name not in self.access.grants.env and name not in declared
-            ]
             for path in _call(model, "paths"):
                 try:
                     self.access.check_path(Path(path), f"models.{alias}")

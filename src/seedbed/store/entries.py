@@ -77,7 +77,10 @@ class Failed(_Entry, frozen=True, kw_only=True, tag=2):
 
 
 class Answer(_Entry, frozen=True, kw_only=True, tag=3):
-    """The answer to one of several calls of a cell; `key` is its idempotency key."""
+    """The answer to one of several calls of a cell; `key` is its idempotency key.
+
+    The result of a tool is such an answer too. Before a tool that is not idempotent runs, it has an entry without one.
+    """
 
     column: str
     row: int

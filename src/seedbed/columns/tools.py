@@ -1,0 +1,418 @@
+"""Tools that a chat model may call while it fills a cell: Python functions, and the tools of MCP servers.
+
+A model asks for calls, their results go back to it, until it answers without a call. Each result is stored in the
+journal like an answer; a tool that is not idempotent is never run twice for what may have been one call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+import polars as pl
+import trio
+
+from .. import checks
+from ..errors import BadOutput, CellError, ConfigError
+from ..graph import nearest
+from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, Message, Tool, ToolCall, call_key
+from ..models.openai import call_body
+from ..models.provider import check_header_map, check_url, variables_in
+from ..runtime.asyncio import for_runtime
+from ..runtime.threads import run_abandonable
+from .base import UncallableError, read_parameters
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from .base import CellContext, Model
+    from .mcp import OpenServer
+    from .spec import ColumnSpec, Environment
+
+# Names that all providers accept.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+# The tool by which Anthropic's client asks for an answer that fits a schema.
+_RESERVED = "answer"
+# Calls of one answer beyond this are not run.
+_MAX_CALLS = 32
+_MAX_TOOLS = 128
+
+_texts = checks.expect(
+    "a list of texts", lambda value: isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
+)
+
+
+@attrs.frozen(kw_only=True)
+class ToolSource:
+    """The limits of tools that come from one place."""
+
+    timeout: float = attrs.field(default=60.0, validator=checks.seconds)
+    """How long one call may take; the model is told if it takes longer."""
+    max_result: int = attrs.field(default=20_000, validator=checks.whole(1))
+    """How many characters of a result the model gets; the rest is cut off."""
+
+    def code(self) -> tuple[str, ...]:
+        """The code that it runs: a `module:name`, or a command."""
+        return ()
+
+    def urls(self) -> tuple[str, ...]:
+        """The URL that it contacts, if any."""
+        return ()
+
+    @property
+    def header_env(self) -> tuple[str, ...]:
+        """The environment variables that it sends in headers."""
+        return ()
+
+
+@attrs.frozen(kw_only=True)
+class FunctionTool(ToolSource):
+    """A Python function, sync or async (on trio). Its parameters are annotated: they are the schema of its arguments.
+
+    Its result is text, or is given to the model as JSON; what it raises is given to the model as an error.
+    """
+
+    function: Callable[..., Any] | str = attrs.field(
+        validator=checks.expect(
+            "a function or 'module:name'", lambda value: callable(value) or (isinstance(value, str) and ":" in value)
+        )
+    )
+    """The function, or its `module:name`."""
+    name: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
+    """What the model calls it; by default its name."""
+    description: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
+    """What it does, for the model; by default its docstring."""
+    idempotent: bool = attrs.field(default=True, validator=checks.flag)
+    """Whether it may run twice for one call. If not, a resumed run drops a row in which it may have run already."""
+
+    def code(self) -> tuple[str, ...]:
+        return (self.function,) if isinstance(self.function, str) else ()
+
+
+@attrs.frozen(kw_only=True)
+class MCPServer(ToolSource):
+    """The tools of an MCP server: `command` starts one that speaks on its standard streams, `url` is one over HTTP.
+
+    It needs the extra `seedbed[mcp]`. In a recipe file `command` needs `--allow-code`.
+    """
+
+    command: tuple[str, ...] = attrs.field(
+        default=(), converter=checks.as_names, validator=_texts, metadata=NOT_IN_FINGERPRINT
+    )
+    """The program and its arguments; it starts in the folder of the recipe and ends with the run."""
+    env: tuple[str, ...] = attrs.field(
+        default=(), converter=checks.as_names, validator=_texts, metadata=NOT_IN_FINGERPRINT
+    )
+    """The environment variables that the program gets besides `PATH`, `HOME` and the like."""
+    url: str | None = attrs.field(default=None, validator=checks.optional(check_url), metadata=NOT_IN_FINGERPRINT)
+    """The URL of a server that speaks streamable HTTP."""
+    headers: Mapping[str, str] = attrs.field(
+        factory=dict, validator=check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
+    )
+    """Headers to send with each request; `${NAME}` in one stands for an environment variable."""
+    only: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=_texts)
+    """The tools that the model gets, by the server's names; by default all."""
+    prefix: str = attrs.field(default="", validator=checks.expect("text", lambda value: isinstance(value, str)))
+    """What is put in front of their names, where two servers have tools of one name."""
+    idempotent: bool | None = attrs.field(default=None, validator=checks.optional(checks.flag))
+    """Whether its tools may run twice for one call; by default what the server says of each (`readOnlyHint`,
+    `idempotentHint`), and where it says nothing they may not."""
+
+    def __attrs_post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ConfigError("an MCP server has either a command or a url")
+        if self.headers and self.command:
+            raise ConfigError("headers are for an MCP server with a url; a command gets variables by env")
+        if self.env and self.url:
+            raise ConfigError("env is for an MCP server with a command; a url gets variables by headers: ${NAME}")
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.url or shlex.join(self.command)
+
+    @property
+    def connection(self) -> tuple[Any, ...]:
+        """Servers that are equal in this are one."""
+        return self.command, self.env, self.url, tuple(sorted(self.headers.items()))
+
+    def code(self) -> tuple[str, ...]:
+        return (self.label,) if self.command else ()
+
+    def urls(self) -> tuple[str, ...]:
+        return () if self.url is None else (self.url,)
+
+    @property
+    def header_env(self) -> tuple[str, ...]:
+        return variables_in(self.headers)
+
+
+def _tool(given: Any) -> ToolSource:
+    """A source of tools from a function, its `module:name`, or a mapping of fields."""
+    if isinstance(given, ToolSource):
+        return given
+    if isinstance(given, str) or (callable(given) and not isinstance(given, type)):
+        return FunctionTool(function=given)
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"a tool is a function, 'module:name', or a mapping with function, command or url, not {given!r}"
+        )
+    kind: type[ToolSource] = FunctionTool if "function" in given else MCPServer
+    known = [field.name for field in attrs.fields(kind)]
+    if not {"function", "command", "url"} & given.keys():
+        raise ConfigError(f"a tool needs a function, or the command or the url of an MCP server, not {dict(given)!r}")
+    for field in given:
+        if field not in known:
+            raise ConfigError(f"unknown field {field!r}{nearest(str(field), known)}")
+    return kind(**given)
+
+
+def as_tools(value: Any) -> Any:
+    """Convert one source of tools, or several, to a tuple."""
+    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    found: list[ToolSource] = []
+    for index, each in enumerate(value if several else (value,)):
+        try:
+            found.append(_tool(each))
+        except ConfigError as error:
+            raise ConfigError(f"tools[{index}]: {error}", field="tools") from None
+    return tuple(found)
+
+
+check_tools_field = checks.expect("a list of tools", lambda value: isinstance(value, tuple))
+
+
+@attrs.frozen(kw_only=True)
+class BoundTool:
+    """A tool that can be called: its definition, and its function from the JSON of its arguments to a text."""
+
+    tool: Tool
+    run: Callable[[str], Awaitable[str]]
+    source: ToolSource
+    is_idempotent: bool
+
+
+class ToolError(Exception):
+    """A call that failed in a way that the model is told of."""
+
+
+class ArgumentsError(Exception):
+    """The arguments of a call do not fit, so that it is not run; the model is told of it."""
+
+
+def bind_function(spec: FunctionTool, environment: Environment, where: str) -> BoundTool:
+    """The tool of a function. Raises `ConfigError` if its parameters describe no schema."""
+    function: Any = spec.function
+    if isinstance(function, str):
+        function = environment.import_object(function, where)
+        if not callable(function):
+            raise ConfigError(f"{where}: {spec.function!r} is not a function but {function!r}")
+    name = spec.name or str(getattr(function, "__name__", ""))
+    arguments, schema = _arguments(function, name, where)
+    description = spec.description or inspect.getdoc(function) or ""
+    is_async = inspect.iscoroutinefunction(function)
+    call = for_runtime(function, is_async=is_async, runtime=None, adapt=lambda value, _crossing: value)
+
+    async def run(text: str) -> str:
+        try:
+            given = msgspec.json.decode(text or "{}", type=arguments)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+            raise ArgumentsError(f"the arguments do not fit: {error}") from error
+        keywords = {field: getattr(given, field) for field in arguments.__struct_fields__}
+        try:
+            work = partial(call, **keywords)
+            result = await (work() if is_async else run_abandonable(work))
+        except CellError:
+            raise
+        except Exception as error:
+            raise ToolError(f"{type(error).__name__}: {error}") from error
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+    tool = Tool(name=name, description=description, parameters=schema)
+    return BoundTool(tool=tool, run=run, source=spec, is_idempotent=spec.idempotent)
+
+
+def _arguments(function: Callable[..., Any], name: str, where: str) -> tuple[type[Any], dict[str, Any]]:
+    """The type of the arguments of a function, and their JSON Schema."""
+    try:
+        parameters = read_parameters(function)
+    except UncallableError as error:
+        raise ConfigError(f"{where} {error}") from None
+    fields: list[Any] = []
+    for each in parameters:
+        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            raise ConfigError(f"{where}: {name!r} has the parameter {str(each)!r}; a tool has parameters by name only")
+        if each.annotation is each.empty or isinstance(each.annotation, str):
+            what = "no annotation" if each.annotation is each.empty else f"an unknown annotation {each.annotation!r}"
+            raise ConfigError(
+                f"{where}: parameter {each.name!r} of {name!r} has {what}; annotate it, such as {each.name}: str"
+            )
+        fields.append((each.name, each.annotation, *_default(each.default)))
+    try:
+        arguments = msgspec.defstruct("arguments", fields, forbid_unknown_fields=True, kw_only=True)
+        (_,), components = msgspec.json.schema_components((arguments,), ref_template="#/$defs/{name}")
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigError(f"{where}: the parameters of {name!r} have no JSON Schema: {error}") from error
+    schema = components.pop("arguments")
+    schema.pop("title", None)
+    return arguments, schema | ({"$defs": components} if components else {})
+
+
+def _default(value: Any) -> tuple[Any, ...]:
+    if value is inspect.Parameter.empty:
+        return ()
+    # msgspec copies empty lists, sets and dicts, and rejects other values that can be changed.
+    is_plain = isinstance(value, str | bytes | int | float | bool | type(None) | tuple)
+    return (value if is_plain or not value else msgspec.field(default_factory=lambda: value),)
+
+
+def check_names(tools: Iterable[BoundTool], where: str) -> None:
+    """Raise `ConfigError` for names that providers reject, and for one that two tools have."""
+    seen: set[str] = set()
+    for each in tools:
+        name = each.tool.name
+        fix = "give it another name" if isinstance(each.source, FunctionTool) else "give the server a prefix"
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{where}: the name of tool {name!r} must be 1 to 64 letters, digits, _ and -; {fix}")
+        if name in seen or name == _RESERVED:
+            problem = "duplicate tool" if name in seen else "the name of a tool cannot be"
+            raise ConfigError(f"{where}: {problem} {name!r}; {fix}")
+        seen.add(name)
+    if len(seen) > _MAX_TOOLS:
+        raise ConfigError(f"{where}: {len(seen)} tools, {_MAX_TOOLS} are allowed; choose those of a server with only")
+
+
+def check_tools(specs: Iterable[ColumnSpec], environment: Environment) -> None:
+    """Raise `ConfigError` for names of tools that collide, now that all MCP servers are connected."""
+    for spec in specs:
+        for field, sources in spec.tool_sources().items():
+            ToolBox(sources, environment, f"column {spec.name!r}, {field}").tools()
+
+
+class ToolBox:
+    """The tools of a column, or of a speaker; those of MCP servers are known only while a build runs."""
+
+    def __init__(self, sources: tuple[ToolSource, ...], environment: Environment, where: str) -> None:
+        self._where = where
+        self._environment = environment
+        self._sources = sources
+        self._functions = {
+            index: bind_function(each, environment, f"{where}[{index}]")
+            for index, each in enumerate(sources)
+            if isinstance(each, FunctionTool)
+        }
+        check_names(self._functions.values(), where)
+        # All tools, by name, and the servers that they come from.
+        self._bound: tuple[list[OpenServer], dict[str, BoundTool]] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def tools(self) -> dict[str, BoundTool]:
+        """All of them by name, in order. Raises `ConfigError` for names that collide."""
+        if self._environment.is_simulated:
+            return {}
+        servers = [self._environment.server(each) for each in self._sources if isinstance(each, MCPServer)]
+        if self._bound is None or self._bound[0] != servers:
+            left = iter(servers)
+            found: list[BoundTool] = []
+            for index, source in enumerate(self._sources):
+                if isinstance(source, MCPServer):
+                    found += next(left).bind_tools(source, f"{self._where}[{index}]")
+                else:
+                    found.append(self._functions[index])
+            check_names(found, self._where)
+            self._bound = servers, {each.tool.name: each for each in found}
+        return self._bound[1]
+
+    async def complete(
+        self,
+        context: CellContext,
+        model: Model,
+        messages: list[Message],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any],
+        counts: Counter[tuple[str, str]],
+        max_turns: int,
+    ) -> ChatAnswer:
+        """The answer to a conversation, which may call tools before, `max_turns` times; `messages` gets these turns.
+
+        `counts` has how often each call was made in the cell: equal calls are told apart by it.
+        """
+        tools = self.tools()
+        definitions = tuple(each.tool for each in tools.values())
+        for _ in range(max_turns + 1):
+            answer = await model.complete(messages, schema=schema, tools=definitions, **parameters)
+            if not answer.tool_calls:
+                return answer
+            messages.append(
+                Message(role="assistant", content=answer.text, tool_calls=answer.tool_calls, thinking=answer.thinking)
+            )
+            for number, call in enumerate(answer.tool_calls):
+                if number < _MAX_CALLS:
+                    result = await self._call(context, tools, call, counts)
+                else:
+                    result = f"Error: not run, because one answer may call at most {_MAX_CALLS} tools"
+                messages.append(Message(role="tool", content=result, tool_call_id=call.id))
+        raise BadOutput(
+            f"{self._where}: the model still called tools after {max_turns} turns of them; raise max_tool_turns, "
+            "or say in the prompt when it has to answer"
+        )
+
+    async def _call(
+        self, context: CellContext, tools: Mapping[str, BoundTool], call: ToolCall, counts: Counter[tuple[str, str]]
+    ) -> str:
+        """The result of a call, as the model gets it."""
+        found = tools.get(call.name)
+        if found is None:
+            return f"Error: unknown tool {call.name[:100]!r}; there are {', '.join(tools)}"
+        key = call.name, call.arguments
+        counts[key] += 1
+        return await context.run_tool(
+            call.name,
+            partial(_run, found, call.arguments),
+            key=call_key("tool", *key, counts[key]),
+            is_idempotent=found.is_idempotent,
+        )
+
+
+async def _run(bound: BoundTool, arguments: str) -> str:
+    """Run a tool within its limits."""
+    timeout, most = bound.source.timeout, bound.source.max_result
+    text = f"Error: no result within {timeout:g} s"
+    with trio.move_on_after(timeout):
+        try:
+            text = await bound.run(arguments)
+        except (ToolError, ArgumentsError) as error:
+            text = f"Error: {error}"
+    return text if len(text) <= most else f"{text[:most]}… (cut off: {len(text)} characters, {most} are shown)"
+
+
+_CALL = pl.Struct(
+    {"id": pl.String, "type": pl.String, "function": pl.Struct({"name": pl.String, "arguments": pl.String})}
+)
+
+
+def messages_dtype(*, with_tools: bool) -> pl.List:
+    """The type of a list of messages."""
+    more: dict[str, Any] = {"tool_calls": pl.List(_CALL), "tool_call_id": pl.String} if with_tools else {}
+    return pl.List(pl.Struct({"role": pl.String, "content": pl.String, **more}))
+
+
+def chat_format(messages: Iterable[Message], *, with_tools: bool) -> list[dict[str, Any]]:
+    """Messages in the chat format, as training data has them; with tools, also where a message has no call."""
+    found: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in messages]
+    if with_tools:
+        for message, each in zip(found, messages, strict=True):
+            message["tool_calls"] = [call_body(call) for call in each.tool_calls] or None
+            message["tool_call_id"] = each.tool_call_id or None
+    return found
