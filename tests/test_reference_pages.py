@@ -28,9 +28,10 @@ TYPES = {
     for name, cls in types().items()
     if cls.__module__.startswith("seedbed.")  # not of a plug-in that happens to be installed
 }
+TOOLS = {"function": seedbed.FunctionTool, "MCP server": seedbed.MCPServer}
 FIELDS = {
     f"{what}: {field.name}": (what, field)
-    for what, cls in {**TYPES, "run": seedbed.RunConfig, "score": Score}.items()
+    for what, cls in {**TYPES, "run": seedbed.RunConfig, "score": Score, **TOOLS}.items()
     for field in reference.fields(cls, in_files=True)
 }
 # Values that no file has.
@@ -41,6 +42,8 @@ FILES = {
     "archive.csv": "product;price\nkettle;30\nteapot;8\ncup;2\nsaucer;1\n",
     "pricing.py": """from seedbed import Model
 def with_tax(price): return price * 1.2
+def price_of(drink: str) -> float: return 2.5
+def place_order(drink: str) -> int: return 1
 def is_plausible(product, price): return price > 0
 async def summarise(product, model: "Model"): return {}
 class TemporaryError(Exception): pass
@@ -95,6 +98,8 @@ def used_fields() -> Iterator[tuple[str, str]]:
         for kind, key in (("column", "columns"), ("processor", "processors")):
             for each in document.get(key, ()):
                 yield from ((f"{kind} {each['type']}", name) for name in each)
+                for tool in (tool for tool in each.get("tools", ()) if isinstance(tool, dict)):
+                    yield from (("function" if "function" in tool else "MCP server", name) for name in tool)
                 for score in each.get("scores", {}).values():
                     if isinstance(score, dict):
                         yield from (("score", name) for name in score)
@@ -107,7 +112,8 @@ def test_every_field_has_an_example() -> None:
     """Each field is used in an example: one of its own type or, if other types share it, one of those."""
     used = set(used_fields()) | ONLY_IN_PYTHON
     owners = {
-        what: {field.name: field.owner for field in reference.fields(cls, in_files=True)} for what, cls in TYPES.items()
+        what: {field.name: field.owner for field in reference.fields(cls, in_files=True)}
+        for what, cls in {**TYPES, **TOOLS}.items()
     }
     shown = {(owners[what][name], name) for what, name in used if name in owners.get(what, {})}
     missing = [

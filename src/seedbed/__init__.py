@@ -20,6 +20,7 @@ _NAMES_BY_MODULE = {
     "columns.sampler": "UUID Category Datetime Subcategory Timedelta",
     "columns.seed": "Seed",
     "columns.structured": "LLMStructured",
+    "columns.tool_sources": "FunctionTool MCPServer",
     "columns.text": "Embedding Image LLMCode LLMText",
     "columns.validation": "Validation",
     "engine.api": "Build Preview abandon_redo build build_async open_build preview redo resume",

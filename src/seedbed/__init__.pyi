@@ -9,6 +9,7 @@ from .columns.sampler import UUID, Category, Datetime, Subcategory, Timedelta
 from .columns.seed import Seed
 from .columns.structured import LLMStructured
 from .columns.text import Embedding, Image, LLMCode, LLMText
+from .columns.tool_sources import FunctionTool, MCPServer
 from .columns.validation import Validation
 from .engine.api import Build, Preview, abandon_redo, build, build_async, open_build, preview, redo, resume
 from .engine.checkpoint import FinishedGroup
@@ -86,6 +87,7 @@ __all__ = [
     "Expression",
     "Filter",
     "FinishedGroup",
+    "FunctionTool",
     "Gaussian",
     "Image",
     "Interrupted",
@@ -95,6 +97,7 @@ __all__ = [
     "LLMStructured",
     "LLMText",
     "Local",
+    "MCPServer",
     "ManifestError",
     "Message",
     "Model",

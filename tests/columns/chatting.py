@@ -39,6 +39,13 @@ class FakeContext:
     def report_usage(self, **used: Any) -> None:
         """Usage is not counted."""
 
+    def add_usage(self, model: str, usage: Any) -> None:
+        """Usage is not counted."""
+
+    async def run_tool(self, name: str, run: Callable[[], Awaitable[str]], **options: Any) -> str:
+        """Run it."""
+        return await run()
+
     def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Calls have no readers."""
 

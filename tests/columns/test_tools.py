@@ -16,7 +16,8 @@ from seedbed.columns.judge import Judge
 from seedbed.columns.spec import Environment
 from seedbed.columns.structured import LLMStructured
 from seedbed.columns.text import LLMCode, LLMText
-from seedbed.columns.tools import FunctionTool, MCPServer, bind_function
+from seedbed.columns.tool_sources import FunctionTool, MCPServer
+from seedbed.columns.tools import bind_function
 from seedbed.errors import ConfigError, DatasetGenerationError, Retryable
 from seedbed.models import ChatAnswer, ChatRequest, Scripted, ToolCall
 from seedbed.testing import virtual_time

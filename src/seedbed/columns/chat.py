@@ -27,7 +27,8 @@ from ..store.values import is_json
 from .base import Column
 from .spec import ColumnSpec, Environment, Verifier, spec_types
 from .templates import Template, compile_template
-from .tools import ToolBox, ToolSource, as_tools, chat_format, check_tools_field, messages_dtype
+from .tool_sources import ToolSource, as_tools, check_tools_field
+from .tools import ToolBox, chat_format, messages_dtype
 
 if TYPE_CHECKING:
     from .base import CellContext, Model

@@ -21,13 +21,13 @@ from ..models.base import Tool
 from ..models.provider import fill_variables, missing_variables, redact
 from ..runtime.tasks import leaves, open_hidden_nursery
 from .code import import_extra
-from .tools import BoundTool, ToolError
+from .tool_sources import BoundTool, ToolError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from pathlib import Path
 
-    from .tools import MCPServer
+    from .tool_sources import MCPServer
 
 # Seconds until a server must have listed its tools.
 _START_TIMEOUT = 30.0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .base import CellContext, Column, Model
     from .fields import Shape, Text
     from .mcp import OpenServer
-    from .tools import MCPServer, ToolSource
+    from .tool_sources import MCPServer, ToolSource
 
 
 # The filesystems of fsspec that a recipe file may name: reviewed ones, which cannot open local files as `file`, `zip`

@@ -1,4 +1,4 @@
-"""Tools that a chat model may call while it fills a cell: Python functions, and the tools of MCP servers.
+"""Tools that a chat model calls while it fills a cell.
 
 A model asks for calls, their results go back to it, until it answers without a call. Each result is stored in the
 journal like an answer; a tool that is not idempotent is never run twice for what may have been one call.
@@ -9,203 +9,38 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import shlex
-from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import msgspec
 import polars as pl
 import trio
 
-from .. import checks
 from ..errors import BadOutput, CellError, ConfigError
-from ..graph import nearest
-from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, Message, Tool, ToolCall, call_key
+from ..models.base import Message, Tool, call_key
 from ..models.openai import call_body
-from ..models.provider import check_header_map, check_url, variables_in
 from ..runtime.asyncio import for_runtime
 from ..runtime.threads import run_abandonable
 from .base import UncallableError, read_parameters
+from .tool_sources import BoundTool, FunctionTool, MCPServer, ToolError
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Callable, Iterable, Mapping
 
+    from ..models.base import ChatAnswer, ToolCall
     from .base import CellContext, Model
     from .mcp import OpenServer
     from .spec import ColumnSpec, Environment
+    from .tool_sources import ToolSource
 
 # Names that all providers accept.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OTHER = re.compile(r"[^A-Za-z0-9_-]")
 # The tool by which Anthropic's client asks for an answer that fits a schema.
 _RESERVED = "answer"
 # Calls of one answer beyond this are not run.
 _MAX_CALLS = 32
 _MAX_TOOLS = 128
-
-_texts = checks.expect(
-    "a list of texts", lambda value: isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
-)
-
-
-@attrs.frozen(kw_only=True)
-class ToolSource:
-    """The limits of tools that come from one place."""
-
-    timeout: float = attrs.field(default=60.0, validator=checks.seconds)
-    """How long one call may take; the model is told if it takes longer."""
-    max_result: int = attrs.field(default=20_000, validator=checks.whole(1))
-    """How many characters of a result the model gets; the rest is cut off."""
-
-    def code(self) -> tuple[str, ...]:
-        """The code that it runs: a `module:name`, or a command."""
-        return ()
-
-    def urls(self) -> tuple[str, ...]:
-        """The URL that it contacts, if any."""
-        return ()
-
-    @property
-    def header_env(self) -> tuple[str, ...]:
-        """The environment variables that it sends in headers."""
-        return ()
-
-
-@attrs.frozen(kw_only=True)
-class FunctionTool(ToolSource):
-    """A Python function, sync or async (on trio). Its parameters are annotated: they are the schema of its arguments.
-
-    Its result is text, or is given to the model as JSON; what it raises is given to the model as an error.
-    """
-
-    function: Callable[..., Any] | str = attrs.field(
-        validator=checks.expect(
-            "a function or 'module:name'", lambda value: callable(value) or (isinstance(value, str) and ":" in value)
-        )
-    )
-    """The function, or its `module:name`."""
-    name: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
-    """What the model calls it; by default its name."""
-    description: str | None = attrs.field(default=None, validator=checks.optional(checks.text))
-    """What it does, for the model; by default its docstring."""
-    idempotent: bool = attrs.field(default=True, validator=checks.flag)
-    """Whether it may run twice for one call. If not, a resumed run drops a row in which it may have run already."""
-
-    def code(self) -> tuple[str, ...]:
-        return (self.function,) if isinstance(self.function, str) else ()
-
-
-@attrs.frozen(kw_only=True)
-class MCPServer(ToolSource):
-    """The tools of an MCP server: `command` starts one that speaks on its standard streams, `url` is one over HTTP.
-
-    It needs the extra `seedbed[mcp]`. In a recipe file `command` needs `--allow-code`.
-    """
-
-    command: tuple[str, ...] = attrs.field(
-        default=(), converter=checks.as_names, validator=_texts, metadata=NOT_IN_FINGERPRINT
-    )
-    """The program and its arguments; it starts in the folder of the recipe and ends with the run."""
-    env: tuple[str, ...] = attrs.field(
-        default=(), converter=checks.as_names, validator=_texts, metadata=NOT_IN_FINGERPRINT
-    )
-    """The environment variables that the program gets besides `PATH`, `HOME` and the like."""
-    url: str | None = attrs.field(default=None, validator=checks.optional(check_url), metadata=NOT_IN_FINGERPRINT)
-    """The URL of a server that speaks streamable HTTP."""
-    headers: Mapping[str, str] = attrs.field(
-        factory=dict, validator=check_header_map, repr=False, metadata=NOT_IN_FINGERPRINT
-    )
-    """Headers to send with each request; `${NAME}` in one stands for an environment variable."""
-    only: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=_texts)
-    """The tools that the model gets, by the server's names; by default all."""
-    prefix: str = attrs.field(default="", validator=checks.expect("text", lambda value: isinstance(value, str)))
-    """What is put in front of their names, where two servers have tools of one name."""
-    idempotent: bool | None = attrs.field(default=None, validator=checks.optional(checks.flag))
-    """Whether its tools may run twice for one call; by default what the server says of each (`readOnlyHint`,
-    `idempotentHint`), and where it says nothing they may not."""
-
-    def __attrs_post_init__(self) -> None:
-        if bool(self.command) == bool(self.url):
-            raise ConfigError("an MCP server has either a command or a url")
-        if self.headers and self.command:
-            raise ConfigError("headers are for an MCP server with a url; a command gets variables by env")
-        if self.env and self.url:
-            raise ConfigError("env is for an MCP server with a command; a url gets variables by headers: ${NAME}")
-
-    @property
-    def label(self) -> str:
-        """What messages call it."""
-        return self.url or shlex.join(self.command)
-
-    @property
-    def connection(self) -> tuple[Any, ...]:
-        """Servers that are equal in this are one."""
-        return self.command, self.env, self.url, tuple(sorted(self.headers.items()))
-
-    def code(self) -> tuple[str, ...]:
-        return (self.label,) if self.command else ()
-
-    def urls(self) -> tuple[str, ...]:
-        return () if self.url is None else (self.url,)
-
-    @property
-    def header_env(self) -> tuple[str, ...]:
-        return variables_in(self.headers)
-
-
-def _tool(given: Any) -> ToolSource:
-    """A source of tools from a function, its `module:name`, or a mapping of fields."""
-    if isinstance(given, ToolSource):
-        return given
-    if isinstance(given, str) or (callable(given) and not isinstance(given, type)):
-        return FunctionTool(function=given)
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"a tool is a function, 'module:name', or a mapping with function, command or url, not {given!r}"
-        )
-    kind: type[ToolSource] = FunctionTool if "function" in given else MCPServer
-    known = [field.name for field in attrs.fields(kind)]
-    if not {"function", "command", "url"} & given.keys():
-        raise ConfigError(f"a tool needs a function, or the command or the url of an MCP server, not {dict(given)!r}")
-    for field in given:
-        if field not in known:
-            raise ConfigError(f"unknown field {field!r}{nearest(str(field), known)}")
-    return kind(**given)
-
-
-def as_tools(value: Any) -> Any:
-    """Convert one source of tools, or several, to a tuple."""
-    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
-    found: list[ToolSource] = []
-    for index, each in enumerate(value if several else (value,)):
-        try:
-            found.append(_tool(each))
-        except ConfigError as error:
-            raise ConfigError(f"tools[{index}]: {error}", field="tools") from None
-    return tuple(found)
-
-
-check_tools_field = checks.expect("a list of tools", lambda value: isinstance(value, tuple))
-
-
-@attrs.frozen(kw_only=True)
-class BoundTool:
-    """A tool that can be called: its definition, and its function from the JSON of its arguments to a text."""
-
-    tool: Tool
-    run: Callable[[str], Awaitable[str]]
-    source: ToolSource
-    is_idempotent: bool
-
-
-class ToolError(Exception):
-    """A call that failed in a way that the model is told of."""
-
-
-class ArgumentsError(Exception):
-    """The arguments of a call do not fit, so that it is not run; the model is told of it."""
 
 
 def bind_function(spec: FunctionTool, environment: Environment, where: str) -> BoundTool:
@@ -225,7 +60,7 @@ def bind_function(spec: FunctionTool, environment: Environment, where: str) -> B
         try:
             given = msgspec.json.decode(text or "{}", type=arguments)
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-            raise ArgumentsError(f"the arguments do not fit: {error}") from error
+            raise ToolError(f"the arguments do not fit: {error}") from error
         keywords = {field: getattr(given, field) for field in arguments.__struct_fields__}
         try:
             work = partial(call, **keywords)
@@ -392,7 +227,7 @@ async def _run(bound: BoundTool, arguments: str) -> str:
     with trio.move_on_after(timeout):
         try:
             text = await bound.run(arguments)
-        except (ToolError, ArgumentsError) as error:
+        except ToolError as error:
             text = f"Error: {error}"
     return text if len(text) <= most else f"{text[:most]}… (cut off: {len(text)} characters, {most} are shown)"
 

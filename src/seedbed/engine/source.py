@@ -12,7 +12,8 @@ from ..columns.custom import Custom, used_models
 from ..columns.documents import MAX_BYTES
 from ..columns.mcp import OpenServer, open_servers
 from ..columns.spec import Grants, make_processor
-from ..columns.tools import MCPServer, check_tools
+from ..columns.tool_sources import MCPServer
+from ..columns.tools import check_tools
 from ..errors import ManifestError, StoreError
 from ..graph import Stage
 from ..models import open_http, open_models
