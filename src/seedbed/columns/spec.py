@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from ..models.base import Dedupe, ModelClient, ModelSpec
     from ..models.http import HttpClient
+    from ..models.mcp import Address, OpenServer
     from .base import CellContext, Column, Model
     from .fields import Shape, Text
-    from .mcp import OpenServer
     from .tool_sources import MCPServer, ToolSource
 
 
@@ -107,7 +107,7 @@ class Access:
 class Environment:
     """The inputs of `to_column` besides the spec.
 
-    The engine fills `clients`, by alias, `servers`, MCP servers by how they are connected, and `connections`, for any
+    The engine fills `clients`, by alias, `servers`, MCP servers by their addresses, and `connections`, for any
     other server, only while a build runs. Relative paths of a recipe file start at `base`. `artifacts` is the dataset's
     directory, to which files such as images are written (None in a preview: then cells hold the bytes). `access` is
     what a recipe from a file may reach (None: anything). Specs open only paths that `path` returned. `columns` are the
@@ -119,7 +119,7 @@ class Environment:
     models: Mapping[str, ModelSpec] = attrs.field(factory=dict)
     clients: Mapping[str, ModelClient] = attrs.field(factory=dict)
     connections: Sequence[HttpClient] = ()
-    servers: Mapping[tuple[Any, ...], OpenServer] = attrs.field(factory=dict)
+    servers: Mapping[Address, OpenServer] = attrs.field(factory=dict)
     base: Path = Path()
     artifacts: Path | None = None
     access: Access | None = None
@@ -152,9 +152,9 @@ class Environment:
 
     def server(self, source: MCPServer) -> OpenServer:
         """The open MCP server of a source of tools. Raises `ConfigError` if no build runs."""
-        if source.connection not in self.servers:
-            raise ConfigError(f"MCP server {source.label!r} is connected only while a build runs")
-        return self.servers[source.connection]
+        if source.address not in self.servers:
+            raise ConfigError(f"MCP server {str(source.address)!r} is connected only while a build runs")
+        return self.servers[source.address]
 
     def bind(self, context: CellContext, alias: str, dedupe: Dedupe | None = None) -> Model:
         """The model of an alias, for one cell."""

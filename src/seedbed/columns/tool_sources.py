@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from .. import checks
 from ..errors import ConfigError
 from ..graph import nearest
 from ..models.base import NOT_IN_FINGERPRINT
+from ..models.mcp import Address
 from ..models.provider import check_header_map, check_url, variables_in
 
 if TYPE_CHECKING:
@@ -107,17 +107,13 @@ class MCPServer(ToolSource):
             raise ConfigError("env is for an MCP server with a command; a url gets variables by headers: ${NAME}")
 
     @property
-    def label(self) -> str:
-        """What messages call it."""
-        return self.url or shlex.join(self.command)
-
-    @property
-    def connection(self) -> tuple[Any, ...]:
-        """Servers that are equal in this are one."""
-        return self.command, self.env, self.url, tuple(sorted(self.headers.items()))
+    def address(self) -> Address:
+        """How it is reached; servers of one address are one."""
+        headers = tuple(sorted(self.headers.items()))
+        return Address(command=self.command, env=self.env, url=self.url, headers=headers)
 
     def code(self) -> tuple[str, ...]:
-        return (self.label,) if self.command else ()
+        return (str(self.address),) if self.command else ()
 
     def urls(self) -> tuple[str, ...]:
         return () if self.url is None else (self.url,)
@@ -170,7 +166,3 @@ class BoundTool:
     run: Callable[[str], Awaitable[str]]
     source: ToolSource
     is_idempotent: bool
-
-
-class ToolError(Exception):
-    """A call that failed in a way that the model is told of."""

@@ -12,30 +12,33 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import msgspec
 import polars as pl
 import trio
 
 from ..errors import BadOutput, CellError, ConfigError
 from ..models.base import Message, Tool, call_key
+from ..models.mcp import ToolError
 from ..models.openai import call_body
 from ..runtime.asyncio import for_runtime
 from ..runtime.threads import run_abandonable
 from .base import UncallableError, read_parameters
-from .tool_sources import BoundTool, FunctionTool, MCPServer, ToolError
+from .tool_sources import BoundTool, FunctionTool, MCPServer
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Mapping
 
     from ..models.base import ChatAnswer, ToolCall
+    from ..models.mcp import OpenServer
     from .base import CellContext, Model
-    from .mcp import OpenServer
     from .spec import ColumnSpec, Environment
     from .tool_sources import ToolSource
 
 # Names that all providers accept.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
 # The tool by which Anthropic's client asks for an answer that fits a schema.
 _RESERVED = "answer"
 # Calls of one answer beyond this are not run.
@@ -109,6 +112,33 @@ def _default(value: Any) -> tuple[Any, ...]:
     return (value if is_plain or not value else msgspec.field(default_factory=lambda: value),)
 
 
+def bind_server(source: MCPServer, server: OpenServer, where: str) -> list[BoundTool]:
+    """The tools that a column takes from an open server. Raises `ConfigError` if it lacks one."""
+    listed = server.tools
+    if missing := [name for name in source.only if name not in listed]:
+        known = ", ".join(listed) or "none"
+        raise ConfigError(f"{where}: MCP server {str(source.address)!r} has no tool {missing[0]!r}, only {known}")
+    bound: list[BoundTool] = []
+    for name in source.only or listed:
+        found = listed[name]
+        # A dot and a slash are allowed by MCP, and by no provider.
+        tool = attrs.evolve(found.tool, name=source.prefix + _OTHER.sub("_", name))
+        is_idempotent = found.is_safe if source.idempotent is None else source.idempotent
+        run = partial(_call_server, server, name)
+        bound.append(BoundTool(tool=tool, run=run, source=source, is_idempotent=is_idempotent))
+    return bound
+
+
+async def _call_server(server: OpenServer, name: str, text: str) -> str:
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"the arguments are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ToolError("the arguments are not a JSON object")
+    return await server.call(name, arguments)
+
+
 def check_names(tools: Iterable[BoundTool], where: str) -> None:
     """Raise `ConfigError` for names that providers reject, and for one that two tools have."""
     seen: set[str] = set()
@@ -161,7 +191,7 @@ class ToolBox:
             found: list[BoundTool] = []
             for index, source in enumerate(self._sources):
                 if isinstance(source, MCPServer):
-                    found += next(left).bind_tools(source, f"{self._where}[{index}]")
+                    found += bind_server(source, next(left), f"{self._where}[{index}]")
                 else:
                     found.append(self._functions[index])
             check_names(found, self._where)

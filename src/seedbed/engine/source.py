@@ -10,13 +10,13 @@ import attrs
 
 from ..columns.custom import Custom, used_models
 from ..columns.documents import MAX_BYTES
-from ..columns.mcp import OpenServer, open_servers
 from ..columns.spec import Grants, make_processor
 from ..columns.tool_sources import MCPServer
 from ..columns.tools import check_tools
 from ..errors import ManifestError, StoreError
 from ..graph import Stage
 from ..models import open_http, open_models
+from ..models.mcp import open_servers
 from ..recipe.file import load_recipe as load_file
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..columns.spec import ProcessorSpec
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
+    from ..models.mcp import Address, OpenServer
     from ..observe.report import Usage
 
 RECIPE_NAME = f"{PRIVATE}/recipe.yaml"
@@ -140,7 +141,7 @@ def make_source(
     # Open while a build runs.
     clients: dict[str, ModelClient] = {}
     connections: list[HttpClient] = []
-    servers: dict[tuple[Any, ...], OpenServer] = {}
+    servers: dict[Address, OpenServer] = {}
     environment = recipe.environment(
         clients=clients,
         connections=connections,
@@ -149,7 +150,7 @@ def make_source(
         is_simulated=is_simulated,
         draws=draws or {},
     )
-    named = [source for spec in recipe.columns for _, source in spec.sources() if isinstance(source, MCPServer)]
+    named = [each.address for spec in recipe.columns for _, each in spec.sources() if isinstance(each, MCPServer)]
     in_use = [] if is_simulated else named
     columns = recipe.resolve(environment)
     used = used_models(recipe.columns, environment)

@@ -1,33 +1,29 @@
-"""Connections to MCP servers: opened before a build, used by all columns that name the server, opened again when lost.
+"""Connections to MCP servers, whose tools models call: opened before a build, opened again when they are lost.
 
-The SDK runs on anyio and therefore on trio. Each connection belongs to one task of the build's nursery.
+The SDK runs on anyio and therefore on trio. Each connection belongs to one task of the nursery of `open_servers`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import re
+import shlex
 import tempfile
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import attrs
 import trio
 
 from ..errors import ConfigError, Retryable
-from ..models.base import Tool
-from ..models.provider import fill_variables, missing_variables, redact
 from ..runtime.tasks import leaves, open_hidden_nursery
-from .code import import_extra
-from .tool_sources import BoundTool, ToolError
+from .base import Tool
+from .provider import fill_variables, missing_variables, redact, variables_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from pathlib import Path
-
-    from .tool_sources import MCPServer
 
 # Seconds until a server must have listed its tools.
 _START_TIMEOUT = 30.0
@@ -38,20 +34,45 @@ _SHOWN = 500
 _CLOSED = -32000
 
 
+@attrs.frozen(kw_only=True)
+class Address:
+    """How a server is reached: by the command of a program, with the variables that it gets, or at a URL."""
+
+    command: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    url: str | None = None
+    headers: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return self.url or shlex.join(self.command)
+
+
+@attrs.frozen(kw_only=True)
+class ListedTool:
+    """A tool as its server describes it; `is_safe` if it says that a second call does no harm."""
+
+    tool: Tool
+    is_safe: bool
+
+
+class ToolError(Exception):
+    """A call of a tool that failed in a way that the model is told of."""
+
+
 @attrs.define(eq=False)
 class _Session:
     """One connection: `lost` is set by whoever finds it broken, and then its task closes it."""
 
     client: Any = None
-    tools: list[Any] = attrs.field(factory=list)
+    tools: dict[str, ListedTool] = attrs.field(factory=dict)
     lost: trio.Event = attrs.field(factory=trio.Event)
 
 
 class OpenServer:
     """A server whose tools can be called, as long as its nursery is open."""
 
-    def __init__(self, spec: MCPServer, folder: Path, nursery: trio.Nursery) -> None:
-        self._spec = spec
+    def __init__(self, address: Address, folder: Path, nursery: trio.Nursery) -> None:
+        self._address = address
         self._folder = folder
         self._nursery = nursery
         self._secrets: list[str] = []
@@ -71,39 +92,15 @@ class OpenServer:
         """Close what a connection leaves behind."""
         self._log.close()
 
-    def bind_tools(self, source: MCPServer, where: str) -> list[BoundTool]:
-        """The tools that a column takes from this server."""
-        listed = {str(each.name): each for each in self._session.tools}
-        if missing := [name for name in source.only if name not in listed]:
-            raise ConfigError(
-                f"{where}: MCP server {source.label!r} has no tool {missing[0]!r}, only {', '.join(listed) or 'none'}"
-            )
-        bound: list[BoundTool] = []
-        for name in source.only or listed:
-            found = listed[name]
-            hints = found.annotations
-            is_safe = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-            tool = Tool(
-                # A dot and a slash are allowed by MCP, and by no provider.
-                name=source.prefix + re.sub(r"[^A-Za-z0-9_-]", "_", name),
-                description=found.description or "",
-                parameters=found.input_schema,
-            )
-            run = partial(self._call, name)
-            is_idempotent = is_safe if source.idempotent is None else source.idempotent
-            bound.append(BoundTool(tool=tool, run=run, source=source, is_idempotent=is_idempotent))
-        return bound
+    @property
+    def tools(self) -> Mapping[str, ListedTool]:
+        """Its tools, by name."""
+        return self._session.tools
 
-    async def _call(self, name: str, arguments: str) -> str:
-        """The text of a result."""
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The text of a result. Raises `ToolError`, or `Retryable` if the connection fails."""
         from mcp import MCPError  # noqa: PLC0415  an extra, slow to import
 
-        try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ToolError(f"the arguments are not JSON: {error}") from error
-        if not isinstance(given, dict):
-            raise ToolError("the arguments are not a JSON object")
         session = self._session
         if session.lost.is_set():
             async with self._opening:
@@ -111,7 +108,7 @@ class OpenServer:
                     await self._open()
             session = self._session
         try:
-            result = await session.client.call_tool(name, given)
+            result = await session.client.call_tool(name, dict(arguments))
         except MCPError as error:
             if error.code != _CLOSED:
                 raise ToolError(error.message) from error
@@ -143,7 +140,7 @@ class OpenServer:
                 cursor: str | None = None
                 for _ in range(_MAX_PAGES):
                     page = await session.client.list_tools(cursor=cursor)
-                    session.tools += page.tools
+                    session.tools |= {each.name: _listed(each) for each in page.tools}
                     cursor = page.next_cursor
                     if cursor is None:
                         break
@@ -157,29 +154,26 @@ class OpenServer:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Any]:
-        spec = self._spec
-        import_extra("mcp", extra="mcp", column=spec.label)
         # An extra, slow to import.
         import httpx2  # noqa: PLC0415
         from mcp import Client, StdioServerParameters  # noqa: PLC0415
         from mcp.client.stdio import stdio_client  # noqa: PLC0415
         from mcp.client.streamable_http import streamable_http_client  # noqa: PLC0415
 
-        if spec.url is None:
-            program, *arguments = spec.command
-            env = {name: os.environ[name] for name in spec.env if name in os.environ}
+        address = self._address
+        if address.url is None:
+            program, *arguments = address.command
+            env = {name: os.environ[name] for name in address.env if name in os.environ}
             options = StdioServerParameters(command=program, args=arguments, env=env, cwd=self._folder)
             async with Client(stdio_client(options, errlog=self._log)) as client:  # type: ignore[arg-type]
                 yield client
             return
-        if missing := missing_variables(spec.header_env):
-            raise ConfigError("; ".join(missing))
-        headers, self._secrets = fill_variables(spec.headers)
+        headers, self._secrets = fill_variables(dict(address.headers))
         # The limit of a tool is that of its calls.
         timeout = httpx2.Timeout(_START_TIMEOUT, read=None)
         async with (
             httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
-            Client(streamable_http_client(spec.url, http_client=http)) as client,
+            Client(streamable_http_client(address.url, http_client=http)) as client,
         ):
             yield client
 
@@ -188,19 +182,32 @@ class OpenServer:
         self._log.seek(max(0, self._log.tell() - 4 * _SHOWN))
         said = " ".join(self._log.read().split())[-_SHOWN:]
         more = f"; it wrote: {said}" if said else ""
-        return Retryable(f"MCP server {self._spec.label!r}: {redact(reason, self._secrets)}{more}")
+        return Retryable(f"MCP server {str(self._address)!r}: {redact(reason, self._secrets)}{more}")
 
 
 @asynccontextmanager
-async def open_servers(specs: Iterable[MCPServer], folder: Path) -> AsyncIterator[Mapping[tuple[Any, ...], OpenServer]]:
-    """Connect to each server once, and end the connections on exit. Raises one `ConfigError` for all that fail."""
-    wanted = {spec.connection: spec for spec in specs}
+async def open_servers(addresses: Iterable[Address], folder: Path) -> AsyncIterator[Mapping[Address, OpenServer]]:
+    """Connect to each server once, and end the connections on exit. Raises one `ConfigError` for all that fail.
+
+    Programs are started in `folder`.
+    """
+    wanted = dict.fromkeys(addresses)
     if not wanted:
         yield {}
         return
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigError(
+            f"MCP server {str(next(iter(wanted)))!r} needs mcp, which is not installed: install seedbed[mcp]"
+        )
+    problems = [
+        f"MCP server {str(address)!r} {problem}"
+        for address in wanted
+        for problem in missing_variables(variables_in(dict(address.headers)))
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems))
     async with open_hidden_nursery("the build has ended") as nursery:
-        servers = {key: OpenServer(spec, folder, nursery) for key, spec in wanted.items()}
-        problems: list[str] = []
+        servers = {address: OpenServer(address, folder, nursery) for address in wanted}
 
         async def open_server(server: OpenServer) -> None:
             try:
@@ -218,6 +225,12 @@ async def open_servers(specs: Iterable[MCPServer], folder: Path) -> AsyncIterato
         finally:
             for server in servers.values():
                 server.close()
+
+
+def _listed(given: Any) -> ListedTool:
+    hints = given.annotations
+    tool = Tool(name=given.name, description=given.description or "", parameters=given.input_schema)
+    return ListedTool(tool=tool, is_safe=hints is not None and bool(hints.read_only_hint or hints.idempotent_hint))
 
 
 def _text(result: Any) -> str:
