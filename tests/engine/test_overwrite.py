@@ -128,9 +128,12 @@ def test_a_wrong_recipe_removes_nothing(tmp_path: Path) -> None:
     assert sb.Dataset.open(out).complete
 
 
+@pytest.mark.parametrize("options", [{"overwrite": True}, {}, {"resume": True}], ids=["overwrite", "run", "resume"])
 @pytest.mark.parametrize("point", ["dataset unlisted", "rows removed"])
-def test_killed_while_it_is_removed(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left is no dataset; the next overwrite removes it."""
+def test_killed_while_it_is_removed(
+    point: str, options: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is no dataset; the next build there removes the rest of it."""
     out = tmp_path / "out"
     build(out)
 
@@ -143,6 +146,10 @@ def test_killed_while_it_is_removed(point: str, tmp_path: Path, monkeypatch: pyt
         remove_dataset(out)
     monkeypatch.undo()
     assert not is_dataset(out)
-    assert build(out, 3, overwrite=True).to_polars().rows() == [(n, n * 3) for n in range(5)]
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(sb.OutputDirectoryError, match="holds 'notes"):
+        build(out, 3, **options)
+    (out / "notes.txt").unlink()
+    assert build(out, 3, **options).to_polars().rows() == [(n, n * 3) for n in range(5)]
     assert min(path.name for path in out.iterdir()) == ".seedbed"
     assert not list(out.glob("*.tmp"))

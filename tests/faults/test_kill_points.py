@@ -12,10 +12,11 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
 from shapes import PLAIN, ColumnShape, Shape
-from snapshots import Snapshot, World, check_paid_once, grow
+from snapshots import Snapshot, World, check_paid_once, grow, hooked
 
+import seedbed as sb
 from seedbed.store.dataset import Dataset
-from seedbed.store.manifest import is_dataset
+from seedbed.store.manifest import is_dataset, read
 
 COSTLY = settings(max_examples=settings.default.max_examples // 8)
 INTERVAL = 0.05  # the default of `commit_interval`
@@ -104,8 +105,28 @@ def test_every_named_point_is_reached(tmp_path: Path) -> None:
     more = attrs.evolve(SMALL, columns=(*SMALL.columns, ColumnShape(name="more", type="expression")))
     _, changed = grow(World(more), tmp_path / "run", into=tmp_path / "changed")
     _, replaced = grow(World(SMALL), tmp_path / "run", into=tmp_path / "replaced", resume=False, overwrite=True)
-    found = (*first, *recovered, *retried, *regained, *published, *changed, *replaced)
-    assert {each.point for each in found} == set(POINTS)
+    _, redone = grow(World(SMALL), tmp_path / "run", into=tmp_path / "redone", redo=["topic"])
+    _, open_changed = grow(World(more), first[len(first) // 2 - 1].directory, into=tmp_path / "open")
+    abandoned: list[str] = []
+    with hooked(abandoned.append):
+        assert sb.abandon_redo(next(each.directory for each in redone if each.point == "revision begun"))
+    found = (*first, *recovered, *retried, *regained, *published, *changed, *replaced, *redone, *open_changed)
+    assert {*abandoned, *(each.point for each in found)} == set(POINTS)
+
+
+def test_killed_while_a_dataset_is_replaced(tmp_path: Path) -> None:
+    """The directory holds the old dataset, or one that the same command replaces or finishes."""
+    old, new = SMALL, attrs.evolve(SMALL, rows=7)
+    grow(World(old), tmp_path / "run")
+    before, expected = Made.read(tmp_path / "run"), whole(new, tmp_path / "whole")
+    _, snapshots = grow(World(new), tmp_path / "run", into=tmp_path / "killed", resume=False, overwrite=True)
+    for number, snapshot in enumerate(snapshots):
+        if is_dataset(snapshot.directory) and read(snapshot.directory).header.rows == old.rows:
+            check_same(snapshot.directory, old, before)
+        elif number > 8 and number % 4:
+            continue
+        grow(World(new), snapshot.directory, resume=False, overwrite=True)
+        check_same(snapshot.directory, new, expected)
 
 
 def recover(world: World, snapshot: Snapshot, into: Path) -> tuple[World, list[Snapshot]]:

@@ -22,7 +22,7 @@ from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.manifest import Header, Layout, Manifest, is_dataset
 from ..store.manifest import read as read_manifest
-from ..store.replace import check_replaceable
+from ..store.replace import check_replaceable, is_half_removed
 from ..store.schema import declared_type
 from ..store.values import is_json
 from ..store.writer import check_output
@@ -189,7 +189,7 @@ def plan_build(
     declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
     done = read_manifest(out).working if out is not None and resume and is_dataset(out) else None
     if out is not None and done is None:
-        if overwrite:
+        if overwrite or is_half_removed(out):
             check_replaceable(out)
         elif not is_dataset(out):
             check_output(out)

@@ -16,7 +16,7 @@ from ..store import codec
 from ..store.entries import Answer, Failed, Finished, Forgiven, Forgotten, Purpose, cells_in
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
-from ..store.replace import remove_dataset
+from ..store.replace import is_half_removed, remove_dataset
 from ..store.writer import DatasetWriter
 from .source import RECIPE_NAME, store_recipe
 
@@ -70,7 +70,7 @@ def open_store(plan: BuildPlan, out: Path) -> Store:
 
 def _new_store(plan: BuildPlan, out: Path) -> Store:
     recipe = plan.header.recipe
-    if plan.overwrite:
+    if plan.overwrite or is_half_removed(out):
         remove_dataset(out)
     store = Store(DatasetWriter.create(out, plan.header))
     try:

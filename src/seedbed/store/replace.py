@@ -1,7 +1,7 @@
 """Remove a dataset so that another one can take its place: only what seedbed wrote, and never half of a dataset.
 
 First the folder `.seedbed` gets another name, which makes the directory no dataset any more; then the files of the root
-are removed, and the folder. What a process that dies in between leaves is removed by the next `--overwrite`.
+are removed, and the folder. What a process that dies in between leaves is removed by the next build there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PART = re.compile(r"batch_[0-9]{7,}\.parquet", re.ASCII)
+
+
+def is_half_removed(directory: Path) -> bool:
+    """True if a process died while it removed the dataset of this directory, and what is left is no dataset."""
+    return exists(directory, REPLACED) and not is_dataset(directory)
 
 
 def check_replaceable(directory: Path) -> None:
@@ -60,6 +65,7 @@ def remove_dataset(directory: Path) -> None:
             for path in directory.iterdir():
                 if _PART.fullmatch(path.name):
                     remove(directory, path.name)
+            sync_directory(directory)  # as long as there are rows, the folder says whose they are
             faults.reach("rows removed")
             shutil.rmtree(directory / REPLACED)
             sync_directory(directory)
