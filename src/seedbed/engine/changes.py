@@ -156,17 +156,24 @@ def check_resumable(
     refused: list[str] = []
     outside: list[str] = []
     fresh: set[str] = set()  # columns whose cells are all to be generated
+    late = [name for name in old.late if name in now.columns]
     is_changed = bool(changes) or names[0] != names[1] or has_other_outputs or processed_again or published_again
     if is_changed or _is_changed(Stage.PRE_BATCH, before, now, edited):
         is_changed = True
         done = progress()
+        # Those of a column that was removed, and may come back, do not count.
+        done = attrs.evolve(done, cells={name: count for name, count in done.cells.items() if name in before.columns})
         finished = {name: _finished_cells(name, graph, done) for name in now.columns}
         fresh = {name for name in now.columns if name not in before.columns}
         fresh |= {name for each in changes for name in each.columns if name in finished and not finished[name]}
         for change in changes:
             if affected := [finished[name] for name in now.columns if name in change.columns and finished[name]]:
                 (outside if change.is_outside else refused).append(f"{change.text}; {', '.join(affected)}")
-        refused += _refused_additions(before, now, graph, finished, done)
+        added = [name for name in now.columns if name not in before.columns]
+        # Another column filled it, and its values have been used.
+        refused += [f"columns.{name}: not in the recipe before; {finished[name]}" for name in added if finished[name]]
+        if done.has_begun and now.stages[Stage.PRE_BATCH]:
+            late += [name for name in added if graph.node(name).kind is Kind.FROM_SCRATCH]
         barrier = [*_differences(Stage.PRE_BATCH.value, before.stages[Stage.PRE_BATCH], now.stages[Stage.PRE_BATCH])]
         barrier_code = [_edit(place, before, now) for place in edited if place.startswith(Stage.PRE_BATCH.value)]
         if done.has_begun:
@@ -207,6 +214,7 @@ def check_resumable(
         publishes_at_end=new.publishes_at_end,
         edition=edition,
         added={name: edition if name in fresh else old.added.get(name, 0) for name in now.columns},
+        late=tuple(dict.fromkeys(late)),
     )
 
 
@@ -289,19 +297,6 @@ def _finished_cells(name: str, graph: Graph, done: Progress) -> str:
         seen.update(more)
         pending += more
     return ""
-
-
-def _refused_additions(
-    before: _Fingerprint, now: _Fingerprint, graph: Graph, finished: Mapping[str, str], done: Progress
-) -> Iterator[str]:
-    for name in now.columns:
-        if name in before.columns:
-            continue
-        if finished[name]:
-            # Another column filled it, or it was removed and its cells are still in the journal.
-            yield f"columns.{name}: not in the recipe before; {finished[name]}"
-        elif done.has_begun and now.stages[Stage.PRE_BATCH] and graph.node(name).kind is Kind.FROM_SCRATCH:
-            yield f"columns.{name}: not in the recipe before; pre-batch processors have run without this column"
 
 
 def _code(described: Mapping[str, str]) -> str:

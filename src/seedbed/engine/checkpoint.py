@@ -13,7 +13,7 @@ from ..errors import AllRowsDropped, ProcessorFailed, StoreError
 from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
-from ..store.entries import DroppedRows, FinishedRows, Key, Purpose
+from ..store.entries import DroppedRows, FinishedRows, GeneratorCall, Key, Purpose
 from ..store.files import remove
 from ..store.manifest import GroupRecord, read
 from ..store.schema import arrow_table, conflict_error
@@ -144,7 +144,10 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
             if calls:
                 key = Key(group=index, purpose=Purpose.CALLS)
                 if group.renewal is not None:  # those of the columns that it had
-                    calls = [*await recorder.read(key), *calls]
+                    edition, added = group.renewal.record.edition, plan.header.added
+                    stored = [each for each in await recorder.read(key) if isinstance(each, GeneratorCall)]
+                    known = {step.name for step in plan.steps if added.get(step.name, 0) <= edition}
+                    calls = [*(each for each in stored if each.column in known), *calls]
                 await recorder.store(key, calls)
                 services.history.calls_stored.add(key)
     record = await _write_part(services, writer, group, rows, order)

@@ -95,6 +95,7 @@ class Shared:
     rng: random.Random
     now: Callable[[], float]
     unkeyed: UnkeyedSteps
+    late: frozenset[int] = frozenset()  # nodes of columns from scratch that pre-batch processors do not see
     touched: set[RowGroup] = attrs.field(factory=set)  # row groups that the scheduler has to look at
     instances: Mapping[int, Instance] = attrs.field(init=False)  # stateful generators, by identity
     always: frozenset[int] = attrs.field(init=False)  # nodes that run also for dropped rows
@@ -123,7 +124,7 @@ class RowGroup:
         self.rows = rows
         self._shared = shared
         self._journal = journal
-        self.frontier = Frontier(shared.graph, rows.count, barrier=barrier, always=shared.always)
+        self.frontier = Frontier(shared.graph, rows.count, barrier=barrier, always=shared.always, late=shared.late)
         self.salvage = Salvage(shared.config, shared.rng)
         self.phase = Phase.FILLING
         self.queued = 0
@@ -249,7 +250,7 @@ class RowGroup:
         return self.frontier.barrier and not any(
             self.frontier.missing_rows(step.node)
             for step in self._shared.steps
-            if step.kind is Kind.FROM_SCRATCH and step.instance is not None
+            if step.kind is Kind.FROM_SCRATCH and step.instance is not None and step.node not in self._shared.late
         )
 
     def restore_rebuilt(self, before: int, after: int) -> None:

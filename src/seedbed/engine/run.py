@@ -167,6 +167,7 @@ class Run:
             notify=notify,
             rng=rng,
             now=now,
+            late=frozenset(step.node for step in plan.steps if step.name in plan.header.late),
             unkeyed=UnkeyedSteps(config, rng, now, lambda key: throttles.get(key).mean_latency, self.stop),
         )
         self.scheduler = Scheduler(

@@ -25,10 +25,19 @@ class Frontier:
     those generated from scratch until `rebuild` is called with the rows that the pre-batch processors returned.
 
     Nothing runs for a dropped row except the nodes in `always`: those run for every row whose inputs to them succeeded,
-    dropped or not. `always` must also contain all that its nodes need.
+    dropped or not. `always` must also contain all that its nodes need. Columns from scratch in `late` are generated
+    behind the barrier.
     """
 
-    def __init__(self, graph: Graph, rows: int, *, barrier: bool = False, always: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        rows: int,
+        *,
+        barrier: bool = False,
+        always: frozenset[int] = frozenset(),
+        late: frozenset[int] = frozenset(),
+    ) -> None:
         self._graph = graph
         nodes = graph.nodes
         self._always = bytearray(node.index in always for node in nodes)
@@ -36,7 +45,7 @@ class Frontier:
         self._is_cell = [node.kind is Kind.CELL for node in nodes]
         self._cells_down = [tuple(d for d in node.downstream if self._is_cell[d]) for node in nodes]
         self._groups_down = [tuple(d for d in node.downstream if not self._is_cell[d]) for node in nodes]
-        self._from_scratch = [node.index for node in nodes if node.kind is Kind.FROM_SCRATCH]
+        self._from_scratch = [node.index for node in nodes if node.kind is Kind.FROM_SCRATCH and node.index not in late]
         self.barrier = barrier
         self._reset(rows)
 
