@@ -29,8 +29,8 @@ _NAMES_BY_MODULE = {
     "engine.tasks": "Processor",
     "engine.source": "load_recipe",
     "errors": (
-        "AllRowsDropped BadOutput BudgetExceeded BuildError BuildStopped CellError CellTimeout ConfigError "
-        "DatasetGenerationError "
+        "AllRowsDropped BadOutput BudgetExceeded BuildError BuildStopped CandidatesExhausted CellError CellTimeout "
+        "ConfigError DatasetGenerationError "
         "DeadlineExceeded EarlyShutdown Interrupted ManifestError OutputDirectoryError PartError Permanent "
         "ProcessorFailed QuotaExhausted RateLimited Retryable SchemaConflict SeedbedError StoreError ThreadsStuck "
         "WorkerCrashed"
@@ -40,6 +40,7 @@ _NAMES_BY_MODULE = {
     "observe.preview": "PreviewRow Prompt",
     "observe.report": "BuildReport TaskTrace",
     "publish.export": "Exported export",
+    "recipe.acceptance": "NearDuplicates",
     "recipe.recipe": "Recipe",
     "runtime.throttle": "KeyLimits open_throttles",
     "simulation.profiles": "CallProfile",

@@ -22,6 +22,7 @@ from .errors import (
     BudgetExceeded,
     BuildError,
     BuildStopped,
+    CandidatesExhausted,
     CellError,
     CellTimeout,
     ConfigError,
@@ -48,6 +49,7 @@ from .models import Anthropic, Local, Message, OpenAICompatible, Scripted
 from .observe.preview import PreviewRow, Prompt
 from .observe.report import BuildReport, TaskTrace
 from .publish.export import Exported, export
+from .recipe.acceptance import NearDuplicates
 from .recipe.recipe import Recipe
 from .runtime.throttle import KeyLimits, open_throttles
 from .simulation.profiles import CallProfile
@@ -68,6 +70,7 @@ __all__ = [
     "BuildReport",
     "BuildStopped",
     "CallProfile",
+    "CandidatesExhausted",
     "Category",
     "CellContext",
     "CellError",
@@ -101,6 +104,7 @@ __all__ = [
     "ManifestError",
     "Message",
     "Model",
+    "NearDuplicates",
     "OpenAICompatible",
     "OutputDirectoryError",
     "PartError",

@@ -10,7 +10,7 @@
     │   └── Permanent: ModelMisconfigured, BadOutput, WorkerCrashed
     ├── BuildError
     │   ├── BuildStopped: EarlyShutdown, DeadlineExceeded, QuotaExhausted, BudgetExceeded, ThreadsStuck, Interrupted,
-    │   │                 ModelCheckFailed
+    │   │                 ModelCheckFailed, CandidatesExhausted
     │   └── Stalled, ProcessorFailed, AllRowsDropped
     ├── PlanError: InvalidPlan, InvalidRequest, Overloaded, RequestDeadlineExceeded, NodeTimeout, NodeFailed,
     │              EndpointUnavailable
@@ -166,6 +166,10 @@ class QuotaExhausted(BuildStopped):
 
 class BudgetExceeded(BuildStopped):
     """The next call could exceed `max_cost` or `max_tokens`."""
+
+
+class CandidatesExhausted(BuildStopped):
+    """`max_candidates` of them did not give as many rows as were requested."""
 
 
 class ModelCheckFailed(BuildStopped):

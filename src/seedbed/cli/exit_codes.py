@@ -28,6 +28,7 @@ class ExitCode(enum.IntEnum):
     NODE_TIMEOUT = 14, "`plan`: NODE_TIMEOUT, a node exceeded its timeout"
     NODE_FAILED = 15, "`plan`: NODE_FAILED, an op raised"
     ENDPOINT = 16, "`plan`: ENDPOINT_UNAVAILABLE, a server did not answer"
+    EXHAUSTED = 17, "stopped early: `max_candidates` did not give as many rows as were requested"
     INTERRUPTED = 130, "Ctrl-C or SIGTERM"
     CLOSED_OUTPUT = 141, "the reader of standard output closed it"
 
@@ -49,6 +50,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.DeadlineExceeded, ExitCode.DEADLINE),
     (errors.QuotaExhausted, ExitCode.QUOTA),
     (errors.BudgetExceeded, ExitCode.BUDGET),
+    (errors.CandidatesExhausted, ExitCode.EXHAUSTED),
     (errors.ThreadsStuck, ExitCode.THREADS_STUCK),
     (errors.ProcessorFailed, ExitCode.PROCESSOR),
     (errors.BuildError, ExitCode.STOPPED),

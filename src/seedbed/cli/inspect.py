@@ -108,6 +108,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
 def _print_facts(found: dict[str, Any]) -> None:
     from rich.filesize import decimal
 
+    from ..observe.progress import money
     from . import output
     from .run import resume_command
 
@@ -116,6 +117,8 @@ def _print_facts(found: dict[str, Any]) -> None:
     print(f"{found['path']}: {state}", markup=False, style="bold")
     print(f"{found['summary']}, {decimal(found['bytes'])} of parquet", markup=False)
     print(f"{found['row_groups']:,} of {found['row_groups_requested']:,} row groups")
+    if found["acceptance_rate"] is not None and found["cost_per_row"]:
+        print(f"cost of a row, rejected candidates included: {money(found['cost_per_row'])}")
     if found["journal_entries"]:
         print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
     if found["running"]:

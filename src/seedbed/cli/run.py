@@ -302,6 +302,10 @@ def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> 
         if used.cached_tokens:
             tokens += f" ({used.cached_tokens:,} cached)"
         output.print_line(f"{name}: {used.calls:,} calls, {tokens}, cost {money(used.cost)}")
+    if report.accepts and report.cost_per_row:
+        output.print_line(f"cost of a row, rejected candidates included: {money(report.cost_per_row)}")
+    if report.exhausted is not None:
+        output.print_line(f"the dataset has fewer rows than were requested: {report.exhausted}", style="yellow")
     output.print_line(f"{report.counts} in {dataset.path} after {duration(report.seconds)}")
     if watching.trace is not None:
         output.print_line(f"timeline: {watching.trace} (open it at https://ui.perfetto.dev)")

@@ -438,12 +438,14 @@ def preview(
     show_prompts: bool = False,
     **options: Unpack[PreviewOptions],
 ) -> Preview:
-    """Generate a few rows as one row group; nothing is written to disk.
+    """Generate a few rows; nothing is written to disk. With `accept` and the like these are so many candidates.
 
     `on_row` is called with each row as soon as it is finished or dropped, and once more if a processor removes it. With
     `show_prompts` rows have the messages that the models of their cells were called with. The other options are those
     of `BuildOptions`.
     """
+    if isinstance(recipe, Recipe) and recipe.limits_rows and isinstance(rows, int) and rows > 0:
+        recipe = attrs.evolve(recipe, max_candidates=rows, on_exhausted="partial")
     reader = PreviewReader(on_row, prompts=show_prompts)
     options["readers"] = (*options.get("readers", ()), reader)
     config = options.get("config") or (
@@ -460,7 +462,7 @@ def preview(
             if not frames:  # no rows, but the columns that they would have
                 columns: dict[str, list[object]] = {name: [] for name in plan.graph.outputs}
                 frames.append(pl.DataFrame(arrow_table(columns, plan.header.declared_types)[0]))
-            frame = frames[0]
+            frame = pl.concat(frames, how="vertical_relaxed")
             for processor in plan.after_generation if frame.height else ():
                 before = frame
                 frame, resized = await finish_in_thread(partial(process_all, [processor], before.lazy(), before.height))

@@ -39,10 +39,14 @@ _NOTHING = object()
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """What earlier runs generated: finished cells by column; `has_begun` if there is anything that a resume keeps."""
+    """What earlier runs generated: finished cells by column; `has_begun` if there is anything that a resume keeps.
+
+    `has_groups` if row groups are finished.
+    """
 
     cells: Mapping[str, int]
     has_begun: bool
+    has_groups: bool
 
 
 def measure_progress(directory: Path, manifest: Manifest) -> Progress:
@@ -67,7 +71,8 @@ def measure_progress(directory: Path, manifest: Manifest) -> Progress:
             counts = key.purpose is not Purpose.CALLS and record is not None
         if counts and (record is None or key.purpose is Purpose.BUILD or key.revision == record.revision):
             cells[column] += count
-    return Progress(cells=cells, has_begun=bool(manifest.groups) or cells.total() > 0)
+    has_groups = bool(manifest.groups)
+    return Progress(cells=cells, has_begun=has_groups or cells.total() > 0, has_groups=has_groups)
 
 
 @attrs.frozen(kw_only=True)
@@ -185,6 +190,14 @@ def check_resumable(
         if not refused and (unchanged - set(old.columns) or (has_other_outputs and not is_reshaped)):
             # Code or data changed which columns exist.
             refused += _differences("outputs", list(old.columns), list(new.columns))
+        renews = bool(fresh or has_other_outputs or processed_again or names[0] != names[1])
+        if done.has_groups and (old.candidates is None) != (new.candidates is None):
+            refused.append("accept, unique and near_duplicates decide which rows count from the first row on")
+        elif done.has_groups and old.candidates is not None and renews:
+            refused.append(
+                "its row groups would be written anew; with accept, unique or near_duplicates a row that counts never "
+                "changes"
+            )
     if new.rows < old.rows:
         refused.append(f"the dataset has {old.rows} rows, {new.rows} were requested; a dataset can grow but not shrink")
     if refused or (outside and not accept_changes):
@@ -198,10 +211,9 @@ def check_resumable(
         raise ManifestError(
             f"the directory belongs to another build and cannot be resumed by this one:\n{lines}\n{hint}"
         )
-    found = old
-    if new.rows > old.rows:
-        layout = old.layout.grown(new.rows)
-        found = msgspec.structs.replace(found, rows=layout.rows, segments=layout.segments)
+    if (old.candidates is None) != (new.candidates is None):  # nothing is finished
+        old = msgspec.structs.replace(old, candidates=new.candidates, buffer_size=new.buffer_size, segments=())
+    found = _grown(old, new)
     if not is_changed:
         return found
     edition = old.edition + bool(fresh or has_other_outputs or processed_again or names[0] != names[1])
@@ -216,6 +228,18 @@ def check_resumable(
         added={name: edition if name in fresh else old.added.get(name, 0) for name in now.columns},
         late=tuple(dict.fromkeys(late)),
     )
+
+
+def _grown(old: Header, new: Header) -> Header:
+    """The header with the rows, and the candidates for them, of both."""
+    if old.candidates is None:
+        if new.rows <= old.rows:
+            return old
+        layout = old.layout.grown(new.rows)
+        return msgspec.structs.replace(old, rows=layout.rows, segments=layout.segments)
+    rows, candidates = max(old.rows, new.rows), max(old.candidates, new.candidates or 0)
+    layout = old.layout if candidates == old.candidates else old.layout.grown(candidates)
+    return msgspec.structs.replace(old, rows=rows, candidates=candidates, segments=layout.segments)
 
 
 def describe_existing(directory: Path, manifest: Manifest, new: Header) -> str:

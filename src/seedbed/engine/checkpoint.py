@@ -64,8 +64,8 @@ class FinishedGroup:
         return pl.DataFrame() if self.path is None else pl.read_parquet(self.path)
 
 
-async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
-    """Write a finished row group and free it."""
+async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup | None:
+    """Write a finished row group and free it; None where it is still to be decided which of its rows count."""
     rows, ledger, store = group.rows.finished(group.live_rows()), services.ledger, services.store
     path: Path | None = None
     frame: pl.DataFrame | None = None
@@ -85,11 +85,10 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     written = count - rows_before
     if store is not None and services.recorder is None:
         services.committed(written * len(services.plan.steps))
-    ledger.written += written
     ledger.resize(group.rows.resized, before=() if earlier is None else earlier.resized)
-    ledger.dropped.extend(group.rows.drops)
+    ledger.drop(group.rows.drops)
     if group.retry is not None:
-        ledger.dropped.extend(group.retry.drops)
+        ledger.drop(group.retry.drops)
         del services.history.retrying[group.index]
     if group.rows.skipped is not None:
         ledger.skipped.append(group.index)
@@ -100,7 +99,12 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup:
     services.history.group_done(group.index)
     if store is not None and ledger.usage:
         await write_usage(services, store.writer)
+    identities = group.rows.identities(group.live_rows())
     group.rows.buffer.free()
+    if services.decisions is not None:
+        await services.decisions.completed(group.index, count, identities, frame)
+        return None
+    ledger.written += written
     return FinishedGroup(
         row_group=group.index,
         source_rows=group.rows.source,
@@ -124,7 +128,7 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         earlier = group.renewal.record.revision
     order: list[int] | None = None
     if retry is not None and retry.rows.order is not None:
-        order, identities = retry.merged(identities)
+        order, identities = retry.merged(identities, appended=plan.acceptance is not None)
     elif retry is not None:
         # Post-batch processors returned the part, and have returned another for all rows of the group.
         height = rows.height if isinstance(rows, pl.DataFrame) else len(next(iter(rows.values()), ()))
@@ -208,6 +212,21 @@ async def write_usage(services: Services, writer: DatasetWriter) -> None:
         await services.store_thread(lambda: writer.write_usage(entries))
 
 
+def finished_group(
+    services: Services, index: int, rows: int, frame: pl.DataFrame | None, name: str | None
+) -> FinishedGroup:
+    """Rows of a row group of which it was decided that they count."""
+    store = services.store
+    return FinishedGroup(
+        row_group=index,
+        source_rows=services.plan.layout.group_rows(index),
+        rows=rows,
+        dropped=0,
+        path=None if store is None or name is None else store.writer.path / name,
+        frame=frame,
+    )
+
+
 async def finish(services: Services) -> None:
     """Everything is generated: one schema for all parts, then the processors over the whole dataset."""
     store, plan = services.store, services.plan
@@ -221,7 +240,8 @@ async def finish(services: Services) -> None:
             await _wind_up(services, lambda abandoned: writer.publish(frame, resized=resized, abandoned=abandoned))
             services.ledger.written = frame.height
             services.ledger.resize(resized)
-        dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, journal))
+        duplicates = [drop for decision in writer.decisions for _, drop in decision.rejected]
+        dropped = await services.store_thread(lambda: _dropped_rows(plan, writer.groups, duplicates, journal))
         replaced = (
             {index: group.revision for index, group in writer.dataset_groups.items()} if writer.is_revising else {}
         )
@@ -244,7 +264,8 @@ async def finish(services: Services) -> None:
                 for index, revision in replaced.items():
                     if index not in now or now[index].revision != revision:
                         journal.free(Key(group=index, revision=revision, purpose=Purpose.DROPPED))
-                journal.finish()
+                # Where there are enough rows, row groups that were begun are finished when the dataset grows.
+                journal.finish(left=plan.acceptance is not None)
 
             await _wind_up(services, end)
     except OSError as error:
@@ -264,8 +285,13 @@ def _check_revision(services: Services) -> None:
         )
 
 
-def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journal | None) -> dict[str, list[Any]]:
-    """All dropped rows, with their finished cells, which only the journal stores."""
+def _dropped_rows(
+    plan: BuildPlan, groups: Iterable[GroupRecord], duplicates: Iterable[Drop], journal: Journal | None
+) -> dict[str, list[Any]]:
+    """All dropped and rejected rows, with their finished cells, which only the journal stores.
+
+    Those of duplicates are in the parts of their row groups.
+    """
     outputs = plan.graph.outputs
     steps = {step.name: step for step in plan.steps}
     drops: list[Drop] = []
@@ -286,6 +312,8 @@ def _dropped_rows(plan: BuildPlan, groups: Iterable[GroupRecord], journal: Journ
         in_order = sorted(group.drops, key=lambda drop: (drop.row, drop.copy))
         drops += in_order
         cells += [known.get((drop.row, drop.copy), {}) for drop in in_order]
+    drops += duplicates
+    cells += [{} for _ in drops[len(cells) :]]
     found = dropped_columns(drops)
     return {**{name: [each.get(name) for each in cells] for name in outputs}, **found} if drops else {}
 

@@ -14,6 +14,7 @@ import trio
 from ..errors import StoreError
 from ..graph import GROUP, Kind
 from ..observe import events
+from ..observe.report import REJECTED
 from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
 from ..store.values import python_values
@@ -50,7 +51,9 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
         if found is None:
             for instance in services.shared.instances.values():
                 instance.turnstile.leave(turn)
-            scheduler.passed_over()
+            if services.decisions is not None:
+                await services.decisions.passed_over(index)
+            scheduler.passed_over(index)
             return None
         earlier, entries = found
     elif recorder is not None and index in history.recorded:
@@ -59,6 +62,11 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
     services.groups[index] = group
     services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
     state.begin()
+    if group.retry is not None:
+        rejected = {(drop.row, drop.copy) for drop in group.retry.drops if drop.kind == REJECTED}
+        for row in range(group.rows.count):
+            if group.rows.identity(row) in rejected:
+                state.restore_rejected(row)
     if group.renewal is not None:
         _restore_drops(services, group, state, group.renewal)
         entries = [*group.renewal.cells, *group.renewal.dropped_cells, *entries]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ..columns.base import Call
     from ..graph import Node
+    from ..recipe.acceptance import Acceptance
     from ..store.manifest import GroupRecord, Redo
     from .redo import RedoRequest
     from .source import Source
@@ -93,8 +94,21 @@ class BuildPlan:
         return redo is not None and redo.where is None and self.header.added.get(column, 0) > record.edition
 
     @property
+    def acceptance(self) -> Acceptance | None:
+        """Which candidates become rows; None if all of them do."""
+        return self.source.acceptance
+
+    @property
+    def deciding(self) -> tuple[int, ...]:
+        """The nodes that decide whether a candidate is accepted."""
+        predicate = None if self.acceptance is None else self.acceptance.predicate
+        return () if predicate is None else tuple({self.graph.node(name).index: None for name in predicate.requires})
+
+    @property
     def finished_rows(self) -> int:
         """The number of rows that earlier runs wrote or dropped and that this run does not retry."""
+        if self.done is not None and self.acceptance is not None:
+            return min(self.rows, self.done.kept_rows)
         groups = [*self.done.groups.values()] if self.done is not None else []
         groups = [group for group in groups if group.edition == self.header.edition]  # others are written anew
         retried = sum(drop.kind in ("failed", "skipped") for group in groups for drop in group.drops)
@@ -182,10 +196,15 @@ def plan_build(
         raise ConfigError("redo applies to a finished dataset: pass out and resume=True with it")
     columns, processors, limits = source.columns, source.processors, source.limits
     problems = _check(columns, processors, limits) or [*filter(None, (_too_few_rows(each, rows) for each in columns))]
+    accepts = source.acceptance
+    if not problems and accepts is not None and rows > accepts.rules.candidates(rows):
+        limit = accepts.rules.max_candidates
+        problems = [f"max_candidates={limit} is less than the {rows:,} rows that were requested"]
     if problems:
         raise DatasetGenerationError(problems)
     check_main_guard(starts_processes=any(column.process for column in columns))
-    graph = build_graph(columns)
+    predicate = None if accepts is None else accepts.predicate
+    graph = build_graph(columns, accept=() if predicate is None else predicate.requires)
     declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
     done = read_manifest(out).working if out is not None and resume and is_dataset(out) else None
     if out is not None and done is None:
@@ -198,7 +217,7 @@ def plan_build(
         raise OutputDirectoryError(describe_existing(out, read_manifest(out), own))
     positions = {node: position for position, node in enumerate(graph.order)}
     pairs = zip(columns, graph.nodes, strict=True)
-    steps = tuple(_step(column, node, positions[node.index], config) for column, node in pairs)
+    steps = tuple(_step(column, node, graph, positions[node.index], config) for column, node in pairs)
     revision = None if done is None else done.redo
     if done is not None and out is not None and redo is not None and revision is None:
         header, revision = begin_revision(
@@ -240,13 +259,15 @@ def _new_header(
     """The header of a new dataset; only what is `stored` has a fingerprint, because files are read for it."""
     retyped = declared.keys() if source.retyped is None else source.retyped
     written = [(name, arrow) for name, arrow in declared.items() if name not in retyped]
+    candidates = None if source.acceptance is None else _candidates(source, rows)
     fingerprint: Mapping[str, Any] = {}
     if stored:
         make = source.fingerprint or functools.partial(columns_fingerprint, source.columns, source.processors)
         fingerprint = make()
     return Header(
         rows=rows,
-        buffer_size=source.config.buffer_size,
+        buffer_size=source.config.buffer_size if candidates is None else _group_size(rows, source.config.buffer_size),
+        candidates=candidates,
         columns=graph.outputs,
         declared=pa.schema(written),
         fingerprint=dict(fingerprint),
@@ -255,6 +276,25 @@ def _new_header(
         created=time.time(),
         version=version("seedbed"),
     )
+
+
+def _candidates(source: Source, rows: int) -> int:
+    """How many candidates there may be: no more than a generator from scratch has rows."""
+    assert source.acceptance is not None
+    available = [
+        getattr(each.generator, "available", None) for each in source.columns if each.kind is Kind.FROM_SCRATCH
+    ]
+    return min([source.acceptance.rules.candidates(rows), *(each for each in available if isinstance(each, int))])
+
+
+# The number of row groups that the requested rows make up, so that the last one is a small part of a run.
+_ACCEPTED_GROUPS = 20
+_SMALLEST_GROUP = 16
+
+
+def _group_size(rows: int, buffer_size: int) -> int:
+    """The rows of a row group where not every row counts: it is fixed when the dataset begins."""
+    return min(buffer_size, max(_SMALLEST_GROUP, rows // _ACCEPTED_GROUPS))
 
 
 def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: Mapping[str, KeyLimits]) -> list[str]:
@@ -344,7 +384,7 @@ def _check_process(column: Column, call: Call) -> list[str]:
     return problems
 
 
-def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
+def _step(column: Column, node: Node, graph: Graph, position: int, config: RunConfig) -> Step:
     call = column.call
     assert call is not None  # `_check` reported a column without one
     lane: Hashable
@@ -367,7 +407,10 @@ def _step(column: Column, node: Node, position: int, config: RunConfig) -> Step:
         outputs=node.outputs,
         column=column,
         instance=column.generator if column.is_stateful else None,
-        skipped_with=node.upstream if column.skip_policy == "skip" else (),
+        # Not `node.upstream`: that has what decides whether the row is accepted, too.
+        skipped_with=tuple({graph.node(name).index: None for name in column.requires})
+        if column.skip_policy == "skip"
+        else (),
     )
 
 

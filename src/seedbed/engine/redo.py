@@ -74,6 +74,11 @@ def begin_revision(
             f"(seedbed resume {name}), or build a new one that takes over what has not changed (seedbed run … "
             f"--reuse {name})"
         )
+    if done.header.candidates is not None or new.candidates is not None:
+        raise ConfigError(
+            f"the dataset in {str(out)!r} cannot be redone: with accept, unique or near_duplicates a row that counts "
+            "never changes; build a new dataset"
+        )
     header, redo = plan_revision(done.header, new, request, **recipe)
     if redo.where is not None and not any(rows for _, rows in selected_in(out, done, redo.where)):
         raise ConfigError(f"where: no row of {str(out)!r} is selected by {redo.where!r}")

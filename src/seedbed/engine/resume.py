@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..observe.report import Drop, Ledger, Resized
     from ..store.entries import Entry
     from ..store.manifest import GroupRecord, Manifest
+    from .admission import AcceptedAdmission
     from .budget import Budget
     from .plan import BuildPlan
     from .row_group import RowGroup
@@ -59,6 +60,7 @@ class History:
 
     def __init__(self, plan: BuildPlan, store: Store | None, ledger: Ledger, budget: Budget) -> None:
         self._plan = plan
+        self._store = store
         # Row groups that are done: all below the first number, and these.
         self._done_below = 0
         self._done_above: set[int] = set()
@@ -90,14 +92,19 @@ class History:
                 self._written.add(index)
                 continue
             self.group_done(index)
-            ledger.written += group.rows
+            if self._plan.acceptance is None:
+                ledger.written += group.rows
             ledger.resize(group.resized)
             if group.skipped is not None:
                 ledger.skipped.append(index)
             if retry and any(drop.kind == "failed" for drop in group.drops):
                 self.retrying[index] = group
             else:
-                ledger.dropped.extend(group.drops)
+                ledger.drop(group.drops)
+        if self._plan.acceptance is not None:
+            ledger.written = ledger.placed = sum(placed.part.rows for placed in manifest.placed.values())
+        for decision in manifest.decisions:
+            ledger.drop([drop for _, drop in decision.rejected])
         # The journal is usually ahead of the manifest, which was written at the last checkpoint.
         ledger.take_over((*manifest.usage, *recovered.usage))
         for (column, _), usage in ledger.usage.items():
@@ -134,6 +141,23 @@ class History:
         while self._done_below in self._done_above:
             self._done_above.remove(self._done_below)
             self._done_below += 1
+
+    def resume_admission(self, admission: AcceptedAdmission) -> None:
+        """Continue where earlier runs stopped to decide which rows count."""
+        manifest = None if self._store is None else self._store.manifest
+        if manifest is None:
+            return
+        reached = 1 + max((decision.group for decision in manifest.decisions), default=-1)
+        decided: dict[int, int] = {}
+        for decision in manifest.decisions:
+            decided[decision.group] = max(decision.stop, decided.get(decision.group, 0))
+        # A part that was damaged is gone, but its rows are in the dataset.
+        complete = [
+            (index, max(group.rows, decided.get(index, 0)), decided.get(index, 0))
+            for index, group in manifest.groups.items()
+            if group.skipped is None or self.is_done(index)
+        ]
+        admission.resume(complete, reached=reached, kept=manifest.kept_rows)
 
     def unfinished(self) -> list[range]:
         """The source rows of all row groups that are not done, as few ranges as possible."""
@@ -265,10 +289,15 @@ class RetriedRows:
     rows: DroppedRows
     drops: tuple[Drop, ...]
 
-    def merged(self, added: Sequence[Identity]) -> tuple[list[int], list[Identity]]:
-        """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are."""
+    def merged(self, added: Sequence[Identity], *, appended: bool) -> tuple[list[int], list[Identity]]:
+        """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are.
+
+        If they are `appended`, rows that are decided keep their positions.
+        """
         assert self.rows.order is not None
         both = [*self.rows.order, *added]
+        if appended:
+            return list(range(len(both))), both
         order = sorted(range(len(both)), key=both.__getitem__)
         return order, [both[at] for at in order]
 

@@ -56,6 +56,8 @@ class Rows(Protocol):
     def skips(self, step: Step, row: int) -> bool: ...
     def write_cell(self, step: Step, row: int, value: Any) -> None: ...
     def write_value(self, name: str, row: int, value: Any) -> None: ...
+    def accepts(self, row: int) -> bool: ...
+    def reject(self, row: int) -> Drop: ...
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop: ...
     def skip(self, reason: str) -> str: ...
     def row(self, row: int) -> tuple[int, dict[str, Any]]: ...
@@ -96,6 +98,7 @@ class Shared:
     now: Callable[[], float]
     unkeyed: UnkeyedSteps
     late: frozenset[int] = frozenset()  # nodes of columns from scratch that pre-batch processors do not see
+    accept: Sequence[int] = ()  # the nodes that decide whether a row is accepted, if that is to be decided
     touched: set[RowGroup] = attrs.field(factory=set)  # row groups that the scheduler has to look at
     instances: Mapping[int, Instance] = attrs.field(init=False)  # stateful generators, by identity
     always: frozenset[int] = attrs.field(init=False)  # nodes that run also for dropped rows
@@ -147,6 +150,11 @@ class RowGroup:
         # Calls of stateful generators, in order: the step, its row, and the rows that a whole column was for.
         self.calls: list[tuple[Step, int, Sequence[int]]] = []
         self._has_failures = False  # attempts failed in this run
+        # Rows of which was decided whether they are accepted, and those that are and have not failed since.
+        self._judged = bytearray(rows.count)
+        self._is_accepted = bytearray(rows.count)
+        self.accepted = 0
+        self.is_abandoned = False  # its rows are not needed
         # What the pre-batch processors removed and added, None until they have run.
         self.resized: Resized | None = None if barrier else rows.resized
 
@@ -227,6 +235,8 @@ class RowGroup:
             if task is not None:
                 self._done(task)
             self._settle(step.node, row)
+        if step.node in self._shared.accept:
+            ready += self._judge(rows)
         self._make_ready(ready)
 
     def restore_dropped(self, step: Step | None, row: int, drop: Drop) -> None:
@@ -237,6 +247,7 @@ class RowGroup:
         else:
             _, ready = self.frontier.fail(step.node, row)
         self.rows.drops.append(drop)
+        self._forget_accepted(row)
         self._cancel_dropped(row, drop)
         self._advance_gates()
         self._make_ready(ready)
@@ -264,10 +275,83 @@ class RowGroup:
         rows = [row] if row != GROUP else self.frontier.missing_rows(step.node) if value is None else value[0]
         self.calls.append((step, row, rows))
 
+    # Which rows are accepted.
+
+    @property
+    def undecided(self) -> int:
+        """How many rows may still be accepted."""
+        return self.frontier.live - self.accepted
+
+    def abandon(self) -> None:
+        """No row of it is needed: cancel what runs and start nothing more. What it has remains in the journal."""
+        if self.is_abandoned or self.phase is Phase.CLOSING:
+            return
+        self.is_abandoned = True
+        self.close()  # before a stateful generator passes on to the next row
+        for row in list(self._alive):
+            self._cancel_tasks(row, "enough rows are accepted", always=True)
+        self._shared.touched.add(self)
+
+    def restore_rejected(self, row: int) -> None:
+        """An earlier run rejected a row of those that are retried now."""
+        self._judged[row] = 1
+        ready = self.frontier.reject(row)
+        self._cancel_tasks(row, "the row was not accepted")
+        self._advance_gates()
+        self._make_ready(ready)
+
+    def _judge(self, rows: Iterable[int]) -> list[tuple[int, int]]:
+        """Reject rows that are not accepted, of those for which that can be decided now.
+
+        Returns tasks that became ready. A row that failed is decided too: its stateful cells depend on it.
+        """
+        ready: list[tuple[int, int]] = []
+        frontier, has_rejected = self.frontier, False
+        if frontier.barrier:
+            return ready
+        for row in rows:
+            if self._judged[row] or not all(frontier.is_done(node, row) for node in self._shared.accept):
+                continue
+            self._judged[row] = 1
+            was_dropped = frontier.dropped[row]
+            problem: str | None = None
+            try:
+                if self.rows.accepts(row):
+                    if not was_dropped:
+                        self._is_accepted[row] = 1
+                        self.accepted += 1
+                    continue
+            except Exception as error:  # noqa: BLE001  the rule reads values that generators returned
+                problem = error_text(error)
+            ready += frontier.reject(row)
+            has_rejected = True
+            if was_dropped:
+                continue
+            if problem is None:
+                self._reject(row)
+            else:
+                self._drop(row, Task(self._shared.steps[self._shared.accept[0]], self.index, row), problem)
+        if has_rejected:
+            self._advance_gates()
+        return ready
+
+    def _reject(self, row: int) -> None:
+        drop = self.rows.reject(row)
+        for spent in self._spent.pop(row, ()):
+            self._shared.ledger.waste(*spent)
+        self._cancel_tasks(row, f"row {drop.row} was not accepted")
+        if not self.frontier.live:
+            self._cancel_tasks(GROUP, "every row of the group was dropped")
+        notify = self._shared.notify
+        values = self.rows.row(row)[1] if notify.events.wants_rows else {}
+        notify.emit(events.RowRejected, row_group=self.index, row=drop.row, by=drop.column, values=values)
+
     # Questions of the scheduler and of attempts.
 
     def is_wanted(self, task: Task) -> bool:
-        """False if the task's row was dropped, so that its result is not needed."""
+        """False if the task's row was dropped, or no row of the group is needed, so that its result is not needed."""
+        if self.is_abandoned:
+            return False
         if task.step.node >= 0 and self.frontier.runs_always(task.step.node):
             return True
         return self.frontier.live > 0 if task.row == GROUP else not self.frontier.dropped[task.row]
@@ -366,6 +450,8 @@ class RowGroup:
             if work is not None and not self.frontier.dropped[row]:
                 self._spent.setdefault(row, []).append((step.name, *work))
             ready = self.frontier.complete_cell(step.node, row)
+        if step.node in self._shared.accept:
+            ready = [*ready, *self._judge((row,) if row != GROUP else range(self.frontier.rows))]
         self._settle(step.node, row)
         if ready:
             self._make_ready(ready)
@@ -456,6 +542,7 @@ class RowGroup:
 
     def _drop(self, row: int, failed: Task, error: str) -> None:
         """Record a dropped row and cancel its tasks, and with the last row those of the whole group."""
+        self._forget_accepted(row)
         drop = self.rows.drop(row, failed.step, failed.attempt, error)
         for spent in self._spent.pop(row, ()):
             self._shared.ledger.waste(*spent)
@@ -471,15 +558,21 @@ class RowGroup:
             error=drop.error,
         )
 
+    def _forget_accepted(self, row: int) -> None:
+        """A row failed: it does not count, even if it was accepted."""
+        self.accepted -= self._is_accepted[row]
+        self._is_accepted[row] = 0
+
     def _cancel_dropped(self, row: int, drop: Drop) -> None:
         self._cancel_tasks(row, f"row {drop.row} was dropped: {drop.reason}")
         if not self.frontier.live:
             self._cancel_tasks(GROUP, "every row of the group was dropped")
 
-    def _cancel_tasks(self, row: int, reason: str) -> None:
-        """Cancel every task of a row, or of the whole group, except those that run for dropped rows too."""
+    def _cancel_tasks(self, row: int, reason: str, *, always: bool = False) -> None:
+        """Cancel every task of a row, or of the whole group; those that run for dropped rows too only if `always`."""
         for task in list(self._alive.get(row, ())):
-            if self.frontier.runs_always(task.step.node):
+            node = task.step.node
+            if not always and node >= 0 and self.frontier.runs_always(node):
                 continue
             if task.state is State.RUNNING:
                 self.cancelled.append((task, reason))  # it is discarded when its attempt has ended
@@ -523,10 +616,12 @@ class RowGroup:
         while pending:
             node, row = pending.popleft()
             step = self._shared.steps[node]
+            if self.is_abandoned:
+                return
             # Its rows may have been dropped since by a skip rule that raised.
             if row == GROUP and not self.frontier.missing_rows(node):
                 continue
-            if row != GROUP and self.frontier.dropped[row] and not self.frontier.runs_always(node):
+            if row != GROUP and self.frontier.dropped[row] and not self.frontier.runs_for_dropped(node, row):
                 continue
             if row != GROUP and step.has_skip_rule:
                 more = self._skip_cell(step, row)
@@ -551,6 +646,8 @@ class RowGroup:
                 self._drop(each, Task(step, self.index, row), f"skip_when: {error_text(error)}")
         else:
             ready = self.frontier.complete_cell(step.node, row)
+            if step.node in self._shared.accept:
+                ready = [*ready, *self._judge((row,))]
         self._advance_gates()
         return ready
 
@@ -566,7 +663,7 @@ class RowGroup:
 
     def turn_over(self, *, stopping: bool) -> None:
         """After a batch of outcomes: pass the barrier, start a salvage round or move on to the next phase."""
-        if self.phase is Phase.CLOSING:
+        if self.phase is Phase.CLOSING or self.is_abandoned:
             return
         if self.frontier.barrier and not self._processors and self.rows.skipped is None:
             if not self.frontier.live:
@@ -632,7 +729,10 @@ class RowGroup:
 
     def _continue_with(self, before: int, after: int) -> None:
         self.resized = self.rows.resized
+        self._judged, self._is_accepted, self.accepted = bytearray(after), bytearray(after), 0
         ready = self.frontier.rebuild(after)
+        if self._shared.accept:
+            ready += self._judge(range(after))
         self._shared.notify.emit(events.RowsRebuilt, row_group=self.index, before=before, after=after)
         self._advance_gates()
         self._make_ready(ready)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from ..graph import Stage
-from ..observe.report import Drop
+from ..observe.report import REJECTED, Drop
 from ..store.entries import Rebuilt
 from ..store.schema import arrow_table
 from ..store.values import Buffer, make_frame
@@ -102,6 +102,25 @@ class Rows:
         """The positions of its rows among the source rows; None if it has all of these."""
         return None if self._identities is None else [row - self.source.start for row, _ in self._identities]
 
+    def accepts(self, row: int) -> bool:
+        """True if a row is accepted; may raise."""
+        acceptance = self._plan.acceptance
+        assert acceptance is not None
+        assert acceptance.predicate is not None
+        predicate = acceptance.predicate
+        return predicate.decide({name: self.buffer.values(name)[row] for name in predicate.requires})
+
+    def reject(self, row: int) -> Drop:
+        """Record that a row was not accepted."""
+        acceptance = self._plan.acceptance
+        assert acceptance is not None
+        assert acceptance.predicate is not None
+        source, copy = self.identity(row)
+        name = acceptance.predicate.name
+        drop = Drop(row=source, copy=copy, kind=REJECTED, column=name, attempts=1, error="not accepted")
+        self.drops.append(drop)
+        return drop
+
     def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop:
         """Record that a row failed."""
         drop = self.dropped(row, step.name, attempts, error)
@@ -117,7 +136,7 @@ class Rows:
         """Drop every row because a pre-batch processor failed; returns the drop reason as reports group it."""
         self.skipped = reason
         self.resized = ()
-        self.drops = [drop for drop in self.drops if drop.kind == "failed"]
+        self.drops = [drop for drop in self.drops if drop.kind != "skipped"]
         gone = {(drop.row, drop.copy) for drop in self.drops}
         self.drops += [
             Drop(row=row, kind="skipped", column=PRE_BATCH_COLUMN, attempts=1, error=reason)

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ..errors import BuildError, BuildStopped, DeadlineExceeded, StoreError
+from ..errors import BudgetExceeded, BuildError, BuildStopped, CandidatesExhausted, DeadlineExceeded, StoreError
 from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
 from ..runtime.tasks import Timers, leaves
 from ..runtime.threads import open_processes
 from ..runtime.throttle import KeyLimits, ThrottleManager
-from .admission import Admission
+from .admission import AcceptedAdmission, Admission
 from .budget import Budget
-from .checkpoint import checkpoint, finish, write_usage
+from .checkpoint import checkpoint, finish, finished_group, write_usage
+from .decisions import Decisions
 from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
 from .opening import open_group
 from .resume import History
@@ -37,6 +38,8 @@ from .worker import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import polars as pl
 
     from ..observe.report import BuildReport, Usage
     from ..runtime.threads import Processes
@@ -92,6 +95,7 @@ async def run_build(
             models=plan.source.model_names,
             sampled=frozenset(step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH),
             finished_rows=plan.finished_rows,
+            candidates=None if run.services.decisions is None else run.services.decisions.admission.complete_candidates,
         )
         for message in run.ledger.damage:
             notify.emit(events.DamageFound, message=message)
@@ -169,10 +173,24 @@ class Run:
             now=now,
             late=frozenset(step.node for step in plan.steps if step.name in plan.header.late),
             unkeyed=UnkeyedSteps(config, rng, now, lambda key: throttles.get(key).mean_latency, self.stop),
+            accept=plan.deciding,
         )
+        admission: Admission = Admission(plan.layout.count, history.is_open, config.admitted_at_once)
+        accepted: AcceptedAdmission | None = None
+        if plan.acceptance is not None:
+            layout = plan.layout
+            admission = accepted = AcceptedAdmission(
+                layout.count,
+                history.is_open,
+                # Small row groups, but as many rows at once as there would be of large ones.
+                config.admitted_at_once * max(1, plan.source.config.buffer_size // layout.size),
+                wanted=plan.rows,
+                size=lambda index: len(layout.group_rows(index)),
+            )
+            history.resume_admission(accepted)
         self.scheduler = Scheduler(
             shared,
-            admission=Admission(plan.layout.count, history.is_open, limit=config.admitted_at_once),
+            admission=admission,
             throttle=self._throttle,
             processes=processes.count,
         )
@@ -188,6 +206,17 @@ class Run:
             now=now,
             wake=self._wake,
         )
+        if plan.acceptance is not None and accepted is not None:
+            self.services.decisions = Decisions(
+                accepted,
+                rules=plan.acceptance.rules,
+                layout=plan.layout,
+                writer=None if store is None else store.writer,
+                in_thread=self.services.store_thread,
+                ledger=ledger,
+                notices=notify,
+                deliver=self._deliver_decided,
+            )
         if store is not None and store.journal is not None:
             self.services.recorder = Recorder(
                 store.journal,
@@ -227,13 +256,21 @@ class Run:
 
     def report(self) -> BuildReport:
         """The report of the run so far."""
+        candidates, surplus, unfinished = None, 0, self.history.unfinished()
+        if (decisions := self.services.decisions) is not None:
+            candidates, surplus, unfinished = decisions.counts(self.history.recorded)
         return self.ledger.report(
             rows=self.plan.rows,
-            unfinished=self.history.unfinished(),
+            candidates=candidates,
+            surplus=surplus,
+            unfinished=unfinished,
             untried=[drop for record in self.history.retrying.values() for drop in record.drops],
             throttles=self.throttles.statistics(),
             seconds=self._now() - self.started,
         )
+
+    def _deliver_decided(self, index: int, rows: int, frame: pl.DataFrame | None, name: str | None) -> None:
+        self._deliver(finished_group(self.services, index, rows, frame, name))
 
     def _reader_failed(self, event: events.Event, error: Exception) -> None:
         kind = type(event).__name__
@@ -251,12 +288,16 @@ class Run:
         with trio.CancelScope(deadline=deadline) as self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.timers.run)
+                if self.services.decisions is not None:  # an earlier run may have stopped between two of them
+                    await self.services.decisions.advance()
                 try:
                     async with trio.open_nursery() as groups:
                         await self._drive(groups)
                 finally:
                     self._drain()
-                if self.stopping is None:
+                exhausted = self._exhausted()
+                if self.stopping is None or exhausted is not None:
+                    self.ledger.exhausted = exhausted
                     await finish(self.services)
                     # A stop that came in the meantime was too late.
                     finished = True
@@ -265,6 +306,26 @@ class Run:
             raise DeadlineExceeded(f"the build did not finish within deadline={config.deadline:g} s")
         if self.stopping is not None and not finished:
             raise self.stopping
+
+    def _exhausted(self) -> str | None:
+        """Why there are fewer rows than were requested, where that is no error.
+
+        Raises `CandidatesExhausted` where it is one: the directory can be resumed with more candidates.
+        """
+        decisions, stopping = self.services.decisions, self.stopping
+        if decisions is None or decisions.admission.enough:
+            return None
+        is_partial = decisions.rules.on_exhausted == "partial"
+        if stopping is not None:
+            return str(stopping) if is_partial and isinstance(stopping, BudgetExceeded) else None
+        accepted, candidates = decisions.admission.kept, decisions.admission.candidates
+        reason = f"{candidates:,} candidates gave {accepted:,} of {self.plan.rows:,} rows"
+        if is_partial:
+            return reason
+        raise CandidatesExhausted(
+            f"{reason}; to go on, resume with a larger max_candidates, "
+            "or set on_exhausted to 'partial' to finish the dataset with these rows"
+        )
 
     async def _drive(self, nursery: trio.Nursery) -> None:
         scheduler = self.scheduler
@@ -372,7 +433,9 @@ class Run:
                     if group is not None:
                         await group.closing.wait()
                         if group.is_complete:
-                            self._deliver(await checkpoint(self.services, group))
+                            finished = await checkpoint(self.services, group)
+                            if finished is not None:
+                                self._deliver(finished)
                 except BaseException as error:
                     self.scheduler.die()
                     if isinstance(error, Exception):

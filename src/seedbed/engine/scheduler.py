@@ -141,20 +141,21 @@ class Scheduler:
     def admitted(self, group: RowGroup) -> None:
         """An `Admit` was performed: the row group is open and has taken in what earlier runs recorded of it."""
         self._admitting = False
+        self.admission.opened(group.index, group)
         self.groups[group.index] = group
         self._touched.add(group)
 
-    def passed_over(self) -> None:
+    def passed_over(self, index: int) -> None:
         """An `Admit` was performed and the row group needs nothing more."""
         self._admitting = False
-        self.admission.left()
+        self.admission.left(index)
 
     def closed(self, index: int) -> None:
         """A row group was checkpointed, left unfinished or ended by an exception; its tasks will not run."""
         group = self.groups.pop(index, None)
         if group is None:
             return
-        self.admission.left()
+        self.admission.left(index)
         group.close()
         self._touched.discard(group)
         self._lanes.discard(index)
@@ -284,6 +285,10 @@ class Scheduler:
         self._return_parked(now)
         if (stuck := self._abandoned.stuck(now)) is not None:
             self.stop(stuck)
+        if self.admission.enough:
+            for group in self.groups.values():
+                if not self.admission.finishes(group.index):
+                    group.abandon()
         more = self._turn_over_groups()
         self._admit()
         if not self._dead:
@@ -368,7 +373,8 @@ class Scheduler:
 
     def _next_phase(self, group: RowGroup) -> None:
         is_complete = group.phase is Phase.COMPLETE
-        has_ended = self.stopping is not None and not group.in_flight and group.phase is not Phase.CLOSING
+        is_ending = self.stopping is not None or group.is_abandoned
+        has_ended = is_ending and not group.in_flight and group.phase is not Phase.CLOSING
         if is_complete or has_ended:
             group.phase = Phase.CLOSING
             self._actions.append(Close(group.index, is_complete))

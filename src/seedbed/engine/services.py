@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..runtime.threads import Processes
     from ..runtime.throttle import Permit
     from ..store.entries import Key, UsageEntries
+    from .decisions import Decisions
     from .plan import BuildPlan
     from .resume import History, RenewedRows, RetriedRows
     from .row_group import RowGroup, Shared
@@ -78,6 +79,7 @@ class Services:
     history: History
     store: Store | None
     recorder: Recorder | None = None
+    decisions: Decisions | None = None  # where not every row counts
     ledger: Ledger
     notify: Notices
     now: Callable[[], float]

@@ -17,6 +17,7 @@ from ..errors import ManifestError, StoreError
 from ..graph import Stage
 from ..models import open_http, open_models
 from ..models.mcp import open_servers
+from ..recipe.acceptance import make_acceptance
 from ..recipe.file import load_recipe as load_file
 from ..recipe.recipe import Recipe
 from ..runtime.throttle import KeyLimits
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ..models.http import HttpClient
     from ..models.mcp import Address, OpenServer
     from ..observe.report import Usage
+    from ..recipe.acceptance import Acceptance
 
 RECIPE_NAME = f"{PRIVATE}/recipe.yaml"
 DOMAINS = ("chat", "embedding", "image")
@@ -69,6 +71,8 @@ class Source:
     # Calls each model once, as `check_models` says; its resources must be open.
     check_models: Callable[[], Awaitable[list[tuple[str, Usage]]]] | None = None
     recipe: Recipe | None = None
+    # Which candidates become rows; None if all of them do.
+    acceptance: Acceptance | None = None
 
 
 def load_recipe(
@@ -204,6 +208,7 @@ def make_source(
         model_names=_model_names(recipe.models),
         check_models=partial(check_models, used, clients, called),
         recipe=recipe,
+        acceptance=make_acceptance(recipe, [name for each in columns for name in (*each.outputs, *each.side_effects)]),
     )
 
 

@@ -88,6 +88,7 @@ class Node:
     outputs: tuple[str, ...]  # the columns that it fills, then its side effects
     upstream: tuple[int, ...]
     downstream: tuple[int, ...]
+    is_gated: bool = False  # it runs for accepted rows only: what decides that is upstream of it
     repaired_by: str | None = None  # the column whose verdict on each value makes this one repair it
 
 
@@ -168,14 +169,31 @@ class Graph:
         return "\n".join(lines) + "\n"
 
 
-def build_graph(columns: Iterable[ColumnLike]) -> Graph:
-    """Build the graph, or raise one `DatasetGenerationError` that names every problem."""
+def build_graph(columns: Iterable[ColumnLike], *, accept: Sequence[str] = ()) -> Graph:
+    """Build the graph, or raise one `DatasetGenerationError` that names every problem.
+
+    `accept` are the columns that decide whether a row is accepted: all others that are not generated from scratch, and
+    that these do not need, come after them.
+    """
     columns = list(columns)
     problems = check_columns(columns)
     if problems:
         raise DatasetGenerationError(problems)
     producers = _producers(columns)
     upstream = [tuple(dict.fromkeys(producers[name] for name in column.requires)) for column in columns]
+    deciding = dict.fromkeys(producers[name] for name in accept)
+    first = set(deciding)
+    for index in reversed(topological_order(upstream)):
+        if index in first:
+            first.update(upstream[index])
+    gated = [
+        bool(deciding) and index not in first and column.kind is not Kind.FROM_SCRATCH
+        for index, column in enumerate(columns)
+    ]
+    upstream = [
+        tuple(dict.fromkeys((*ups, *deciding))) if is_gated else ups
+        for ups, is_gated in zip(upstream, gated, strict=True)
+    ]
     downstream: list[list[int]] = [[] for _ in columns]
     for index, ups in enumerate(upstream):
         for up in ups:
@@ -189,6 +207,7 @@ def build_graph(columns: Iterable[ColumnLike]) -> Graph:
             outputs=_all_outputs(column),
             upstream=upstream[index],
             downstream=tuple(downstream[index]),
+            is_gated=gated[index],
             repaired_by=column.repaired_by,
         )
         for index, column in enumerate(columns)

@@ -120,6 +120,10 @@ class Frontier:
         """True if a cell of a node that always runs can never be done: it, or one that it needs, failed for good."""
         return bool(self._dead[node][row])
 
+    def runs_for_dropped(self, node: int, row: int) -> bool:
+        """True if a node runs for a dropped row: it always runs, and its cell can still be done."""
+        return bool(self._always[node]) and not self._dead[node][row]
+
     def is_done(self, node: int, row: int) -> bool:
         return bool(self._done[node][row])
 
@@ -207,6 +211,14 @@ class Frontier:
             if not self._always[node.index]:
                 self._take_off(node.index, row, ready)
         return ready
+
+    def reject(self, row: int) -> list[Ready]:
+        """Drop a row that was not accepted: no gated node runs for it, not even one that runs for dropped rows."""
+        ready: list[Ready] = []
+        for node in self._graph.nodes:
+            if node.is_gated:
+                self._kill(node.index, row, ready)
+        return ready + self.drop_row(row)
 
     def _take_off(self, index: int, row: int, ready: list[Ready]) -> None:
         """A node no longer runs for a row."""

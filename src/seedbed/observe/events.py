@@ -28,7 +28,8 @@ class BuildStarted(Event, frozen=True, kw_only=True):
     """The run begins. `keys` has the throttle key of each column, `limits` the highest concurrency of each key.
 
     `models` has the aliases of the models that share a key, as one text; `sampled` are the columns from scratch.
-    `finished_rows` were written or dropped by earlier runs of the dataset.
+    `finished_rows` were written or dropped by earlier runs of the dataset. Where not every row counts, `candidates` is
+    how many of them earlier runs finished, else None.
     """
 
     rows: int
@@ -39,6 +40,7 @@ class BuildStarted(Event, frozen=True, kw_only=True):
     models: Mapping[str, str] = {}
     sampled: frozenset[str] = frozenset()
     finished_rows: int = 0
+    candidates: int | None = None
 
 
 class RowGroupAdmitted(Event, frozen=True, kw_only=True):
@@ -106,6 +108,28 @@ class RowDropped(Event, frozen=True, kw_only=True):
     attempts: int
     error: str
     values: Mapping[str, object] = {}
+
+
+class RowRejected(Event, frozen=True, kw_only=True):
+    """A candidate was not accepted. `row` is its number; `values` so far are given if a reader has `wants_rows`."""
+
+    row_group: int
+    row: int
+    by: str
+    values: Mapping[str, object] = {}
+
+
+class RowsDecided(Event, frozen=True, kw_only=True):
+    """More row groups of the decided prefix: where not every row counts.
+
+    `accepted` rows count so far, requested or not. `candidates` were started; so many are `predicted` in all. `rate` is
+    the share of finished candidates that were accepted.
+    """
+
+    accepted: int
+    candidates: int
+    predicted: int
+    rate: float
 
 
 class RowFinished(Event, frozen=True, kw_only=True):

@@ -73,6 +73,9 @@ class PreviewReader:
                 self._note(event.row, event.values, None)
             case events.RowDropped():
                 self._note(event.row, event.values, f"dropped by {event.column!r}: {event.error}")
+            case events.RowRejected():
+                values = event.values or (self._rows[event.row].values if event.row in self._rows else {})
+                self._note(event.row, values, f"rejected by {event.by!r}")
             case events.RowsProcessed():
                 self.processed(event.processor, event.before, event.after)
 

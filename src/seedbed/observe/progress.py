@@ -132,6 +132,11 @@ class ProgressState:
         self.rows = 0
         self.written = 0
         self.dropped = 0
+        # Where not every row counts: how many were finished or started and how many it will take, else None; and how
+        # many of them were not accepted in this run.
+        self.candidates: int | None = None
+        self.predicted = 0
+        self.rejected = 0
         self.durable = 0  # finished cells that survive a crash
         self.salvage_rounds = 0
         self.elapsed = 0.0
@@ -142,6 +147,8 @@ class ProgressState:
         self.columns: dict[str, ColumnProgress] = {}
         self.keys: dict[str, KeyProgress] = {}
         self._before = 0  # rows that earlier runs of the dataset finished
+        self._written_before = 0
+        self._rate: float | None = None
         self._names: Mapping[str, str] = {}
         self._started = 0.0
         self._finished: float | None = None
@@ -172,15 +179,28 @@ class ProgressState:
         return sum(column.cost for column in self.columns.values())
 
     @property
+    def acceptance_rate(self) -> float | None:
+        """The share of decided candidates that were accepted; None if every row counts or none is decided."""
+        return self._rate
+
+    @property
+    def cost_per_row(self) -> float | None:
+        """The cost of this run for each row that it wrote; None without any."""
+        new = self.written - self._written_before
+        return self.cost / new if new > 0 else None
+
+    @property
     def predicted_cost(self) -> float | None:
         """The cost of the whole run, if the rows that are left cost what those so far did; None if that is unknown."""
         cost = self.cost
         for column in self.columns.values():
             left = max(0, column.total - column.done)
+            # Of candidates that were not accepted some columns are not generated.
+            done = column.generated if self.candidates is None else column.done - self._before
             if left and column.key is not None:
-                if not column.generated:
+                if done <= 0:
                     return None
-                cost += column.cost / column.generated * left
+                cost += column.cost / done * left
         return cost
 
     def update(self, now: float) -> None:
@@ -194,7 +214,7 @@ class ProgressState:
             if self.finished and self.elapsed:
                 key.tokens_per_second = key.tokens / self.elapsed
         for column in self.columns.values():
-            column.total = self.rows
+            column.total = self.rows if self.candidates is None else max(self.predicted, self.candidates)
             column.rate = column.meter.sample(now, column.done, WINDOW if column.key is None else column.key.window)
             left = max(0, column.total - column.done)
             if column.first is not None and (not left or self.finished):
@@ -213,6 +233,13 @@ class ProgressState:
                 self._on_started(event)
             case events.RowGroupAdmitted():
                 self._groups[event.row_group] = (event.rows, {})
+                if self.candidates is not None:
+                    self.candidates += event.rows
+            case events.RowRejected():
+                self.rejected += 1
+            case events.RowsDecided():
+                self.written = min(self.rows, event.accepted)
+                self.candidates, self.predicted, self._rate = event.candidates, event.predicted, event.rate
             case events.CellsCommitted():
                 self.durable = event.total
             case events.CellsRestored():
@@ -254,7 +281,9 @@ class ProgressState:
 
     def _on_started(self, event: events.BuildStarted) -> None:
         self.rows, self._started, self._names = event.rows, event.time, event.models
-        self.written = self._before = event.finished_rows
+        self.written = self._written_before = event.finished_rows
+        self.candidates, self.predicted = event.candidates, event.rows
+        self._before = event.finished_rows if event.candidates is None else event.candidates
         for name, used in event.keys.items():
             column = self.columns.setdefault(name, ColumnProgress(name, done=self._before))
             column.key = None if used is None else self._key(used)
@@ -310,13 +339,24 @@ class ProgressState:
         self.rows += event.after - size
 
     def _on_group_finished(self, event: events.RowGroupFinished) -> None:
-        self.written += event.rows
+        if self.candidates is None:  # else it is still to be decided
+            self.written += event.rows
         # No task reports cells that were skipped or whose rows were dropped: they are done with their row group.
         self._groups.setdefault(event.row_group, (event.rows + event.dropped, {}))
         for column in self.columns.values():
             self._complete(column, event.row_group, None)
             column.last = column.last or event.time
         del self._groups[event.row_group]
+
+
+def candidates_text(progress: ProgressState) -> str:
+    """The candidates, and what an accepted row costs; empty if every row counts."""
+    if progress.candidates is None:
+        return ""
+    rate, cost = progress.acceptance_rate, progress.cost_per_row
+    text = f"{progress.candidates:,} candidates"
+    text += "" if rate is None else f", {rate:.1%} accepted"
+    return text + (f", {money(cost)} a row" if cost else "")
 
 
 def duration(seconds: float | None) -> str:

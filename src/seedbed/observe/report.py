@@ -32,6 +32,10 @@ Copy: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Resized: TypeAlias = tuple[tuple[str, Count, Count], ...]
 
 
+# The kind of a `Drop` whose row was not accepted, or is a duplicate.
+REJECTED = "rejected"
+
+
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
     """A row that is not in the dataset, and why.
 
@@ -50,7 +54,8 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     """The last error."""
     kind: str
-    """`failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed."""
+    """`failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed; `rejected`: it was
+    not accepted, or is a duplicate."""
 
     @property
     def reason(self) -> str:
@@ -114,18 +119,26 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class BuildReport:
     """The result of a build in numbers, of all runs of its dataset.
 
-    The counts add up: candidates + added = written + removed + dropped + unfinished. A report that was read from a
-    directory (`Dataset.open(...).report`) has the counts, drops, usage and conflicts; what only a run itself knows
-    (attempts, errors, wasted work, threads, throttles, seconds, durable and restored cells, damage, tracebacks, traces)
-    is empty or zero there.
+    The counts add up: candidates + added = written + surplus + rejected + removed + dropped + unfinished. A report
+    that was read from a directory (`Dataset.open(...).report`) has the counts, drops, usage and conflicts; what only a
+    run itself knows (attempts, errors, wasted work, threads, throttles, seconds, durable and restored cells, damage,
+    tracebacks, traces) is empty or zero there.
     """
 
     requested: int
     """How many rows were requested."""
     candidates: int
-    """How many rows were or will be started."""
+    """How many rows were or will be started; with `accept`, `unique` or `near_duplicates` those that were."""
     written: int
     """How many rows are in the dataset."""
+    surplus: int = 0
+    """How many more rows were accepted than requested; they are used when the dataset grows."""
+    rejected: int = 0
+    """How many candidates were not accepted, or are duplicates."""
+    accepts: bool = False
+    """Whether rows are candidates first: the recipe has `accept`, `unique` or `near_duplicates`."""
+    exhausted: str | None = None
+    """Why there are fewer rows than were requested, with `on_exhausted: partial`; known to the run that ended so."""
     resized: Resized = ()
     """Per processor, in their order: its name, and how many rows it removed and added."""
     dropped: tuple[Drop, ...]
@@ -176,6 +189,19 @@ class BuildReport:
         return sum(added for _, _, added in self.resized)
 
     @property
+    def acceptance_rate(self) -> float | None:
+        """The share of finished candidates that were accepted, requested or not; None if there are none."""
+        finished = self.candidates - sum(len(each) for each in self.unfinished)
+        if not self.accepts or finished <= 0:
+            return None
+        return max(0, finished - self.rejected - len(self.dropped)) / finished
+
+    @property
+    def cost_per_row(self) -> float | None:
+        """The cost of all runs for each row of the dataset, that of rejected candidates included; None without rows."""
+        return sum(used.cost for used in self.usage.values()) / self.written if self.written else None
+
+    @property
     def counts(self) -> str:
         """What became of the requested rows, in one line: "48 of 50 rows, 2 dropped"."""
         unfinished = sum(len(each) for each in self.unfinished)
@@ -187,6 +213,12 @@ class BuildReport:
         for name, removed, added in changed:
             parts += [f"{removed:,} removed by {name!r}"] if removed else []
             parts += [f"{added:,} added by {name!r}"] if added else []
+        if self.accepts:
+            rate = self.acceptance_rate
+            share = "" if rate is None else f" ({rate:.1%} accepted)"
+            parts += [f"{self.candidates:,} candidates{share}"]
+            parts += [f"{self.rejected:,} rejected"] if self.rejected else []
+            parts += [f"{self.surplus:,} surplus"] if self.surplus else []
         parts += [f"{len(self.dropped):,} dropped"] if self.dropped else []
         parts += [f"{unfinished:,} unfinished"] if unfinished else []
         return ", ".join(parts)
@@ -226,6 +258,11 @@ class Ledger:
         self.running_threads: Counter[str] = Counter()
         self.dropped: list[Drop] = []
         self.written = 0
+        # Where not every row counts: rows that count and were requested, candidates that do not count, and why there
+        # are fewer rows than were requested.
+        self.placed = 0
+        self.rejected = 0
+        self.exhausted: str | None = None
         self._resized: dict[str, tuple[int, int]] = {}  # by processor: rows that it removed and added
         self.causes: dict[str, BaseException] = {}  # by drop reason
         self.tracebacks: dict[str, str] = {}  # by drop reason
@@ -252,6 +289,14 @@ class Ledger:
             for name, removed, added in counts:
                 known = self._resized.get(name, (0, 0))
                 self._resized[name] = (known[0] + sign * removed, known[1] + sign * added)
+
+    def drop(self, drops: Iterable[Drop]) -> None:
+        """Count rows that are not in the dataset."""
+        for drop in drops:
+            if drop.kind == REJECTED:
+                self.rejected += 1
+            else:
+                self.dropped.append(drop)
 
     def spend(self, column: str, usage: Iterable[tuple[str, Usage]]) -> None:
         """Add the usage that a column reported, with the model of each."""
@@ -282,16 +327,25 @@ class Ledger:
         self,
         *,
         rows: int,
+        candidates: int | None = None,
+        surplus: int = 0,
         unfinished: Sequence[range],
         untried: Iterable[Drop] = (),
         throttles: Mapping[str, Any] | None = None,
         seconds: float = 0.0,
     ) -> BuildReport:
-        """The counts so far, frozen. `untried` are dropped rows whose retry has not started yet."""
+        """The counts so far, frozen. `untried` are dropped rows whose retry has not started yet.
+
+        `candidates` are given where not every row counts.
+        """
         return BuildReport(
             requested=rows,
-            candidates=rows,
+            candidates=rows if candidates is None else candidates,
             written=self.written,
+            surplus=surplus,
+            rejected=self.rejected,
+            accepts=candidates is not None,
+            exhausted=self.exhausted,
             resized=tuple((name, *counts) for name, counts in self._resized.items()),
             dropped=tuple(sorted((*self.dropped, *untried), key=lambda drop: (drop.row, drop.copy))),
             unfinished=tuple(unfinished),

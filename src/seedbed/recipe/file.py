@@ -17,6 +17,7 @@ from ..columns.spec import Access, Grants, ProcessorSpec, processor_types, spec_
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import closest, nearest
 from ..models import MODEL_TYPES, Scripted
+from .acceptance import RowRules
 from .recipe import Recipe, plain, recipe_fields
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ..columns.spec import ColumnSpec
 
 T = TypeVar("T", list[Any], dict[str, Any])
-_KEYS = ("name", "seed", "models", "columns", "processors", "run", "base")
+_RULES = tuple(field.name for field in attrs.fields(RowRules))
+_KEYS = ("name", "seed", "models", "columns", "processors", *_RULES, "run", "base")
 # Most servers implement this API, so a model with an address and no type is one of them.
 _DEFAULT_MODEL = "openai"
 
@@ -91,6 +93,14 @@ class _Reader:
         ]
         run = self._get("run", dict)
         self._construct("run", run_options, run)
+        rules = {}
+        for key in _RULES:
+            if data.get(key) is None:
+                continue
+            if (problem := _failure(RowRules, **{key: data[key]})) is None:
+                rules[key] = data[key]
+            else:
+                self._problem(key, str(problem))
         seed = data.get("seed", 0)
         if not is_whole(seed):
             self._problem("seed", f"must be a whole number, not {seed!r}")
@@ -106,6 +116,7 @@ class _Reader:
             processors=processors,
             run=run,
             name=data.get("name"),
+            **rules,
             base=self._access.folder / str(data.get("base", "")),
             access=self._access,
         )

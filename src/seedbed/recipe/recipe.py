@@ -25,6 +25,7 @@ from ..columns.spec import Access, ColumnSpec, Environment, ProcessorSpec, make_
 from ..errors import ConfigError, DatasetGenerationError
 from ..graph import Kind, check_columns, closest, nearest
 from ..models.base import NOT_IN_FINGERPRINT, ModelSpec
+from .acceptance import RowRules, rule_problems
 
 # Fields that determine how a build runs and not its data, in any spec: the fingerprint omits them, as it does
 # those with the metadata `NOT_IN_FINGERPRINT`.
@@ -70,8 +71,8 @@ def _run(value: Any) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True)
-class Recipe:
-    """Columns, the models that they use, and processors of their rows."""
+class Recipe(RowRules):
+    """Columns, the models that they use, processors of their rows, and which rows count."""
 
     columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
     """Specs, or functions with `@seedbed.column`, in any order."""
@@ -219,6 +220,7 @@ class Recipe:
             possible = {name for name in named - set(names) if has_unread_seed or closest(name, names) is None}
             placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
         problems += check_columns([*made, *placeholders])
+        problems += rule_problems(self, _outputs([*made, *placeholders]), shapes)
         return made, [*problems, *self._processor_problems(made, placeholders, shapes)]
 
     def _processor_problems(
@@ -335,8 +337,20 @@ def recipe_fields(recipe: Recipe, *, determining: bool) -> dict[str, Any]:
         "models": {alias: typed(model) for alias, model in recipe.models.items()},
         "columns": [typed(spec) for spec in recipe.columns],
         "processors": [typed(spec) for spec in recipe.processors],
+        **_rules(recipe, determining),
     }
     return {key: value for key, value in data.items() if value or key == "seed"}
+
+
+def _rules(recipe: Recipe, determining: bool) -> dict[str, Any]:
+    """The fields about which rows count that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for field in attrs.fields(RowRules):
+        given = getattr(recipe, field.name)
+        if given != field.default and not (determining and is_operational(field)):
+            # Whole, defaults of its fields included: they determine the data.
+            found[field.name] = attrs.asdict(given) if attrs.has(type(given)) else plain(given)
+    return found
 
 
 def _fields(value: Any, determining: bool) -> dict[str, Any]:

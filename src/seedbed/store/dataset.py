@@ -14,7 +14,9 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ..errors import ConfigError, PartError, StoreError
-from ..observe.report import TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
+from ..observe.report import REJECTED, TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
+from .accepted import unplaced_rows
+from .entries import Purpose
 from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
@@ -54,8 +56,7 @@ class Dataset:
             self.parts, self.arrow_schema, self.conflicts = published.parts, published.schema, published.conflicts
             self._resized = published.resized
         else:
-            # Row groups of an earlier recipe count again once they are written anew.
-            self.parts = tuple(group.part for group in manifest.current if group.part is not None)
+            self.parts = manifest.row_parts
             found = manifest.finished
             self.arrow_schema, self.conflicts = (found.schema, found.conflicts) if found else manifest.unified()
             self._resized = ()
@@ -89,8 +90,10 @@ class Dataset:
 
     @property
     def drops(self) -> tuple[Drop, ...]:
-        """The rows that are not in the dataset and why, in row-group order."""
-        return tuple(drop for group in self._manifest.current for drop in group.drops)
+        """The rows that are not in the dataset and why, in row-group order; those that were rejected too."""
+        dropped = (drop for group in self._manifest.current for drop in group.drops)
+        duplicates = (drop for decision in self._manifest.decisions for _, drop in decision.rejected)
+        return (*dropped, *duplicates)
 
     def dropped(self) -> pl.DataFrame:
         """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
@@ -118,9 +121,9 @@ class Dataset:
         manifest, ledger = self._manifest, Ledger()
         header = manifest.header
         assert header is not None  # a manifest without one cannot be read
+        ledger.drop(self.drops)
         for group in manifest.current:
             ledger.resize(group.resized)
-            ledger.dropped.extend(group.drops)
             if group.skipped is not None:
                 ledger.skipped.append(group.index)
         ledger.resize(self._resized)
@@ -129,9 +132,14 @@ class Dataset:
         journal = inspect_journal(self.path, commits=manifest.commits)
         # The usage since the last checkpoint is in the journal only.
         ledger.take_over((*manifest.usage, *(journal.usage if journal else ())))
-        return ledger.report(
-            rows=header.rows, unfinished=header.layout.rows_of_others(group.index for group in manifest.current)
-        )
+        if header.candidates is None:
+            unfinished = header.layout.rows_of_others(group.index for group in manifest.current)
+            return ledger.report(rows=header.rows, unfinished=unfinished)
+        recorded = {key.group for key in journal.groups if key.purpose is Purpose.BUILD} if journal else set[int]()
+        begun = [header.layout.group_rows(index) for index in sorted(recorded - manifest.groups.keys())]
+        candidates = sum(group.stop - group.start for group in manifest.groups.values()) + sum(map(len, begun))
+        surplus = unplaced_rows(manifest)
+        return ledger.report(rows=header.rows, candidates=candidates, surplus=surplus, unfinished=begun)
 
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -145,8 +153,11 @@ class Dataset:
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
-        by_reason = dict(Counter(drop.reason for drop in self.drops).most_common())
-        drops = f", {len(self.drops)} dropped ({drop_reasons(by_reason)})" if by_reason else ""
+        failed = [drop for drop in self.drops if drop.kind != REJECTED]
+        by_reason = dict(Counter(drop.reason for drop in failed).most_common())
+        drops = f", {len(failed)} dropped ({drop_reasons(by_reason)})" if by_reason else ""
+        if rejected := len(self.drops) - len(failed):
+            drops += f", {rejected} rejected"
         names = ", ".join(self.columns)
         return f"<Dataset {str(self.path)!r}: {self.rows} rows{drops}, {state}, columns {names}>"
 
@@ -231,6 +242,8 @@ class Dataset:
                 found.append(f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are lost")
             if (wrong := self._wrong(group.generated)) is not None:
                 found.append(f"{wrong}; its row group is complete")
+        if manifest.placed:  # their rows are in the parts of row groups, too
+            found += [f"{wrong}; it can be written again" for wrong in map(self._wrong, manifest.row_parts) if wrong]
         published = () if manifest.published is None else manifest.published.parts
         found += [f"{wrong}; the rows as generated are still there" for wrong in map(self._wrong, published) if wrong]
         if manifest.finished is not None and (wrong := self._wrong(manifest.finished.dropped)) is not None:

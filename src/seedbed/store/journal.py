@@ -309,10 +309,13 @@ class Journal:
                 self._append([], states=states, finished=finished)
                 faults.reach("journal freed")
 
-    def finish(self) -> None:
-        """Close the journal of a finished build: it is removed, or shrinks to its long-lived entries."""
+    def finish(self, *, left: bool = False) -> None:
+        """Close the journal of a finished build: it is removed, or shrinks to its long-lived entries.
+
+        With `left` it also has those of row groups that are not finished.
+        """
         with self._lock:
-            for key in [key for key in self._index.entries if not key.is_long_lived]:
+            for key in [key for key in self._index.entries if not (left or key.is_long_lived)]:
                 self._free(key)
             self._index.states.clear()
             old = list(self._index.segments)

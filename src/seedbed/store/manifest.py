@@ -25,7 +25,7 @@ from ..runtime import faults
 from . import log
 from .entries import UsageEntries  # noqa: TC001 - as above
 from .files import PRIVATE, create, exists, open_file, read_file
-from .parts import DROPPED, PartRecord, generated_name, internal_name, is_staged_name, part_name
+from .parts import DROPPED, PartRecord, accepted_name, generated_name, internal_name, is_staged_name, part_name
 from .schema import Conflict, canonical, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     draws: dict[str, Count] = {}
     # Columns from scratch that were added when rows had passed the pre-batch processors, which do not see them.
     late: tuple[str, ...] = ()
+    # Not every row counts: how many candidates there may be. `rows` are those that count.
+    candidates: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     created: float
     version: str
     format: int = FORMAT
@@ -123,7 +125,8 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
 
     @property
     def layout(self) -> Layout:
-        return Layout(rows=self.rows, size=self.buffer_size, segments=self.segments)
+        rows = self.rows if self.candidates is None else self.candidates
+        return Layout(rows=rows, size=self.buffer_size, segments=self.segments)
 
 
 class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
@@ -163,6 +166,41 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
     @property
     def parts(self) -> tuple[PartRecord, ...]:
         return tuple(part for part in (self.part, self.generated) if part is not None)
+
+
+class Decided(_Record, frozen=True, kw_only=True, tag="decided"):
+    """Where not every row counts: which rows of a row group's part do, of those from `start` to `stop` (not included).
+
+    Row groups are decided in order, so that the rows that these records keep, in the order of the records, do not
+    depend on time: the dataset is the first of them. `rejected` are the others, with their positions in the part.
+    """
+
+    group: Count
+    start: Count
+    stop: Count
+    rejected: tuple[tuple[Count, Drop], ...] = ()
+
+    @property
+    def kept(self) -> int:
+        return self.stop - self.start - len(self.rejected)
+
+    def positions(self) -> list[int]:
+        """The positions of the rows that count."""
+        out = {position for position, _ in self.rejected}
+        return [position for position in range(self.start, self.stop) if position not in out]
+
+
+class Placed(_Record, frozen=True, kw_only=True, tag="placed"):
+    """A file of rows that count: those from `start` to `stop` (not included) of what the decision `decision` keeps.
+
+    Files are never changed, but for their types; their numbers are in the order of their rows.
+    """
+
+    number: Count
+    decision: Count
+    start: Count
+    stop: Count
+    part: PartRecord
 
 
 class Finished(_Record, frozen=True, kw_only=True, tag="finished"):
@@ -230,7 +268,19 @@ class Abandoned(_Record, frozen=True, kw_only=True, tag="abandoned"):
     """The pending revision does not count."""
 
 
-Record: TypeAlias = Header | GroupRecord | Finished | Published | UsageRecord | States | Pending | Switched | Abandoned
+Record: TypeAlias = (
+    Header
+    | GroupRecord
+    | Decided
+    | Placed
+    | Finished
+    | Published
+    | UsageRecord
+    | States
+    | Pending
+    | Switched
+    | Abandoned
+)
 
 
 def encode_record(record: Record) -> bytes:
@@ -280,6 +330,9 @@ class Manifest:
 
     header: Header | None = None
     groups: dict[int, GroupRecord] = attrs.field(factory=dict)
+    # Where not every row counts, in order.
+    decisions: list[Decided] = attrs.field(factory=list)
+    placed: dict[int, Placed] = attrs.field(factory=dict)
     finished: Finished | None = None
     # Also of a dataset that was grown since: these files are in the root until others replace them.
     published: Published | None = None
@@ -324,6 +377,12 @@ class Manifest:
                 # Where only its files differ, or its columns and processors, no generator was called for its rows.
                 if before is None or (record.revision > before.revision and record.edition == before.edition):
                     self.states = None
+            case Decided():
+                self.decisions.append(record)
+                self.finished = None
+            case Placed():
+                self.placed[record.number] = record
+                self.finished = None
             case Finished():
                 self.finished = record
             case Published():
@@ -337,7 +396,9 @@ class Manifest:
     def records(self) -> Iterator[Record]:
         """Yield records that add up to this."""
         usage = UsageRecord(entries=self.usage) if self.usage else None
-        found = (self.header, *self.groups.values(), usage, self.published, self.finished, self.states)
+        decided: list[Record] = [*self.decisions, *self.placed.values()]
+        last: tuple[Record | None, ...] = (usage, self.published, self.finished, self.states)
+        found = (self.header, *self.groups.values(), *decided, *last)
         yield from (record for record in found if record is not None)
         if (new := self.pending) is not None:
             assert new.header is not None
@@ -351,6 +412,7 @@ class Manifest:
         """Yield every file with rows that is listed, in the pending revision too."""
         for group in self.groups.values():
             yield from group.parts
+        yield from (placed.part for placed in self.placed.values())
         yield from self.published.parts if self.published is not None else ()
         if self.finished is not None and self.finished.dropped is not None:
             yield self.finished.dropped
@@ -377,11 +439,24 @@ class Manifest:
         """The row groups that the present recipe wrote, in the order of their rows."""
         return [*filter(self.is_current, self.in_order)]
 
+    @property
+    def row_parts(self) -> tuple[PartRecord, ...]:
+        """The files with the rows of the dataset as generated, in their order."""
+        if self.header is not None and self.header.candidates is not None:
+            return tuple(placed.part for _, placed in sorted(self.placed.items()))
+        # Row groups of an earlier recipe count again once they are written anew.
+        return tuple(group.part for group in self.current if group.part is not None)
+
+    @property
+    def kept_rows(self) -> int:
+        """Where not every row counts: how many do, those that were not requested included."""
+        return sum(decision.kept for decision in self.decisions)
+
     def unified(self) -> tuple[pa.Schema, tuple[Conflict, ...]]:
         """Return the schema of all rows as generated, and the columns that cannot have one type."""
         groups = self.current
         schema, found = unify(
-            ((group.part.name, group.part.schema) for group in groups if group.part is not None),
+            ((part.name, part.schema) for part in self.row_parts),
             declared=self.header.declared_types if self.header else {},
             order=self.header.columns if self.header else (),
         )
@@ -407,6 +482,8 @@ class Manifest:
     @property
     def complete(self) -> bool:
         """True if the build finished and every row group is listed."""
+        if self.header is not None and self.header.candidates is not None:
+            return self.finished is not None
         return self.finished is not None and all(index in self.groups for index in range(self.expected_groups))
 
 
@@ -421,6 +498,8 @@ def _check_names(record: Record) -> None:
     match record:
         case GroupRecord(index=index, part=part, generated=generated):
             named = [(part, (part_name(index), internal_name(index))), (generated, (generated_name(index),))]
+        case Placed(number=number, part=part):
+            named = [(part, (part_name(number), accepted_name(number)))]
         case Published(parts=parts):
             named = [(part, (part_name(at),)) for at, part in enumerate(parts)]
         case Finished(dropped=dropped):
@@ -493,6 +572,21 @@ def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
             raise ManifestError(f"{str(path)!r} lists row group {index} with rows that are not those of that group")
         if any(drop.row not in range(group.start, group.stop) for drop in group.drops):
             raise ManifestError(f"{str(path)!r} lists a dropped row in row group {index} that is not one of its rows")
+    if header.candidates is None and (manifest.decisions or manifest.placed):
+        raise ManifestError(f"{str(path)!r} lists decisions, but every one of its rows counts")
+    for decision in manifest.decisions:
+        rejected = [position for position, _ in decision.rejected]
+        inside = all(position in range(decision.start, decision.stop) for position in rejected)
+        if decision.group >= count or decision.start > decision.stop or not inside or len({*rejected}) < len(rejected):
+            raise ManifestError(f"{str(path)!r} lists a decision about row group {decision.group} that is not possible")
+    ends: dict[int, int] = {}
+    for number, placed in sorted(manifest.placed.items()):
+        known = placed.decision < len(manifest.decisions)
+        if not known or placed.start != ends.get(placed.decision, 0) or placed.part.rows != placed.stop - placed.start:
+            raise ManifestError(
+                f"{str(path)!r} lists a file {number} of rows that are not those after the file before it"
+            )
+        ends[placed.decision] = placed.stop
 
 
 def lock(directory: Path) -> io.FileIO:

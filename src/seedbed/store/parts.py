@@ -59,6 +59,11 @@ def generated_name(index: int) -> str:
     return f"{PARTS}/generated_{index:07d}.part"
 
 
+def accepted_name(number: int) -> str:
+    """Return the file name of rows that count where processors of the whole dataset come after them."""
+    return f"{PARTS}/accepted_{number:07d}.part"
+
+
 def staged_name(name: str) -> str:
     """Return a new name, never in the root, for what is to become the file `name` once it is whole."""
     return temporary_name(f"{PARTS}/{name.rpartition('/')[2]}")

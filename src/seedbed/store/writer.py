@@ -13,16 +13,19 @@ from msgspec.structs import replace
 
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
+from .accepted import lose_group, lose_records, next_slices, read_kept, read_slice, repair_files
 from .files import PRIVATE, check_links, copy, create, exists, is_temporary, open_file, remove, rename, sync_directory
 from .manifest import (
     LOCK_NAME,
     MANIFEST_NAME,
     Abandoned,
+    Decided,
     Finished,
     GroupRecord,
     Header,
     Manifest,
     Pending,
+    Placed,
     Published,
     Record,
     Redo,
@@ -37,6 +40,7 @@ from .parts import (
     DROPPED,
     PARTS,
     PartRecord,
+    accepted_name,
     damage,
     discard,
     generated_name,
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from .entries import UsageEntries
 
 
+_PREFIXES = ("accepted_", "batch_", "generated_")
 _TEMPORARY = f"{PRIVATE}/.manifest.log.tmp"
 
 
@@ -175,7 +180,12 @@ class DatasetWriter:
     def _part_name(self, index: int, edition: int | None = None) -> str:
         """The name of a row group's part: what an earlier recipe wrote is not in the root."""
         is_current = edition in (None, self.header.edition)
-        return part_name(index) if is_current and not self.header.publishes_at_end else internal_name(index)
+        in_root = is_current and not self.header.publishes_at_end and self.header.candidates is None
+        return part_name(index) if in_root else internal_name(index)
+
+    def _placed_name(self, number: int) -> str:
+        """The name of a file of rows that count."""
+        return accepted_name(number) if self.header.publishes_at_end else part_name(number)
 
     @classmethod
     def create(cls, out: str | os.PathLike[str], header: Header) -> DatasetWriter:
@@ -230,10 +240,10 @@ class DatasetWriter:
         for group in self._manifest.in_order:
             wrong = None if group.part is None else damage(self.path, group.part)
             if wrong is not None:
-                del self._manifest.groups[group.index]
                 if self._manifest.working.groups.get(group.index) == group:
                     del self._manifest.working.groups[group.index]
-                yield f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are generated again"
+                yield f"{wrong}; {lose_group(self._manifest, group)}"
+        lose_records(self._manifest)
         yield from self._check_pending()
 
     def _check_pending(self) -> Iterator[str]:
@@ -252,6 +262,7 @@ class DatasetWriter:
     def _check_others(self) -> Iterator[str]:
         """Rename what is still staged; take damaged files that cost no rows out of the manifest and describe each."""
         manifest = self._manifest
+        yield from repair_files(self.path, manifest)
         for group in manifest.in_order:
             wrong = None if group.generated is None else damage(self.path, group.generated)
             if wrong is not None:
@@ -333,6 +344,66 @@ class DatasetWriter:
             copy(self.path, part.name, staged)
             faults.reach("part copied")
             self._list(replace(group, part=replace(part, name=name, staged=staged)))
+        for number, placed in sorted(self._manifest.placed.items()):
+            name = self._placed_name(number)
+            if placed.part.name != name:
+                staged = staged_name(name)
+                copy(self.path, placed.part.name, staged)
+                self._place(replace(placed, part=replace(placed.part, name=name, staged=staged)))
+
+    @property
+    def decisions(self) -> list[Decided]:
+        with self._lock:
+            return list(self._manifest.decisions)
+
+    def decide(self, decision: Decided) -> None:
+        """Record which rows of a row group count."""
+        with self._alone():
+            self._append(decision)
+            faults.reach("rows decided")
+
+    def read_rows(self, group: int, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+        """Read columns of rows of a row group's part."""
+        with self._lock:
+            part = self._manifest.groups[group].part
+        assert part is not None  # it has rows
+        return read_table(self.path, part, columns).slice(start, stop - start)
+
+    def kept_rows(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield columns of the rows that count, requested or not, in order."""
+        with self._lock:
+            decisions = list(self._manifest.decisions)
+        for decision in decisions:
+            yield read_kept(self.path, self._manifest, decision, columns)
+
+    def place_rows(self, wanted: int) -> list[tuple[int, PartRecord]]:
+        """Write rows that count to files of the dataset, in order, until it has `wanted` rows.
+
+        Returns the new files, each with its row group.
+        """
+        found: list[tuple[int, PartRecord]] = []
+        with self._alone():
+            manifest = self._manifest
+            for at, start, stop in list(next_slices(manifest, wanted)):
+                number = len(manifest.placed)
+                part = stage(self.path, self._placed_name(number), read_slice(self.path, manifest, at, start, stop))
+                placed = self._place(Placed(number=number, decision=at, start=start, stop=stop, part=part))
+                found.append((manifest.decisions[at].group, placed.part))
+        return found
+
+    def _place(self, placed: Placed) -> Placed:
+        """List a file of rows that count, in place of what is listed, and rename it."""
+        before = self._manifest.placed.get(placed.number)
+        try:
+            self._append(placed)
+        except StoreError:
+            discard(self.path, placed.part)
+            raise
+        faults.reach("rows listed")
+        if before is not None and before.part.name != placed.part.name:
+            remove(self.path, before.part.name)
+        placed = self._manifest.placed[placed.number] = replace(placed, part=place(self.path, placed.part))
+        return placed
 
     def write_group(
         self,
@@ -472,23 +543,30 @@ class DatasetWriter:
         """
         with self._alone():
             schema, conflicts = self._manifest.working.unified()
-            for group in self._manifest.working.in_order:
+            listed: list[GroupRecord | Placed] = [*self._manifest.working.in_order]
+            if self.header.candidates is not None:  # the parts of row groups are not the dataset
+                listed = [placed for _, placed in sorted(self._manifest.placed.items())]
+            for record in listed:
                 if abandoned():
                     break
-                if group.part is not None and group.part.schema != schema:
-                    conflicts += self._rewrite(group, group.part, schema, conflicts)
+                if record.part is not None and record.part.schema != schema:
+                    conflicts += self._rewrite(record, record.part, schema, conflicts)
             return schema, distinct_conflicts(conflicts)
 
     def _rewrite(
-        self, group: GroupRecord, part: PartRecord, schema: pa.Schema, known: Sequence[Conflict]
+        self, record: GroupRecord | Placed, part: PartRecord, schema: pa.Schema, known: Sequence[Conflict]
     ) -> tuple[Conflict, ...]:
-        """Rewrite a part in the unified schema, but for columns in conflict; return conflicts that were not `known`."""
+        """Rewrite a file in the unified schema, but for columns in conflict; return conflicts that were not `known`."""
         own = {conflict.column for conflict in known}.intersection(part.schema.names)
         target = pa.schema([part.schema.field(field.name) if field.name in own else field for field in schema])
         if target == part.schema:
             return ()
         table, conflicts = conform(read_table(self.path, part), target, part=part.name)
-        self._list(replace(group, part=stage(self.path, part.name, table)))
+        record = replace(record, part=stage(self.path, part.name, table))
+        if isinstance(record, Placed):
+            self._place(record)
+        else:
+            self._list(record)
         return conflicts
 
     def publish(
@@ -582,7 +660,7 @@ class DatasetWriter:
             if not (self.path / folder).is_dir():
                 continue
             for path in (self.path / folder).iterdir():
-                ours = path.name.startswith(("batch_", "generated_")) and path.suffix in (".parquet", ".part")
+                ours = path.name.startswith(_PREFIXES) and path.suffix in (".parquet", ".part")
                 if folder + path.name not in listed and ((is_temporary(path) and not path.is_dir()) or ours):
                     remove(self.path, folder + path.name)
 
