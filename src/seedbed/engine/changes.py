@@ -191,13 +191,7 @@ def check_resumable(
             # Code or data changed which columns exist.
             refused += _differences("outputs", list(old.columns), list(new.columns))
         renews = bool(fresh or has_other_outputs or processed_again or names[0] != names[1])
-        if done.has_groups and (old.candidates is None) != (new.candidates is None):
-            refused.append("accept, unique and near_duplicates decide which rows count from the first row on")
-        elif done.has_groups and old.candidates is not None and renews:
-            refused.append(
-                "its row groups would be written anew; with accept, unique or near_duplicates a row that counts never "
-                "changes"
-            )
+        refused += _refused_rules(old, new, renews=renews) if done.has_groups else ()
     if new.rows < old.rows:
         refused.append(f"the dataset has {old.rows} rows, {new.rows} were requested; a dataset can grow but not shrink")
     if refused or (outside and not accept_changes):
@@ -211,8 +205,6 @@ def check_resumable(
         raise ManifestError(
             f"the directory belongs to another build and cannot be resumed by this one:\n{lines}\n{hint}"
         )
-    if (old.candidates is None) != (new.candidates is None):  # nothing is finished
-        old = msgspec.structs.replace(old, candidates=new.candidates, buffer_size=new.buffer_size, segments=())
     found = _grown(old, new)
     if not is_changed:
         return found
@@ -230,8 +222,19 @@ def check_resumable(
     )
 
 
+def _refused_rules(old: Header, new: Header, *, renews: bool) -> Iterator[str]:
+    """Changes that finished row groups do not allow where not every row counts; `renews` if they are written anew."""
+    if (old.candidates is None) != (new.candidates is None):
+        yield "accept, unique and near_duplicates decide which rows count from the first row on"
+    elif old.candidates is not None and renews:
+        rules = "accept, unique or near_duplicates"
+        yield f"its row groups would be written anew; with {rules} a row that counts never changes"
+
+
 def _grown(old: Header, new: Header) -> Header:
     """The header with the rows, and the candidates for them, of both."""
+    if (old.candidates is None) != (new.candidates is None):  # nothing is finished
+        old = msgspec.structs.replace(old, candidates=new.candidates, buffer_size=new.buffer_size, segments=())
     if old.candidates is None:
         if new.rows <= old.rows:
             return old
