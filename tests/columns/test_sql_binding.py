@@ -116,6 +116,15 @@ def test_a_text_that_would_take_for_ever_is_invalid(text: str, monkeypatch: pyte
     assert SqlChecker("ok").problems("SELECT id FROM orders", dialect=None, ddl=TABLES) == []
 
 
+def test_parsing_has_the_same_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text without tables is only parsed, in the same processes."""
+    monkeypatch.setattr(sql_process, "SECONDS", 0.02)
+    (problem,) = SqlChecker("ok").problems(HOSTILE["chained"], dialect="mysql", ddl=None)
+    assert "checking it takes more than" in str(problem)
+    monkeypatch.undo()
+    assert SqlChecker("ok").problems("SELECT `id` FROM orders", dialect="mysql", ddl=None) == []
+
+
 @pytest.mark.parametrize(
     ("dialect", "ddl", "good", "bad"),
     [

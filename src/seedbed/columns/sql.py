@@ -1,9 +1,9 @@
 """SQL under validation: parsed by sqlglot in its dialect and, if there is a schema, bound by DuckDB against its tables.
 
-Text that a model wrote is never executed. In a process of its own, which ends if it takes too long, DuckDB prepares or
-explains each statement, without its optimizer (which would compute constants), in an empty database in memory that
-reaches no file, network, extension or Python variable. Of the `ddl` only the shape is created: tables with the names,
-types and unique columns, and views.
+Text that a model wrote is never executed. It is parsed and bound in a process of its own, which ends if that takes too
+long. DuckDB prepares or explains each statement, without its optimizer (which would compute constants), in an empty
+database in memory that reaches no file, network, extension or Python variable. Of the `ddl` only the shape is created:
+tables with the names, types and unique columns, and views.
 """
 
 from __future__ import annotations
@@ -54,22 +54,21 @@ class SqlProblem(Exception):
 
 
 class SqlChecker:
-    """Checks texts; those with a `ddl` in another process. Safe to use from several threads."""
+    """Checks texts in another process. Safe to use from several threads."""
 
     def __init__(self, column: str) -> None:
-        self._parser = _Parser(import_extra("sqlglot", extra="sql", column=column))
+        self._sqlglot: Any = import_extra("sqlglot", extra="sql", column=column)
 
     def dialect_problem(self, dialect: str) -> str | None:
         """The problem with the name of a dialect; None if sqlglot has it."""
-        return self._parser.dialect_problem(dialect)
+        known = sorted(filter(None, self._sqlglot.Dialect.classes))
+        return None if dialect in known else f"sqlglot has no dialect {dialect!r}{nearest(dialect, known)}"
 
     def problems(self, text: str, *, dialect: str | None, ddl: str | None) -> list[SqlProblem]:
         """The problems of a text; with `ddl` it is bound, and read as DuckDB's if it has no dialect.
 
         Raises `SqlProblem` if `ddl` itself cannot be used.
         """
-        if ddl is None:
-            return self._parser.parse(text, dialect or "")[1]
         return _ask(text, dialect, ddl)
 
     def check_ddl(self, ddl: str, dialect: str | None) -> None:
@@ -77,10 +76,11 @@ class SqlChecker:
         _ask(None, dialect, ddl)
 
 
-def _ask(text: str | None, dialect: str | None, ddl: str) -> list[SqlProblem]:
-    answer = _workers().ask({"text": text, "dialect": dialect or "duckdb", "ddl": ddl})
+def _ask(text: str | None, dialect: str | None, ddl: str | None) -> list[SqlProblem]:
+    by_default = "" if ddl is None else "duckdb"
+    answer = _workers().ask({"text": text, "dialect": dialect or by_default, "ddl": ddl})
     if answer is None:
-        problem = SqlProblem(f"binding takes more than {SECONDS:g} s or too much memory")
+        problem = SqlProblem(f"checking it takes more than {SECONDS:g} s or too much memory")
         if text is None:
             raise problem
         return [problem]
@@ -101,13 +101,10 @@ class _Parser:
         self._sqlglot = sqlglot
         self._idle: list[_Database] = []
 
-    def dialect_problem(self, dialect: str) -> str | None:
-        """The problem with the name of a dialect; None if sqlglot has it."""
-        known = sorted(filter(None, self._sqlglot.Dialect.classes))
-        return None if dialect in known else f"sqlglot has no dialect {dialect!r}{nearest(dialect, known)}"
-
-    def bind(self, text: str | None, dialect: str, ddl: str) -> list[SqlProblem]:
-        """The problems of a text with these tables; without a text the tables are created only."""
+    def check(self, text: str | None, dialect: str, ddl: str | None) -> list[SqlProblem]:
+        """The problems of a text, with these tables if they are given; without a text the tables are created only."""
+        if ddl is None:
+            return [] if text is None else self.parse(text, dialect)[1]
         with self._database(ddl, dialect) as database:
             if text is None:
                 return []
@@ -435,9 +432,9 @@ def _main() -> None:
 
     parser = _Parser(sqlglot)
 
-    def answer(request: dict[str, str]) -> dict[str, Any]:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = parser.bind(request["text"], request["dialect"], request["ddl"])
+            found = parser.check(request["text"], request["dialect"], request["ddl"])
         except SqlProblem as unusable:
             return {"unusable": str(unusable)}
         except (RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""Processes that bind SQL: only the end of a process stops DuckDB or sqlglot at a text made to keep them busy.
+"""Processes that check SQL: only the end of a process stops DuckDB or sqlglot at a text made to keep them busy.
 
 Thirty common table expressions, each of which names the one before twice, take DuckDB days to bind, and it listens to
 no interrupt meanwhile. A process answers one request after the other, each a line of JSON, and ends with its input.
@@ -66,7 +66,7 @@ def _start(module: str) -> subprocess.Popen[str]:
     assert process.stdout is not None
     if not process.stdout.readline():
         _end(process)
-        raise ConfigError(f"the process that binds SQL cannot be started; 'python -m {module}' shows why")
+        raise ConfigError(f"the process that checks SQL cannot be started; 'python -m {module}' shows why")
     return process
 
 

@@ -106,7 +106,8 @@ class Validation(ColumnSpec):
       true: ruff is required). Only errors that would occur at run time make it invalid; others are warnings in
       `messages`.
     - `sql`: statements that sqlglot understands in `dialect`. With `ddl` DuckDB also binds them: tables, columns and
-      functions must exist, and types must fit. Nothing is executed.
+      functions must exist, and types must fit. Statements of another dialect are bound as sqlglot translates them to
+      DuckDB's, so functions that have no translation are unknown there. Nothing is executed.
     - `json_schema`: text or structured values that fit `schema`, which may also be a pydantic model.
     - `callable`: `function` is called with the values of the columns `of`, in that order, and returns true or false, an
       error text or null, or a mapping with `is_valid` and `error`; a `ValueError` or `AssertionError` means invalid. In
