@@ -19,6 +19,7 @@ README = ROOT / "README.md"
 MEASURED = ROOT / "benchmarks" / "peers" / "measured.json"
 BLOCK = re.compile(r"(<!-- measured: .*? -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 CALLS_PER_ROW = 4
+HERE = "here"  # the version of the checkout that ran the benchmark
 WALL = "wall ÷ ideal"
 CPU = "CPU per call, ms"
 MEMORY = "peak memory, MB"
@@ -47,7 +48,15 @@ def peers_table(figures: Mapping[str, Any]) -> str:
         if has_memory:
             line.append(f"{max(row[MEMORY] for row in of_most):,.0f} MB")
         lines.append(line)
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + _note(peers)
+
+
+def _note(peers: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Whether the figures of seedbed are older than what the table stands in."""
+    version = next((row["version"] for row in peers.get("seedbed", ())), HERE)
+    if version == HERE:
+        return ""
+    return f"\nThe figures of seedbed are those of version {version}; the command below measures this checkout.\n"
 
 
 def _span(values: Sequence[float | str]) -> str:

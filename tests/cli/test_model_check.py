@@ -46,6 +46,10 @@ def test_an_unreachable_server_is_one_sentence_for_each_model(
         "seedbed: model 'small'",
         "model 'vectors'",
     ]
+    assert lines[1].endswith(
+        "; check the base_url of model 'e' and that its server is running, or begin without this check: "
+        "--no-model-check (check_models=False)"
+    )
     assert not out.exists()
 
 

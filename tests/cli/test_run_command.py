@@ -131,7 +131,10 @@ def test_a_filter_that_leaves_nothing(tmp_path: Path) -> None:
     path = recipe(tmp_path, 'processors:\n  - {type: filter, expr: "stars > 9"}\n')
     ended = seedbed("run", path, "-n", "3", "-o", tmp_path / "out")
     assert ended.code == 4
-    assert ended.err.splitlines()[-1] == "seedbed: the dataset is empty: 0 rows, 3 requested, 3 removed by 'filter'"
+    assert ended.err.splitlines()[-2:] == [
+        "seedbed: the dataset is empty: 0 rows, 3 requested, 3 removed by 'filter'",
+        "correct the processor and run the same command with --resume: no finished cell is generated again",
+    ]
 
 
 def test_async_code_that_blocks_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import attrs
@@ -33,6 +34,22 @@ class Plain(ColumnSpec):
 def test_a_template_requires_the_names_that_it_does_not_define(text: str, columns: tuple[str, ...]) -> None:
     """Requirements are in order of appearance."""
     assert compile_template(text, where="template").requires == columns
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{{ len(text) }}", "line 1: unknown function 'len'; length is a filter: text | length"),
+        ("{{ upper(text[1]) }}", "line 1: unknown function 'upper'; upper is a filter: value | upper"),
+        ("{{ rnage(3) }}", "line 1: unknown function 'rnage'; did you mean 'range'?"),
+        ("{{ fetch(text) }}", "line 1: unknown function 'fetch'"),
+    ],
+)
+def test_functions_that_do_not_exist_are_found(text: str, error: str) -> None:
+    """Values are no functions; the message has the filter that does the same, if there is one."""
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        compile_template(text, where="x")
+    assert compile_template("{% macro f(x) %}{{ x }}{% endmacro %}{{ f(a) }}", where="x").requires == ("a",)
 
 
 def test_values_of_other_columns_are_not_needed() -> None:

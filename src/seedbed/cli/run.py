@@ -321,4 +321,7 @@ def _final_code(report: BuildReport, resume: str | None = None) -> ExitCode:
     if resume is not None and any(drop.kind in RETRIED for drop in report.dropped):
         retry = resume if RETRY_DROPPED in resume else f"{resume} {RETRY_DROPPED}"
         output.print_line(f"to retry them: {retry}", error=True)
+    elif resume is not None and report.removed:
+        hint = "correct the processor and run the same command with --resume: no finished cell is generated again"
+        output.print_line(hint, error=True)
     return ExitCode.TOO_MANY_ERRORS

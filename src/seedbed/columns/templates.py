@@ -29,6 +29,7 @@ from jinja2.visitor import NodeTransformer
 
 from ..checks import MAX_DEPTH
 from ..errors import ConfigError, Permanent
+from ..graph import nearest
 
 MAX_STEPS = 1_000_000
 # What one operation of a template may produce: characters, items or bits.
@@ -390,6 +391,8 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 _TEMPLATES = BoundedEnvironment()
 _EXPRESSIONS = _NullEnvironment()
+# Functions of Python, and the filters that do the same.
+_FILTERS_LIKE = {"len": "length", "str": "string", "sorted": "sort"}
 _GLOBALS = dict(_TEMPLATES.globals)
 _TEXTS = frozenset({str})
 
@@ -568,7 +571,18 @@ def _expression(text: str) -> tuple[tuple[str, ...], jinja2.Template, None]:
 
 def _names(tree: nodes.Template) -> tuple[str, ...]:
     undeclared = meta.find_undeclared_variables(tree) - set(_TEMPLATES.globals)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in undeclared:  # no column is a function
+            raise jinja2.TemplateSyntaxError(_unknown_function(call.node.name, call.args), call.lineno)
     return tuple(dict.fromkeys(node.name for node in tree.find_all(nodes.Name) if node.name in undeclared))
+
+
+def _unknown_function(name: str, arguments: list[nodes.Expr]) -> str:
+    known = _FILTERS_LIKE.get(name, name)
+    if known not in _TEMPLATES.filters:
+        return f"unknown function {name!r}{nearest(name, _TEMPLATES.globals)}"
+    value = arguments[0].name if arguments and isinstance(arguments[0], nodes.Name) else "value"
+    return f"unknown function {name!r}; {known} is a filter: {value} | {known}"
 
 
 def _holds_null(value: Any) -> bool:

@@ -50,6 +50,11 @@ async def check_models(
             return
         if failures:
             problems[alias] = str(failures[0])
+            if isinstance(failures[0], Unreachable):
+                problems[alias] += (
+                    f"; check the base_url of model {alias!r} and that its server is running, "
+                    "or begin without this check: --no-model-check (check_models=False)"
+                )
 
     with trio.move_on_after(_DEADLINE):
         async with trio.open_nursery() as nursery:

@@ -474,6 +474,8 @@ def _reason(error: OSError) -> str:
     error = _first_cause(error)
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "closed the connection without an answer (reset)"
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)  # without the address, which the message has
     return error.strerror or str(error) or type(error).__name__
 
 
