@@ -73,7 +73,17 @@ class ConfigError(SeedbedError, ValueError):
 
 
 class CellError(SeedbedError):
-    """Why one task failed; column code may raise the subclasses."""
+    """Why one task failed; column code may raise the subclasses.
+
+    `code` is a stable word for the kind of failure, which dropped rows have; an instance may have its own.
+    """
+
+    code = "failed"
+
+    def __init__(self, *args: object, code: str | None = None) -> None:
+        super().__init__(*args)
+        if code is not None:
+            self.code = code
 
 
 class RateLimited(CellError):
@@ -82,6 +92,8 @@ class RateLimited(CellError):
     `retry_after` is the wait that the server requested: seconds, or the text of the header (seconds or an HTTP date).
     `reset` means that the quota of the whole key is used up: seconds until it resets, or the text of the header.
     """
+
+    code = "rate_limited"
 
     def __init__(
         self, message: str = "rate limited", *, retry_after: float | str | None = None, reset: float | str | None = None
@@ -94,13 +106,19 @@ class RateLimited(CellError):
 class Retryable(CellError):
     """The same call may succeed later: a timeout, a lost connection, a server error."""
 
+    code = "unavailable"
+
 
 class Unreachable(Retryable):
     """No connection to the server could be opened."""
 
+    code = "unreachable"
+
 
 class CellTimeout(Retryable):
     """The cell exceeded `cell_timeout` or the timeout of its column."""
+
+    code = "timeout"
 
 
 class Permanent(CellError):
@@ -115,6 +133,8 @@ class ModelMisconfigured(Permanent):
     rejected for its content.
     """
 
+    code = "misconfigured"
+
     def __init__(self, cause: str, *, fix: str, answer: str = "", blames_no_row: bool = False) -> None:
         super().__init__(f"{cause}: {answer}; {fix}" if answer else f"{cause}; {fix}")
         self.cause = cause
@@ -126,9 +146,13 @@ class ModelMisconfigured(Permanent):
 class BadOutput(Permanent):
     """A generator returned something that does not fit its column: a missing output, a wrong number of values."""
 
+    code = "bad_output"
+
 
 class WorkerCrashed(Permanent):
     """The process that ran the cell died."""
+
+    code = "worker_crashed"
 
 
 class BuildError(SeedbedError):

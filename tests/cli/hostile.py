@@ -111,7 +111,7 @@ def change_header(found: Hostile, **changes: Any) -> None:
 def make_journal(found: Hostile) -> None:
     """Give it a journal, as a build that was killed has."""
     journal = Journal.create(found.directory)
-    entry = Finished(column="topic", row=-1, attempt=1, salvage_round=0, value=([0, 1], [["a", "b"]]), cost=None)
+    entry = Finished(column="topic", row=-1, attempt=1, salvage_round=0, value=([0, 1], [["a", "b"]]), origin=None)
     journal.commit({Key(group=1): [entry]})
     journal.close()
 

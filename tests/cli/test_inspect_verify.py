@@ -60,7 +60,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert seedbed("run", recipe(tmp_path, TEXT), "-n", "4", "-o", out).code == 0
     journal, _ = Journal.open(out, trusted=False)
-    entry = Finished(column="review", row=0, attempt=1, salvage_round=0, value="x", cost=None)
+    entry = Finished(column="review", row=0, attempt=1, salvage_round=0, value="x", origin=None)
     journal.commit({Key(group=7): [entry]})
     journal.close()
     assert seedbed("inspect", out, "--verify").code == 0

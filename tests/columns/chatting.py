@@ -32,6 +32,10 @@ class FakeContext:
     attempt: int = 1
     rows: tuple[tuple[int, int], ...] = ()
     calls: int = 0
+    model: str = ""
+
+    def answered_by(self, model: str) -> None:
+        self.model = model
 
     def give_back(self) -> None:
         """A fake has no permit."""

@@ -44,7 +44,7 @@ from seedbed.engine.tasks import (
 from seedbed.errors import CellError, ProcessorFailed
 from seedbed.graph import GROUP, Graph, Kind
 from seedbed.observe.events import Events
-from seedbed.observe.report import Ledger, Usage
+from seedbed.observe.report import Ledger, Origin, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +136,7 @@ class Rows:
         assert (name, row) not in self.written, f"{name!r} of row {row} was written twice"
         self.written.add((name, row))
 
-    def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop:
+    def drop(self, row: int, step: Step, attempts: int, error: str, code: str) -> Drop:
         assert row not in self.dropped, f"row {row} was dropped twice"
         drop = self.dropped[row] = Drop(row, step.name, attempts, error)
         return drop
@@ -146,7 +146,7 @@ class Rows:
         self.skipped = reason
         return reason
 
-    def processed(self, name: str, before: int, after: int) -> None:
+    def processed(self, name: str, before: int, after: int, came_from: None) -> None:
         self.resized = (*self.resized, (name, max(0, before - after), max(0, after - before)))
         self.left = after
 
@@ -176,11 +176,12 @@ class Journal:
     index: int
     rows: Rows
 
-    def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
-        self.log.append((self.index, ("finished", task.step.name, task.row, value, work)))
+    def finished(self, task: Task, value: Any, origin: Origin | None) -> None:
+        self.log.append((self.index, ("finished", task.step.name, task.row, value, origin)))
 
-    def failed(self, task: Task, error: str, consequence: Consequence) -> None:
-        entry = ("failed", task.step.name, task.row, task.attempt, task.salvage_round, error, consequence)
+    def failed(self, task: Task, error: str, consequence: Consequence, code: str) -> None:
+        at = (task.step.name, task.row, task.attempt, task.salvage_round)
+        entry = ("failed", *at, error, consequence, code, task.spent)
         self.log.append((self.index, entry))
 
     def forgiven(self) -> None:
@@ -581,7 +582,7 @@ class World:
     def _value(self, attempt: Attempt, bad_rows: int, rows_after: int) -> Any:
         task, step = attempt.task, attempt.task.step
         if step.node < 0:
-            return attempt.live, max(0, attempt.live - 1 + rows_after)
+            return attempt.live, max(0, attempt.live - 1 + rows_after), None
         if task.row != GROUP:
             return (0,) * len(step.outputs) if len(step.outputs) > 1 else 0
         bad = set(attempt.rows[:bad_rows])
@@ -614,15 +615,22 @@ class World:
 
     def _restore(self, group: RowGroup, rows: Rows, steps: dict[str, Step], entry: tuple[Any, ...]) -> None:
         match entry:
-            case ("finished", name, row, value, work):
+            case ("finished", name, row, value, origin):
                 was_live = group.frontier.live
-                if group.restore_finished(steps[name], row, value, work):
+                if group.restore_finished(steps[name], row, value, origin):
                     self.succeeded.add((group.index, rows.generation, steps[name].node, row))
                 else:
                     assert self.is_damaged or (row == GROUP and not was_live), f"{name!r} of row {row} is lost"
-            case ("failed", name, row, attempt, salvage_round, error, fate):
+            case ("failed", name, row, attempt, salvage_round, error, fate, code, spent):
                 group.restore_failed(
-                    steps[name], row, attempt=attempt, salvage_round=salvage_round, error=error, consequence=fate
+                    steps[name],
+                    row,
+                    attempt=attempt,
+                    salvage_round=salvage_round,
+                    error=error,
+                    consequence=fate,
+                    code=code,
+                    spent=spent,
                 )
             case ("rebuilt", count, resized, dropped) if not group.can_restore_rebuilt():
                 assert self.is_damaged

@@ -25,7 +25,7 @@ ONE, OTHER = Key(group=0), Key(group=1)
 
 def entry(row: int, value: Any = "value", column: str = "v") -> Finished:
     """A finished cell."""
-    return Finished(column=column, row=row, attempt=1, salvage_round=0, value=value, cost=None)
+    return Finished(column=column, row=row, attempt=1, salvage_round=0, value=value, origin=None)
 
 
 class FakeJournal:

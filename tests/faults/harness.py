@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import attrs
+import polars as pl
 from shapes import Shape, Trouble, answer_to, cell_of
 
 import seedbed as sb
@@ -32,7 +33,6 @@ from seedbed.testing import OpenAIServer, ServerRequest, SimulatedOutcome, serve
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    import polars as pl
 
 PATIENCE = 60.0
 """Seconds after which a child hangs; it is killed, and its test fails."""
@@ -44,6 +44,7 @@ POINTS = tuple(dict.fromkeys(re.findall(r'(?:faults\.reach\(\s*|written=)"([^"]+
 Cell = tuple[str, int]
 # The prompt with which the command checks a model before a build.
 CHECK = "Say OK."
+REPEATED = ("attempts", "seconds")
 
 
 @attrs.define(eq=False)
@@ -292,8 +293,10 @@ def check_same(
     check_frame(made.raw, expected.raw)
     check_frame(made.frame, expected.frame)
     assert made.lost == expected.lost
+    if damaged is None or "/provenance/" not in damaged:
+        check_frame(made.provenance, expected.provenance)
     differing = {name for name in made.files ^ expected.files if journal or "/journal-" not in name}
-    if damaged is not None and "/generated_" in damaged:
+    if damaged is not None and ("/generated_" in damaged or "/provenance/" in damaged):
         differing -= {damaged}
     assert not differing, sorted(differing)
     check_accounted(directory, shape)
@@ -318,6 +321,7 @@ class Made:
 
     frame: pl.DataFrame
     raw: pl.DataFrame
+    provenance: pl.DataFrame
     lost: set[tuple[int, int, str]]
     files: set[str]
 
@@ -331,9 +335,21 @@ class Made:
         return cls(
             dataset.to_polars(),
             dataset.raw().to_polars(),
+            _without_repeats(dataset.raw().provenance()),
             {(drop.row, drop.copy, drop.kind) for drop in dataset.drops},
             {re.sub(r"-\d+\.log", "-N.log", path.relative_to(directory).as_posix()) for path in directory.rglob("*")},
         )
+
+
+def _without_repeats(provenance: pl.DataFrame) -> pl.DataFrame:
+    """Provenance without what differs where a call was repeated: attempts and seconds."""
+    return provenance.with_columns(
+        pl.when(pl.col(name).is_not_null())
+        .then(pl.struct(pl.col(name).struct.field(field.name) for field in dtype.fields if field.name not in REPEATED))
+        .alias(name)
+        for name, dtype in provenance.schema.items()
+        if isinstance(dtype, pl.Struct)
+    )
 
 
 def check_accounted(directory: Path, shape: Shape) -> None:

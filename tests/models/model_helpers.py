@@ -46,6 +46,10 @@ class FakeContext:
     attempt: int = 1
     keys: list[str] = attrs.field(factory=list)
     usage: list[Usage] = attrs.field(factory=list)
+    model: str = ""
+
+    def answered_by(self, model: str) -> None:
+        self.model = model
 
     def give_back(self) -> None:
         """Do nothing: there is no permit."""

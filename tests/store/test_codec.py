@@ -71,7 +71,7 @@ values = st.recursive(
 def encode(cells: Sequence[Any]) -> tuple[bytes, list[int]]:
     """Encode the values of cells as entries; return the bytes and the positions of values that cannot be stored."""
     entries: list[Entry] = [
-        Finished(column="a", row=at, attempt=1, salvage_round=0, value=value, cost=None)
+        Finished(column="a", row=at, attempt=1, salvage_round=0, value=value, origin=None)
         for at, value in enumerate(cells)
     ]
     data, lost = encode_entries(entries)

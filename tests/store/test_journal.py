@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from seedbed.errors import StoreError
 from seedbed.models.base import ChatAnswer
-from seedbed.observe.report import Drop, Usage
+from seedbed.observe.report import Drop, Origin, Usage
 from seedbed.runtime import faults
 from seedbed.store import journal as journal_module
 from seedbed.store.entries import (
@@ -35,6 +35,7 @@ from seedbed.store.entries import (
 from seedbed.store.files import PRIVATE
 from seedbed.store.journal import SEGMENT_SIZE, Journal, Recovered
 
+ORIGIN = Origin("m", 1, 2, 3, 4, 1, 0.5, 0.1)
 SPENT = (("review", "small", Usage(calls=3, input_tokens=10, output_tokens=20, cost=0.5)),)
 
 
@@ -50,7 +51,7 @@ def size(directory: Path) -> int:
 
 def finished(value: Any, row: int = 0, column: str = "review") -> Finished:
     """An entry as the engine writes it."""
-    return Finished(column=column, row=row, attempt=1, salvage_round=0, value=value, cost=None)
+    return Finished(column=column, row=row, attempt=1, salvage_round=0, value=value, origin=None)
 
 
 def cells(*numbers: int) -> list[Entry]:
@@ -99,7 +100,14 @@ def test_commits_are_recovered_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        Finished(column="a", row=-1, attempt=2, salvage_round=1, value=([0, 1], [["x", "y"]]), cost=(1, 2, 0.5)),
+        Finished(
+            column="a",
+            row=-1,
+            attempt=2,
+            salvage_round=1,
+            value=([0, 1], [["x", "y"]]),
+            origin=Origin("m", 1, 2, 3, 4, 1, 0.5, 0.1),
+        ),
         Failed(column="a", row=3, attempt=1, salvage_round=0, error="no", consequence="dropped"),
         Answer(column="a", row=3, attempt=1, key=b"key", answer=ChatAnswer(text="yes")),
         Rebuilt(

@@ -28,7 +28,7 @@ SPENT = (("review", "small", Usage(calls=3, input_tokens=10, output_tokens=20, c
 
 def finished(row: int, value: str) -> Finished:
     """An entry as the engine writes it."""
-    return Finished(column="review", row=row, attempt=1, salvage_round=0, value=value, cost=None)
+    return Finished(column="review", row=row, attempt=1, salvage_round=0, value=value, origin=None)
 
 
 @attrs.frozen(kw_only=True)

@@ -163,7 +163,7 @@ async def test_dropped_rows_are_beside_the_dataset(durability: str, autojump_clo
     dropped = dataset.dropped()
     assert dropped["_row"].to_list() == [1, 3, 5]
     assert dropped["_column"].to_list() == ["parity"] * 3
-    assert "3 is odd" in dropped["_error"][1]
+    assert "3 is odd" in dropped["_reason"][1]
     if durability == "cell":
         assert dropped["n"].to_list() == [1, 3, 5]
         assert dropped["text"].to_list() == ["row 1", "row 3", "row 5"]

@@ -106,6 +106,8 @@ class RunOptions:
     """Stop when more than this share of the last attempts failed."""
     throttle_patience: float | None = None
     """Stop when an endpoint rate-limits every call for this number of seconds."""
+    provenance: Flag | None = None
+    """Add columns that say where each row came from: its seed row, and the model, attempts and cost of its cells."""
     engine: Literal["concurrent", "sequential"] | None = None
     """Run cells concurrently, or one after another."""
     option: Several = ()

@@ -67,6 +67,9 @@ class CellContext(Protocol):
         `input_tokens` include those of prompts that the provider read from its cache, `cached_tokens`.
         """
 
+    def answered_by(self, model: str) -> None:
+        """Name the model whose answer the cell's value is, for its provenance; by default the one called last."""
+
     async def call(
         self,
         send: Callable[[], Awaitable[T]],

@@ -285,7 +285,7 @@ class _Asker:
                 answer = await model.complete(messages, schema=self.schema, **spec.parameters)
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
-                raise Retryable(f"{where}: model {spec.model!r} returned an empty answer")
+                raise Retryable(f"{where}: model {spec.model!r} returned an empty answer", code="empty_answer")
             value, problem = await self.reader.read_answer(context, text, row)
             if problem is None:
                 break
@@ -349,7 +349,7 @@ def chat_column(
         if prompt is None:
             return {spec.name: None} if side_effects else None
         if not prompt.strip() and not spec.images:
-            raise Permanent(f"{where}: its prompt is empty")
+            raise Permanent(f"{where}: its prompt is empty", code="empty_prompt")
         messages = [] if system is None else [Message(role="system", content=system.render(values))]
         pictures: list[Image] = []
         for name in spec.images:

@@ -270,6 +270,25 @@ class SeedReader:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def seed_rows(self, rows: range) -> list[int]:
+        """The numbers that these rows of the dataset have in the file, from 0. Safe in any thread."""
+        count = rows.stop
+        if self._spec.cycle and rows:
+            # The first rows need no count of the others.
+            with self._connect() as connection:
+                one = connection.sql(f"SELECT 1 FROM {self._table} OFFSET {self._spec.start + rows.stop - 1} LIMIT 1")
+                is_beyond = self._spec.partition is not None or self._spec.stop is not None or not one.fetchall()
+            count = self._count if is_beyond else count
+        positions = [row % count for row in rows]
+        if self._spec.order == "shuffled" and positions:
+            low, high = min(positions), max(positions) + 1
+            source = f"read_parquet({_literal(self._shuffled)})"
+            with self._connect() as connection:
+                found = connection.sql(f"SELECT {_NUMBER} FROM {source} OFFSET {low} LIMIT {high - low}").fetchall()
+            positions = [int(found[at - low][0]) - 1 for at in positions]
+        selected = self._spec.select(_ENDLESS if self._spec.partition is None else self._row_count)
+        return [selected[at] for at in positions]
+
     def generate(self, rows: range) -> pl.DataFrame:
         """The values for these rows of the dataset."""
         try:
@@ -322,7 +341,7 @@ class SeedReader:
     def _query(self, row: int) -> str:
         """SQL for the selected rows from this one on."""
         if self._spec.order == "shuffled":
-            return f"SELECT * FROM read_parquet({_literal(self._shuffled)}) OFFSET {row}"
+            return f"SELECT * EXCLUDE ({_NUMBER}) FROM read_parquet({_literal(self._shuffled)}) OFFSET {row}"
         return self._ordered_query(row)
 
     def _ordered_query(self, row: int = 0) -> str:
@@ -351,7 +370,7 @@ class SeedReader:
         path = folder / "rows.parquet"
         key = f"md5_number_lower('{self._environment.seed}:' || {_NUMBER})"
         numbered = f"SELECT *, row_number() OVER () AS {_NUMBER} FROM ({self._ordered_query()})"
-        ordered = f"SELECT * EXCLUDE ({_NUMBER}) FROM ({numbered}) ORDER BY {key}, {_NUMBER}"
+        ordered = f"SELECT * FROM ({numbered}) ORDER BY {key}, {_NUMBER}"
         with self._connect() as connection:
             connection.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
             connection.execute(f"SET temp_directory = {_literal(folder / 'spill')}")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import msgspec
 import polars as pl
 import trio
 
 from ..errors import AllRowsDropped, ProcessorFailed, StoreError
+from ..graph import Kind
 from ..observe import events
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import DroppedRows, FinishedRows, GeneratorCall, Key, Purpose
 from ..store.files import remove
 from ..store.manifest import GroupRecord, read
+from ..store.provenance import provenance_table
 from ..store.schema import arrow_table, conflict_error
 from .failures import error_text
 from .resume import call_entries, dropped_entries
@@ -23,8 +25,10 @@ from .source import RECIPE_NAME, store_recipe
 from .storage import read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    import pyarrow as pa
 
     from ..observe.report import Drop, Resized
     from ..store.entries import Entry
@@ -67,6 +71,7 @@ class FinishedGroup:
 async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup | None:
     """Write a finished row group and free it; None where it is still to be decided which of its rows count."""
     rows, ledger, store = group.rows.finished(group.live_rows()), services.ledger, services.store
+    await _complete_drops(services, group)
     path: Path | None = None
     frame: pl.DataFrame | None = None
     # What the manifest has of the row group so far, if dropped rows of it are retried.
@@ -115,6 +120,65 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup | No
     )
 
 
+async def _complete_drops(services: Services, group: OpenGroup) -> None:
+    """Add to the drops of a row group what is known of them at its end: their cost and their rows of the seed file."""
+    assert group.state is not None
+    costs, found = group.state.drop_costs(), []
+    numbers: Sequence[int | None] = ()
+    if group.rows.drops:
+        numbers = await _seed_numbers(services, group)
+        seeds = dict(zip(group.rows.identities(range(group.rows.count)), group.seed_rows(numbers), strict=True))
+    before = {step.name for step in services.plan.steps if step.kind is Kind.FROM_SCRATCH}
+    for drop in group.rows.drops:
+        if drop in costs or drop.kind == "skipped":
+            seed_row = seeds.get((drop.row, drop.copy))
+            if services.plan.pre_batch and (drop.column in before or drop.kind == "skipped"):
+                # It was dropped before the processors, as a row of its own number.
+                seed_row = numbers[drop.row - group.rows.source.start] if numbers else None
+            drop = msgspec.structs.replace(drop, cost=costs.get(drop, 0.0), seed_row=seed_row)  # noqa: PLW2901
+        found.append(drop)
+    group.rows.drops = found
+
+
+async def _seed_numbers(services: Services, group: OpenGroup) -> Sequence[int | None]:
+    """The numbers that the source rows of a row group have in the seed file; empty without one."""
+    readers = (each.column.generator for each in services.plan.steps if each.column is not None)
+    reader = next((each for each in readers if hasattr(each, "seed_rows")), None)
+    if reader is None or services.store is None:
+        return ()
+    source = group.rows.source
+    numbers: Sequence[int | None] = await services.store_thread(lambda: reader.seed_rows(source))
+    return numbers
+
+
+async def _provenance(services: Services, group: OpenGroup) -> Callable[[], pa.Table] | None:
+    """What returns the provenance of a row group; None where its record in the manifest says as much."""
+    plan, rows, state = services.plan, group.rows, group.state
+    assert state is not None
+    steps = [step.name for step in plan.steps if step.makes_calls]
+    numbers = await _seed_numbers(services, group)
+    is_plain = not (steps or numbers or plan.pre_batch or plan.post_batch or plan.header.provenance)
+    if is_plain or rows.skipped is not None:
+        return None
+    live, seeds = group.live_rows(), group.seed_rows(numbers)
+    at: list[int | None] = [*live]
+    if rows.came_from is not None:
+        at = [None if position is None else live[position] for position in rows.came_from]
+        kept = set(at)
+        at += [row for row in live if row not in kept]
+
+    def build() -> pa.Table:
+        origins = {
+            name: [None if row is None else known.get(row) for row in at]
+            for name in steps
+            for known in [state.origins.get(name, {})]
+        }
+        identities = [None if row is None else rows.identity(row) for row in at]
+        return provenance_table(identities, [None if row is None else seeds[row] for row in at], origins)
+
+    return build
+
+
 async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, rows: Any, before: int) -> GroupRecord:
     """Store what is finished of dropped rows, then write the part and its record, then free the journal's entries.
 
@@ -139,7 +203,9 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         if dropped:
             # For a run that retries them; post-batch processors need the other rows of the group too.
             of, named = (range(frontier.rows), None) if plan.post_batch else (dropped, identities)
-            cells = dropped_entries(plan, group.rows, of, frontier.is_done, order=named, resized=state.resized)
+            cells = dropped_entries(
+                plan, group.rows, of, frontier.is_done, order=named, resized=state.resized, origins=state.origins
+            )
             revision = 0 if earlier is None else earlier + 1
             await recorder.store(Key(group=index, revision=revision, purpose=Purpose.DROPPED), cells)
         if retry is None and (plan.post_batch or dropped):
@@ -172,6 +238,7 @@ async def _write_part(
     """Write a part off the loop. Cancellation waits for it until a deadline; an abandoned writer does not commit."""
     is_abandoned = False
     retry, of = group.retry, group.rows
+    provenance = await _provenance(services, group)
     record = GroupRecord(
         index=group.index,
         start=of.source.start,
@@ -181,15 +248,19 @@ async def _write_part(
         skipped=of.skipped,
         commits=services.recorder.commits if services.recorder is not None else 0,
     )
-    work = partial(
-        writer.write_group,
-        record,
-        rows,
-        order=order,
-        generated=of.before_post_batch(group.live_rows()),
-        declared=of.untyped,
-        abandoned=lambda: is_abandoned,
-    )
+    generated = of.before_post_batch(group.live_rows())
+
+    def work() -> GroupRecord | None:
+        return writer.write_group(
+            record,
+            rows,
+            order=order,
+            generated=generated,
+            declared=of.untyped,
+            provenance=None if provenance is None else provenance(),
+            abandoned=lambda: is_abandoned,
+        )
+
     try:
         with trio.fail_after(CHECKPOINT_DEADLINE, shield=True):
             written = await services.store_thread(work)

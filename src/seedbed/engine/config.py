@@ -63,6 +63,9 @@ class RunConfig:
     """They are committed sooner when so many are waiting."""
     engine: str = attrs.field(default="concurrent", validator=checks.one_of("concurrent", "sequential"))
     """`sequential` is the same scheduler with one task at a time, column by column and row by row."""
+    provenance: bool = attrs.field(default=False, validator=checks.flag)
+    """Add columns that say where each row came from: `_row`, `_copy`, `_seed_row`, and `NAME__provenance` for each
+    column that calls a model. `Dataset.provenance()` has them in any case."""
     trace: bool = attrs.field(default=False, validator=checks.flag)
     """Record a `TaskTrace` of every attempt in the report."""
     jitter_seed: int | None = attrs.field(default=None, validator=checks.optional(checks.whole()))

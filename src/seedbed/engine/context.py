@@ -65,6 +65,8 @@ class Context:
         # Seconds in calls, and of waiting for permits.
         self.called = 0.0
         self.waited = 0.0
+        # The alias of the model that was called last, or that the generator named.
+        self.model = ""
         self.rows: Sequence[tuple[int, int]] = ()  # of the dataset, of a task for a whole row group
 
     @property
@@ -100,7 +102,11 @@ class Context:
             cached_tokens=cached_tokens,
             cost=cost,
         )
+        self.model = model or self.model
         self.add_usage(model, usage)
+
+    def answered_by(self, model: str) -> None:
+        self.model = model
 
     def add_usage(self, model: str, usage: Usage) -> None:
         """Count a call, or several."""
@@ -155,8 +161,9 @@ class Context:
         self.count_usage()
         journal = self._group.journal
         if journal is not None:
+            spent = self._task.spent + self.usage.total
             for key, answer in self._answers[self._recorded :]:
-                journal.answered(self._task, key(), answer)
+                journal.answered(self._task, key(), answer, spent)
         self._recorded = len(self._answers)
 
     async def call(
@@ -465,6 +472,7 @@ class CellModel:
         """
         self._calls += 1
         context = self._context
+        context.model = self.alias
         parts = (self._seed, context.column, context.row, self.alias, self._calls)
         parameters = {**self._spec.parameters, **given}
         for name, value in parameters.items():

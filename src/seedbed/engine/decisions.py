@@ -185,4 +185,6 @@ def _duplicate(source: range, position: int, identities: Sequence[Identity] | No
         row, copy = identities[position]
     else:
         row, copy = source[min(position, len(source) - 1)], max(0, position - len(source) + 1)
-    return Drop(row=row, copy=copy, kind=REJECTED, column=rule, attempts=1, error="it is in an earlier row")
+    return Drop(
+        row=row, copy=copy, kind=REJECTED, column=rule, attempts=1, error="it is in an earlier row", code="duplicate"
+    )

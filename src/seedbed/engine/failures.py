@@ -76,6 +76,11 @@ def error_text(error: BaseException) -> str:
     return f"{text} ({place})" if place else text
 
 
+def error_code(error: BaseException) -> str:
+    """The stable word for the kind of a failure; `exception` for whatever a function of the user's raised."""
+    return error.code if isinstance(error, CellError) else "exception"
+
+
 def locate(error: Exception, row_group: int, task: Task | None = None, row: int | None = None) -> None:
     """Add a note to an unexpected exception: the column and row it is about, which our own errors contain."""
     if isinstance(error, SeedbedError) or any(note.startswith("(column=") for note in getattr(error, "__notes__", ())):

@@ -7,16 +7,19 @@ missing there, from what the journal stored of their calls.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import trio
 
-from ..errors import StoreError
+from ..errors import PartError, StoreError
 from ..graph import GROUP, Kind
 from ..observe import events
 from ..observe.report import REJECTED
 from ..store.entries import GeneratorCall, Key, Purpose
 from ..store.parts import read_table
+from ..store.provenance import Provenance, read_provenance
 from ..store.values import python_values
 from .resume import RenewedRows, RetriedRows, plan_renewal, plan_retry, restore_entries
 from .row_group import RowGroup
@@ -131,9 +134,10 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
         return RenewedRows.nothing_of(record), await read(Purpose.RENEWAL)
     part = record.generated or record.part
     table = None if part is None else await services.store_thread(lambda: read_table(store.writer.path, part))
+    provenance = await _read_provenance(services, record)
     dropped, retried = await read(Purpose.DROPPED), await read(Purpose.RETRY)
     try:
-        renewal = plan_renewal(plan, record, table, dropped, retried)
+        renewal = plan_renewal(plan, record, table, dropped, retried, provenance=provenance)
     except (ValueError, LookupError, TypeError) as error:
         raise StoreError(f"row group {record.index} holds values that no run of this recipe wrote: {error}") from error
     if renewal is not None:
@@ -168,7 +172,23 @@ async def _read_retried(services: Services, record: GroupRecord) -> tuple[Retrie
     seeds = plan.seeds if plan.pre_batch else ()
     processed = bool(plan.pre_batch or plan.post_batch)
     found = plan_retry(record, await read(Purpose.DROPPED), seeds=seeds, processed=processed)
-    return None if found is None else (found[0], [*found[1], *await read(Purpose.RETRY)])
+    if found is None:
+        return None
+    retried, known = found
+    if plan.pre_batch and plan.post_batch:  # the others of its rows are written again too
+        provenance = await _read_provenance(services, record)
+        retried = attrs.evolve(retried, seed_rows={**provenance.seed_rows, **retried.seed_rows})
+    return retried, [*known, *await read(Purpose.RETRY)]
+
+
+async def _read_provenance(services: Services, record: GroupRecord) -> Provenance:
+    """Where the rows of a finished row group came from; nothing is known if its file is missing or damaged."""
+    store, part = services.store, record.provenance
+    if store is None or part is None:
+        return Provenance()
+    with suppress(PartError):
+        return await services.store_thread(lambda: Provenance.of(read_provenance(store.writer.path, part)))
+    return Provenance()
 
 
 async def _replay(services: Services, index: int, turn: int, nursery: trio.Nursery) -> None:

@@ -22,6 +22,7 @@ from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
 from ..store.manifest import Header, Layout, Manifest, is_dataset
 from ..store.manifest import read as read_manifest
+from ..store.provenance import is_provenance
 from ..store.replace import check_replaceable, is_half_removed
 from ..store.schema import declared_type
 from ..store.values import is_json
@@ -195,7 +196,10 @@ def plan_build(
     if redo is not None and not (resume and out is not None and is_dataset(out)):
         raise ConfigError("redo applies to a finished dataset: pass out and resume=True with it")
     columns, processors, limits = source.columns, source.processors, source.limits
-    problems = _check(columns, processors, limits) or [*filter(None, (_too_few_rows(each, rows) for each in columns))]
+    problems = _check(columns, processors, limits) or [
+        *_check_provenance(columns, config),
+        *filter(None, (_too_few_rows(each, rows) for each in columns)),
+    ]
     accepts = source.acceptance
     if not problems and accepts is not None and rows > accepts.rules.candidates(rows):
         limit = accepts.rules.max_candidates
@@ -231,6 +235,11 @@ def plan_build(
         header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
         if done.finished is None:  # a finished dataset is left as it is if only connection details differ
             header = msgspec.structs.replace(header, recipe=own.recipe)
+        if config.provenance and not header.provenance:
+            raise ConfigError(
+                f"the dataset in {str(out)!r} was started without the option provenance, which adds columns: resume "
+                "without it, and read Dataset.provenance() instead"
+            )
     config = attrs.evolve(config, buffer_size=header.buffer_size)
     return BuildPlan(
         graph=graph,
@@ -272,6 +281,7 @@ def _new_header(
         declared=pa.schema(written),
         fingerprint=dict(fingerprint),
         recipe=None if source.recipe is None or not stored else recipe_text(source.recipe),
+        provenance=source.config.provenance and stored,
         publishes_at_end=any(each.stage is Stage.AFTER_GENERATION for each in source.processors),
         created=time.time(),
         version=version("seedbed"),
@@ -324,6 +334,18 @@ def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: M
     ):
         problems.append("a pre-batch processor needs a column from scratch, whose rows it sees")
     return problems
+
+
+def _check_provenance(columns: Sequence[Column], config: RunConfig) -> list[str]:
+    """The columns whose names are those of columns that the option `provenance` adds."""
+    if not config.provenance:
+        return []
+    names = [name for column in columns for name in (*column.outputs, *column.side_effects)]
+    return [
+        f"column {name!r} has the name of a column that the option provenance adds"
+        for name in names
+        if is_provenance(name)
+    ]
 
 
 def _check_column(column: Column) -> list[str]:

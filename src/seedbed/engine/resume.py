@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..observe.report import Drop, Ledger, Resized
+    from ..observe.report import Drop, Ledger, Origin, Resized
     from ..store.entries import Entry
     from ..store.manifest import GroupRecord, Manifest
+    from ..store.provenance import Provenance
     from .admission import AcceptedAdmission
     from .budget import Budget
     from .plan import BuildPlan
@@ -225,7 +226,7 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
     for entry in _without_forgiven(_without_forgotten(list(entries)), steps):
         if type(entry) is Finished:  # nearly all of them, and there may be a million
             step = steps.get(entry.column)
-            if step is not None and group.restore_finished(step, entry.row, entry.value, entry.cost):
+            if step is not None and group.restore_finished(step, entry.row, entry.value, entry.origin):
                 cells[entry.column] += entry.cells
             continue
         match entry:
@@ -237,19 +238,21 @@ def _restore_entries(group: RowGroup, rows: Rows, steps: dict[str, Step], entrie
                     salvage_round=entry.salvage_round,
                     error=entry.error,
                     consequence=Consequence(entry.consequence),
+                    code=entry.code,
+                    spent=entry.spent,
                 )
             case Failed(row=row, consequence=Consequence.DROPPED.value):  # by a column that was removed
                 for each in range(rows.count) if row == GROUP else (row,):
                     if 0 <= each < rows.count and not group.frontier.dropped[each]:
-                        group.restore_dropped(None, each, rows.dropped(each, entry.column, entry.attempt, entry.error))
+                        group.restore_dropped(None, each, rows.dropped(each, entry))
             case Answer(column=column, row=row):
-                group.restore_answer(column, row, entry.key, entry.answer)
-            case Rebuilt(columns=columns) if group.can_restore_rebuilt():
+                group.restore_answer(column, row, entry.key, entry.answer, entry.spent)
+            case Rebuilt() if group.can_restore_rebuilt():
                 before = group.frontier.rows
-                after = rows.take_over(columns, entry.resized, entry.drops)
+                after = rows.take_over(entry)
                 group.restore_rebuilt(before, after)
             case FinishedRows(column=column) if column in steps:
-                group.restore_rows(steps[column], entry.rows, entry.columns)
+                group.restore_rows(steps[column], entry.rows, entry.columns, entry.origins)
                 cells[column] += len(entry.rows)
     return cells
 
@@ -288,6 +291,7 @@ class RetriedRows:
     revision: int
     rows: DroppedRows
     drops: tuple[Drop, ...]
+    seed_rows: Mapping[Identity, int | None] = attrs.field(factory=dict)
 
     def merged(self, added: Sequence[Identity], *, appended: bool) -> tuple[list[int], list[Identity]]:
         """Where the rows of the new part come from, the old one followed by those `added`, and which rows they are.
@@ -332,7 +336,8 @@ def plan_retry(
         if (drop.row, drop.copy) in identified and (rows.resized is None or drop.column not in seeds)
     }
     drops = tuple(drop for drop in record.drops if drop not in tried)
-    return RetriedRows(revision=record.revision, rows=rows, drops=drops), known
+    seed_rows = {(drop.row, drop.copy): drop.seed_row for drop in tried}
+    return RetriedRows(revision=record.revision, rows=rows, drops=drops, seed_rows=seed_rows), known
 
 
 @attrs.frozen(kw_only=True)
@@ -349,20 +354,27 @@ class RenewedRows:
     cells: list[FinishedRows]
     dropped_cells: list[FinishedRows]
     resized: Resized | None
+    seed_rows: Mapping[Identity, int | None]
 
     @classmethod
     def nothing_of(cls, record: GroupRecord) -> RenewedRows:
         """A row group that is generated as a whole: all of its source rows, before the pre-batch processors."""
-        return cls(record=record, identities=None, drops=[], cells=[], dropped_cells=[], resized=None)
+        return cls(record=record, identities=None, drops=[], cells=[], dropped_cells=[], resized=None, seed_rows={})
 
 
 def plan_renewal(
-    plan: BuildPlan, record: GroupRecord, table: pa.Table | None, stored: Sequence[Entry], retried: Sequence[Entry]
+    plan: BuildPlan,
+    record: GroupRecord,
+    table: pa.Table | None,
+    stored: Sequence[Entry],
+    retried: Sequence[Entry],
+    *,
+    provenance: Provenance,
 ) -> RenewedRows | None:
     """The rows of a row group that is written anew: those of its `table`, and its dropped rows.
 
-    `stored` is what is stored of dropped rows, and `retried` what a retry of them finished that was not completed. None
-    if nothing of it is regenerated.
+    `stored` is what is stored of dropped rows, `retried` what a retry of them finished that was not completed, and
+    `provenance` that of the rows that are written. None if nothing of it is regenerated.
     """
     header = stored[0] if stored and isinstance(stored[0], DroppedRows) else None
     # A row that failed before the pre-batch processors has no identity after them.
@@ -389,7 +401,8 @@ def plan_renewal(
         redone = cells_to_redo(plan.graph, plan.steps, redo.columns, selected, range(len(written)))
     cells: list[FinishedRows] = []
     if table is not None:
-        taken = (_cells_of(step, table, rows, redone.get(step.name, ())) for step in steps)
+        origins = {step.name: provenance.origins_of(step.name, written) for step in steps}
+        taken = (_cells_of(step, table, rows, redone.get(step.name, ()), origins[step.name]) for step in steps)
         cells = [each for each in taken if each.rows]
     dropped_cells: list[FinishedRows] = []
     if header is not None:
@@ -405,17 +418,21 @@ def plan_renewal(
         cells=cells,
         dropped_cells=[each for each in dropped_cells if each.rows],
         resized=record.resized[: len(plan.pre_batch)],
+        seed_rows={**provenance.seed_rows, **{(drop.row, drop.copy): drop.seed_row for drop in record.drops}},
     )
 
 
-def _cells_of(step: Step, table: pa.Table, rows: Sequence[int], redone: Collection[int]) -> FinishedRows:
+def _cells_of(
+    step: Step, table: pa.Table, rows: Sequence[int], redone: Collection[int], origins: Sequence[Origin | None]
+) -> FinishedRows:
     """The cells of a column, in the positions `rows`, but for those that are `redone`, by position in the table."""
     columns = [values_of(table.column(name)) for name in step.outputs]
     if not redone:
-        return FinishedRows(column=step.name, rows=[*rows], columns=columns)
+        return FinishedRows(column=step.name, rows=[*rows], columns=columns, origins=[*origins])
     kept = [at for at in range(len(rows)) if at not in redone]
     columns = [[values[at] for at in kept] for values in columns]
-    return FinishedRows(column=step.name, rows=[rows[at] for at in kept], columns=columns)
+    found = [origins[at] for at in kept] if origins else []
+    return FinishedRows(column=step.name, rows=[rows[at] for at in kept], columns=columns, origins=found)
 
 
 def _written_identities(
@@ -436,18 +453,21 @@ def _written_identities(
 
 def _moved(step: Step, entry: Finished | FinishedRows, places: Mapping[int, int]) -> FinishedRows:
     """Finished cells with other positions of their rows, without those of rows that have none."""
+    origins: Sequence[Origin | None]
     if isinstance(entry, FinishedRows):
-        rows, columns = entry.rows, entry.columns
+        rows, columns, origins = entry.rows, entry.columns, entry.origins
     elif entry.row < 0:
         rows, columns = entry.value
+        origins = entry.origin.split(len(rows)) if entry.origin is not None else ()
     else:
         values = [entry.value] if len(step.outputs) == 1 else entry.value
-        rows, columns = [entry.row], [[value] for value in values]
+        rows, columns, origins = [entry.row], [[value] for value in values], [entry.origin]
     found = [at for at, row in enumerate(rows) if row in places]
     return FinishedRows(
         column=entry.column,
         rows=[places[rows[at]] for at in found],
         columns=[[values[at] for at in found] for values in columns],
+        origins=[origins[at] for at in found] if origins else [],
     )
 
 
@@ -459,6 +479,7 @@ def dropped_entries(
     *,
     order: Sequence[Identity] | None,
     resized: Resized | None,
+    origins: Mapping[str, Mapping[int, Origin]],
 ) -> list[Entry]:
     """The finished cells of some rows of a row group, for `plan_retry`; `order` identifies the rows of its part."""
     entries: list[Entry] = []
@@ -467,7 +488,9 @@ def dropped_entries(
         done = [(at, row) for at, row in enumerate(of) if is_done(node, row) and not rows.was_skipped(step, row)]
         if done:
             columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())
-            entries.append(FinishedRows(column=step.name, rows=[at for at, _ in done], columns=columns))
+            known = origins.get(step.name)
+            shown = [] if known is None else [known.get(row) for _, row in done]
+            entries.append(FinishedRows(column=step.name, rows=[at for at, _ in done], columns=columns, origins=shown))
     part = None if order is None else list(order)
     header = DroppedRows(order=part, identities=rows.identities(of), resized=resized, count=len(entries))
     return [header, *entries]

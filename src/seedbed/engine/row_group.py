@@ -19,16 +19,16 @@ from ..graph import GROUP, Kind, Stage
 from ..graph.frontier import Frontier
 from ..observe import events
 from ..observe.tracebacks import user_traceback
-from .failures import Salvage, error_text
+from .failures import Salvage, error_code, error_text
 from .stateful import Gate, Instance, always_nodes, stateful_nodes
-from .tasks import Outcome, State, Status, Task
+from .tasks import NO_USAGE, Outcome, State, Status, Task
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..graph import Graph
-    from ..observe.report import Drop, Ledger, Resized
+    from ..observe.report import Drop, Ledger, Origin, Resized, Usage
     from .budget import Budget
     from .config import RunConfig
     from .failures import UnkeyedSteps
@@ -58,18 +58,18 @@ class Rows(Protocol):
     def write_value(self, name: str, row: int, value: Any) -> None: ...
     def accepts(self, row: int) -> bool: ...
     def reject(self, row: int) -> Drop: ...
-    def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop: ...
+    def drop(self, row: int, step: Step, attempts: int, error: str, code: str) -> Drop: ...
     def skip(self, reason: str) -> str: ...
     def row(self, row: int) -> tuple[int, dict[str, Any]]: ...
-    def processed(self, name: str, before: Any, after: Any) -> None: ...
+    def processed(self, name: str, before: Any, after: Any, came_from: Any) -> None: ...
     def rebuild(self) -> int: ...
 
 
 class GroupJournal(Protocol):
     """Where a row group's outcomes are recorded, in order."""
 
-    def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None: ...
-    def failed(self, task: Task, error: str, consequence: Consequence) -> None: ...
+    def finished(self, task: Task, value: Any, origin: Origin | None) -> None: ...
+    def failed(self, task: Task, error: str, consequence: Consequence, code: str) -> None: ...
     def rebuilt(self) -> None: ...
     def forgiven(self) -> None: ...
 
@@ -145,8 +145,15 @@ class RowGroup:
             gate = Gate(instance, turn, shared.graph, self.frontier, self._release_stateful)
             self._gate_list.append(gate)
             self._gates.update(dict.fromkeys(instance.nodes, gate))
-        # Calls, tokens and seconds of finished cells by row, counted as wasted if the row is dropped after all.
-        self._spent: dict[int, list[tuple[str, int, int, float]]] = {}
+        # How cells of columns that make calls were generated, by column and row.
+        self.origins: dict[str, dict[int, Origin]] = {}
+        # The usage of failed attempts of cells that succeeded later: it was counted as wasted when they failed.
+        self._failed_before: dict[tuple[str, int], Usage] = {}
+        # Of rows that this run dropped: their drops, and the cost of tasks that have no value.
+        self._dropped: dict[int, Drop] = {}
+        self._lost: dict[int, float] = {}
+        # The same for rows that were dropped before the pre-batch processors, which numbered the others anew.
+        self._costs: dict[Drop, float] = {}
         # Calls of stateful generators, in order: the step, its row, and the rows that a whole column was for.
         self.calls: list[tuple[Step, int, Sequence[int]]] = []
         self._has_failures = False  # attempts failed in this run
@@ -168,7 +175,7 @@ class RowGroup:
         """The task of this column and row that is ready or was tried before."""
         return next((task for task in self._alive.get(row, ()) if task.step.name == column), None)
 
-    def restore_finished(self, step: Step, row: int, value: Any, work: tuple[int, int, float] | None) -> bool:
+    def restore_finished(self, step: Step, row: int, value: Any, origin: Origin | None) -> bool:
         """An earlier run finished this task; False if it is not known, because an earlier entry was lost."""
         task = self.find(step.name, row)
         if task is None:
@@ -177,11 +184,12 @@ class RowGroup:
             if not is_dropped or self.frontier.runs_always(step.node):
                 return False
             self._write_cell(step, row, value)
+            self._note_origin(step, row, origin)
         else:
             if row == GROUP and not self._covers(step, value[0]):
                 return False
             self.salvage.discard(task)
-            self._complete(task, value, work)
+            self._complete(task, value, origin)
         if step.instance is not None:
             self.note_call(step, row, value)
         return True
@@ -192,7 +200,16 @@ class RowGroup:
         return not missing or (step.has_skip_rule and all(self.rows.skips(step, row) for row in missing))
 
     def restore_failed(
-        self, step: Step, row: int, *, attempt: int, salvage_round: int, error: str, consequence: Consequence
+        self,
+        step: Step,
+        row: int,
+        *,
+        attempt: int,
+        salvage_round: int,
+        error: str,
+        consequence: Consequence,
+        code: str,
+        spent: Usage,
     ) -> None:
         """An earlier run failed at this task."""
         task = self.find(step.name, row)
@@ -201,22 +218,31 @@ class RowGroup:
         if step.instance is not None:
             self.note_call(step, row)
         self.salvage.discard(task)
-        task.attempt, task.salvage_round = attempt, salvage_round
+        task.attempt, task.salvage_round, task.spent = attempt, salvage_round, spent
         self.salvage.rounds = max(self.salvage.rounds, salvage_round)
         if consequence is not Consequence.RETRY_WITH_ANSWERS:
             task.reject_answers()
         if consequence is Consequence.DROPPED or not self._defer(task, self._shared.now()):
-            self._fail(task, error)
+            self._fail(task, error, code)
 
-    def restore_answer(self, column: str, row: int, key: bytes, answer: Any) -> None:
+    def restore_answer(self, column: str, row: int, key: bytes, answer: Any, spent: Usage) -> None:
         """A call of this task was answered in an earlier run."""
         task = self.find(column, row)
         if task is not None:
+            task.spent = spent
             task.answers = {**(task.answers or {}), key: answer}
 
-    def restore_rows(self, step: Step, rows: Sequence[int], columns: Sequence[Sequence[Any]]) -> None:
+    def restore_rows(
+        self,
+        step: Step,
+        rows: Sequence[int],
+        columns: Sequence[Sequence[Any]],
+        origins: Sequence[Origin | None],
+    ) -> None:
         """An earlier run filled a column for some of the rows that are retried."""
         frontier, is_cell = self.frontier, step.kind is Kind.CELL
+        for row, origin in zip(rows, origins, strict=False):
+            self._note_origin(step, row, origin)
         for name, values in zip(step.outputs, columns, strict=True):
             for row, value in zip(rows, values, strict=True):
                 self.rows.write_value(name, row, value)
@@ -315,6 +341,7 @@ class RowGroup:
             self._judged[row] = 1
             was_dropped = frontier.dropped[row]
             problem: str | None = None
+            code = ""
             try:
                 if self.rows.accepts(row):
                     if not was_dropped:
@@ -322,7 +349,7 @@ class RowGroup:
                         self.accepted += 1
                     continue
             except Exception as error:  # noqa: BLE001  the rule reads values that generators returned
-                problem = error_text(error)
+                problem, code = error_text(error), error_code(error)
             ready += frontier.reject(row)
             has_rejected = True
             if was_dropped:
@@ -330,15 +357,14 @@ class RowGroup:
             if problem is None:
                 self._reject(row)
             else:
-                self._drop(row, Task(self._shared.steps[self._shared.accept[0]], self.index, row), problem)
+                self._drop(row, Task(self._shared.steps[self._shared.accept[0]], self.index, row), problem, code)
         if has_rejected:
             self._advance_gates()
         return ready
 
     def _reject(self, row: int) -> None:
-        drop = self.rows.reject(row)
-        for spent in self._spent.pop(row, ()):
-            self._shared.ledger.waste(*spent)
+        drop = self._dropped[row] = self.rows.reject(row)
+        self._waste(row)
         self._cancel_tasks(row, f"row {drop.row} was not accepted")
         if not self.frontier.live:
             self._cancel_tasks(GROUP, "every row of the group was dropped")
@@ -415,14 +441,14 @@ class RowGroup:
         if outcome.status is Status.SUCCESS and outcome.task.step.node >= 0:
             self._journal_success(outcome)
 
-    def _journal_success(self, outcome: Outcome) -> tuple[int, int, float] | None:
+    def _journal_success(self, outcome: Outcome) -> Origin | None:
         task = outcome.task
-        work = None if task.step.key is None else outcome.work
+        origin = outcome.origin
         if self._journal is not None:
             if task.step.instance is not None:
                 self.note_call(task.step, task.row, outcome.value)
-            self._journal.finished(task, outcome.value, work)
-        return work
+            self._journal.finished(task, outcome.value, origin)
+        return origin
 
     def _succeeded(self, outcome: Outcome) -> None:
         task = outcome.task
@@ -433,22 +459,34 @@ class RowGroup:
             return
         if step.key is None:
             self._shared.unkeyed.succeeded(outcome)
-        work = self._journal_success(outcome)
+        origin = self._journal_success(outcome)
         if task.row != GROUP and self.frontier.dropped[task.row]:
             self._shared.ledger.waste(step.name, *outcome.work)
-        self._complete(task, outcome.value, work)
+        self._complete(task, outcome.value, origin)
 
-    def _complete(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
+    def _note_origin(self, step: Step, row: int, origin: Origin | None) -> None:
+        if origin is not None:
+            known = self.origins.get(step.name)
+            if known is None:
+                known = self.origins[step.name] = {}
+            known[row] = origin
+
+    def _complete(self, task: Task, value: Any, origin: Origin | None) -> None:
         """A task succeeded, now or in an earlier run: write its values and find the tasks that become ready."""
         step, row = task.step, task.row
         self._done(task)
+        if row != GROUP:
+            self._note_origin(step, row, origin)
+            if task.spent is not NO_USAGE:
+                self._failed_before[step.name, row] = task.spent
+        elif origin is not None and value[0]:
+            for each, share in zip(value[0], origin.split(len(value[0])), strict=True):
+                self._note_origin(step, each, share)
         if row == GROUP:
             ready = self._write_group(task, *value)
             ready += self.frontier.complete_group(step.node)
         else:
             self._write_cell(step, row, value)
-            if work is not None and not self.frontier.dropped[row]:
-                self._spent.setdefault(row, []).append((step.name, *work))
             ready = self.frontier.complete_cell(step.node, row)
         if step.node in self._shared.accept:
             ready = [*ready, *self._judge((row,) if row != GROUP else range(self.frontier.rows))]
@@ -484,7 +522,7 @@ class RowGroup:
                     failed, more = frontier.fail(node, row)
                     ready += more
                     for each in failed:
-                        self._drop(each, task, error_text(value))
+                        self._drop(each, task, error_text(value), error_code(value))
                 else:
                     write(name, row, value)
         if ready:
@@ -508,7 +546,7 @@ class RowGroup:
             self._discard(task)
             return
         assert outcome.error is not None
-        error = error_text(outcome.error)
+        error, code = error_text(outcome.error), error_code(outcome.error)
         consequence = Consequence.DROPPED
         if outcome.status is Status.RETRYABLE and self._defer(task, outcome.finished):
             consequence = Consequence.RETRY_WITH_ANSWERS if outcome.keeps_answers else Consequence.RETRY
@@ -516,10 +554,10 @@ class RowGroup:
         if self._journal is not None:
             if task.step.instance is not None:
                 self.note_call(task.step, task.row)
-            self._journal.failed(task, error, consequence)
+            self._journal.failed(task, error, consequence, code)
         if consequence is Consequence.DROPPED:
             self._shared.ledger.note_cause(f"{task.step.name}: {error}", outcome.error, user_traceback)
-            self._fail(task, error)
+            self._fail(task, error, code)
 
     def _defer(self, task: Task, now: float) -> bool:
         """Defer a failed task to the next salvage round; False if it has no attempts left."""
@@ -530,22 +568,22 @@ class RowGroup:
         self._shared.notify.emit_task(events.TaskDeferred, task, eligible_at=eligible_at)
         return True
 
-    def _fail(self, task: Task, error: str) -> None:
+    def _fail(self, task: Task, error: str, code: str) -> None:
         """A task failed for good: drop its row, or every row if it was for the whole group."""
         self._done(task)
         rows, ready = self.frontier.fail(task.step.node, task.row)
         for row in rows:
-            self._drop(row, task, error)
+            self._lost[row] = self._lost.get(row, 0.0) + task.spent.cost / len(rows)
+            self._drop(row, task, error, code)
         self._settle(task.step.node, task.row)
         self._advance_gates()
         self._make_ready(ready)
 
-    def _drop(self, row: int, failed: Task, error: str) -> None:
+    def _drop(self, row: int, failed: Task, error: str, code: str) -> None:
         """Record a dropped row and cancel its tasks, and with the last row those of the whole group."""
         self._forget_accepted(row)
-        drop = self.rows.drop(row, failed.step, failed.attempt, error)
-        for spent in self._spent.pop(row, ()):
-            self._shared.ledger.waste(*spent)
+        drop = self._dropped[row] = self.rows.drop(row, failed.step, failed.attempt, error, code)
+        self._waste(row)
         self._cancel_dropped(row, drop)
         notify = self._shared.notify
         notify.emit(
@@ -557,6 +595,22 @@ class RowGroup:
             attempts=drop.attempts,
             error=drop.error,
         )
+
+    def _waste(self, row: int) -> None:
+        """Count what was generated of a row that is dropped as wasted."""
+        for column, origins in self.origins.items():
+            if (origin := origins.get(row)) is not None and not origin.shared:
+                counted = self._failed_before.get((column, row), NO_USAGE)
+                calls, tokens = max(1, origin.calls - counted.calls), origin.tokens - counted.tokens
+                self._shared.ledger.waste(column, calls, tokens, origin.seconds)
+
+    def drop_costs(self) -> Mapping[Drop, float]:
+        """The cost of each row that this run dropped: of its values, and of what failed or was cancelled."""
+        for row, drop in self._dropped.items():
+            found = (origins.get(row) for origins in self.origins.values())
+            paid = sum(origin.cost for origin in found if origin is not None and not origin.shared)
+            self._costs[drop] = self._lost.get(row, 0.0) + paid
+        return self._costs
 
     def _forget_accepted(self, row: int) -> None:
         """A row failed: it does not count, even if it was accepted."""
@@ -586,6 +640,8 @@ class RowGroup:
     def _discard(self, task: Task) -> None:
         """A task is not needed any more."""
         self._done(task)
+        if task.spent.cost:
+            self._lost[task.row] = self._lost.get(task.row, 0.0) + task.spent.cost
         self._settle(task.step.node, task.row)
 
     def _settle(self, node: int, row: int) -> None:
@@ -643,7 +699,7 @@ class RowGroup:
         except Exception as error:  # noqa: BLE001  a rule reads values that generators returned; anything may happen
             rows, ready = self.frontier.fail(step.node, row)
             for each in rows:
-                self._drop(each, Task(step, self.index, row), f"skip_when: {error_text(error)}")
+                self._drop(each, Task(step, self.index, row), f"skip_when: {error_text(error)}", "skip_rule")
         else:
             ready = self.frontier.complete_cell(step.node, row)
             if step.node in self._shared.accept:
@@ -712,8 +768,8 @@ class RowGroup:
 
     def _processed(self, outcome: Outcome) -> None:
         step = outcome.task.step
-        before, after = outcome.value
-        self.rows.processed(step.name, before, after)
+        before, after, came_from = outcome.value
+        self.rows.processed(step.name, before, after, came_from)
         if self._shared.notify.events.wants_rows:
             processed = {"processor": step.name, "before": before, "after": after}
             self._shared.notify.emit(events.RowsProcessed, row_group=self.index, **processed)
@@ -728,6 +784,8 @@ class RowGroup:
             self._continue_with(count, rebuilt)
 
     def _continue_with(self, before: int, after: int) -> None:
+        self.drop_costs()
+        self._dropped, self._lost, self.origins = {}, {}, {}
         self.resized = self.rows.resized
         self._judged, self._is_accepted, self.accepted = bytearray(after), bytearray(after), 0
         ready = self.frontier.rebuild(after)

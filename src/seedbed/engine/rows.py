@@ -9,15 +9,17 @@ import polars as pl
 from ..graph import Stage
 from ..observe.report import REJECTED, Drop
 from ..store.entries import Rebuilt
+from ..store.provenance import match_rows
 from ..store.schema import arrow_table
 from ..store.values import Buffer, make_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
     from ..observe.report import Resized
+    from ..store.entries import Failed
     from .plan import BuildPlan
     from .tasks import Step
 
@@ -53,8 +55,12 @@ class Rows:
         # Columns with values that do not fit the declared type, which post-batch processors may remove; changed by the
         # thread of the first one.
         self.untyped: dict[str, pa.DataType] = {}
-        # The rows that processors returned, as long as they are not back in the buffer.
+        # The rows that processors returned, as long as they are not back in the buffer, and for each its position
+        # before the first of them, if that is known.
         self.frame: pl.DataFrame | None = None
+        self.came_from: list[int | None] | None = None
+        # The positions of the rows among the source rows; None: as their identities are.
+        self._sources: list[int | None] | None = None
         self._identities = identities  # None: the rows are the source rows
         self._skipped_cells: set[tuple[int, int]] = set()  # (node, row)
 
@@ -117,20 +123,32 @@ class Rows:
         assert acceptance.predicate is not None
         source, copy = self.identity(row)
         name = acceptance.predicate.name
-        drop = Drop(row=source, copy=copy, kind=REJECTED, column=name, attempts=1, error="not accepted")
+        drop = Drop(
+            row=source, copy=copy, kind=REJECTED, column=name, attempts=1, error="not accepted", code="rejected"
+        )
         self.drops.append(drop)
         return drop
 
-    def drop(self, row: int, step: Step, attempts: int, error: str) -> Drop:
+    def drop(self, row: int, step: Step, attempts: int, error: str, code: str) -> Drop:
         """Record that a row failed."""
-        drop = self.dropped(row, step.name, attempts, error)
+        source, copy = self.identity(row)
+        drop = Drop(row=source, copy=copy, kind="failed", column=step.name, attempts=attempts, error=error, code=code)
         self.drops.append(drop)
         return drop
 
-    def dropped(self, row: int, column: str, attempts: int, error: str) -> Drop:
-        """What there is to say about a row that failed."""
+    def dropped(self, row: int, failed: Failed) -> Drop:
+        """What there is to say about a row that failed by a column that was removed since."""
         source, copy = self.identity(row)
-        return Drop(row=source, copy=copy, kind="failed", column=column, attempts=attempts, error=error)
+        return Drop(
+            row=source,
+            copy=copy,
+            kind="failed",
+            column=failed.column,
+            attempts=failed.attempt,
+            error=failed.error,
+            code=failed.code,
+            cost=failed.spent.cost,
+        )
 
     def skip(self, reason: str) -> str:
         """Drop every row because a pre-batch processor failed; returns the drop reason as reports group it."""
@@ -139,7 +157,7 @@ class Rows:
         self.drops = [drop for drop in self.drops if drop.kind != "skipped"]
         gone = {(drop.row, drop.copy) for drop in self.drops}
         self.drops += [
-            Drop(row=row, kind="skipped", column=PRE_BATCH_COLUMN, attempts=1, error=reason)
+            Drop(row=row, kind="skipped", column=PRE_BATCH_COLUMN, attempts=1, error=reason, code="processor")
             for row in self.source
             if (row, 0) not in gone
         ]
@@ -157,14 +175,19 @@ class Rows:
             return None
         return self.buffer.take(self._plan.graph.outputs, live)
 
-    def processor_call(self, step: Step, live: Sequence[int]) -> Callable[[], tuple[pl.DataFrame, pl.DataFrame]]:
-        """A function that runs a processor on the rows and returns the frames before and after it."""
+    def processor_call(
+        self, step: Step, live: Sequence[int]
+    ) -> Callable[[], tuple[pl.DataFrame, pl.DataFrame, list[int | None]]]:
+        """A function that runs a processor on the rows.
+
+        It returns the frames before and after it, and the position before it of each row after it, if that is known.
+        """
         processor, frame = step.processor, self.frame
         assert processor is not None
         names = self._plan.seed_outputs if step.kind is Stage.PRE_BATCH else self._plan.graph.outputs
         columns = self.buffer.take(names, live) if frame is None else {}
 
-        def call() -> tuple[pl.DataFrame, pl.DataFrame]:
+        def call() -> tuple[pl.DataFrame, pl.DataFrame, list[int | None]]:
             before = frame
             if before is None:
                 before = make_frame(columns, len(live), documents=self._plan.documents)
@@ -176,7 +199,7 @@ class Rows:
                 raise TypeError(f"a processor must return a polars frame, not {type(after).__name__}")
             if step.kind is Stage.PRE_BATCH:
                 self._check_columns(after)
-            return before, after
+            return before, after, match_rows(before, after)
 
         return call
 
@@ -199,8 +222,12 @@ class Rows:
         if parts:
             raise ValueError(f"the frame it returned {' and '.join(parts)}")
 
-    def processed(self, name: str, before: pl.DataFrame, after: pl.DataFrame) -> None:
+    def processed(self, name: str, before: pl.DataFrame, after: pl.DataFrame, came_from: Sequence[int | None]) -> None:
         """Continue with the rows that a processor returned, and count those that it removed or added."""
+        earlier = self.came_from
+        self.came_from = list(came_from)
+        if earlier is not None:
+            self.came_from = [None if at is None else earlier[at] for at in came_from]
         more = after.height - before.height
         self.resized = (*self.resized, (name, max(0, -more), max(0, more)))
         self.frame = after
@@ -210,7 +237,8 @@ class Rows:
         assert self.frame is not None
         self.buffer = Buffer.from_frame(self.frame, self._plan.graph.outputs)
         self._identities = identities_by_position(self.source, self.buffer.rows)
-        self.frame = None
+        self._sources = self.came_from
+        self.frame = self.came_from = None
         return self.buffer.rows
 
     def rebuilt_as(self) -> Rebuilt:
@@ -219,17 +247,34 @@ class Rows:
             columns=self.buffer.take(self._plan.seed_outputs),
             resized=self.resized,
             drops=list(self.drops),
+            came_from=self._sources or [],
         )
 
-    def take_over(self, columns: dict[str, list[Any]], resized: Resized, drops: list[Drop]) -> int:
+    def take_over(self, rebuilt: Rebuilt) -> int:
         """Continue with the rows that pre-batch processors returned in an earlier run; returns how many they are."""
-        count = len(next(iter(columns.values())))
+        count = len(next(iter(rebuilt.columns.values())))
         # Those of columns that the recipe no longer has are left out.
-        known = {name: values for name, values in columns.items() if name in self._plan.seed_outputs}
+        known = {name: values for name, values in rebuilt.columns.items() if name in self._plan.seed_outputs}
         self.replace(known, identities_by_position(self.source, count))
-        self.resized = resized
-        self.drops = drops
+        self.resized = rebuilt.resized
+        self.drops = rebuilt.drops
+        known_sources = [at if at is not None and at < len(self.source) else None for at in rebuilt.came_from]
+        self._sources = known_sources if len(known_sources) == count else [None] * count
         return count
+
+    def seed_rows(self, numbers: Sequence[int | None], earlier: Mapping[Identity, int | None]) -> list[int | None]:
+        """The row of the seed file of each row, None where pre-batch processors made that unknown.
+
+        `numbers` are those of the source rows, empty without a seed file, `earlier` those that are stored of rows.
+        """
+        if not numbers:
+            return [None] * self.count
+        if self._sources is not None:
+            return [None if at is None else numbers[at] for at in self._sources]
+        identities = self.identities(range(self.count))
+        if self._plan.pre_batch:
+            return [earlier.get(identity) for identity in identities]
+        return [numbers[row - self.source.start] for row, _ in identities]
 
     def replace(self, columns: dict[str, list[Any]], identities: list[Identity]) -> None:
         """Take other rows in place of these."""

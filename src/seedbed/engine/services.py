@@ -12,7 +12,7 @@ from ..observe import events
 from ..runtime.threads import Lease, Portal, current_portal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
@@ -51,6 +51,11 @@ class OpenGroup:
     def number(self, task: Task) -> int | None:
         """The number of a task's row in the dataset; None if the task is for the whole row group."""
         return None if task.row == GROUP else self.rows.identity(task.row)[0]
+
+    def seed_rows(self, numbers: Sequence[int | None]) -> list[int | None]:
+        """The row of the seed file of each row; `numbers` are those of the source rows, if there is a seed file."""
+        earlier = self.retry or self.renewal
+        return self.rows.seed_rows(numbers, {} if earlier is None else earlier.seed_rows)
 
     def live_rows(self) -> list[int]:
         return self.state.frontier.live_rows() if self.state is not None else list(range(self.rows.count))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
+    from ..observe.report import Origin, Usage
     from ..store.entries import Entry, Key, UsageEntries
     from ..store.manifest import GroupRecord, Manifest
     from .config import RunConfig
@@ -405,22 +406,28 @@ class GroupEntries:
     _rows: Rows
     _plan: BuildPlan
 
-    def finished(self, task: Task, value: Any, work: tuple[int, int, float] | None) -> None:
+    def finished(self, task: Task, value: Any, origin: Origin | None) -> None:
         name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round
         entry = Finished(
-            column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, cost=work
+            column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, value=value, origin=origin
         )
         self._add(task, entry)
 
-    def failed(self, task: Task, error: str, consequence: Consequence) -> None:
-        name, attempt, salvage_round, fate = task.step.name, task.attempt, task.salvage_round, consequence.value
+    def failed(self, task: Task, error: str, consequence: Consequence, code: str) -> None:
         entry = Failed(
-            column=name, row=task.row, attempt=attempt, salvage_round=salvage_round, error=error, consequence=fate
+            column=task.step.name,
+            row=task.row,
+            attempt=task.attempt,
+            salvage_round=task.salvage_round,
+            error=error,
+            consequence=consequence.value,
+            code=code,
+            spent=task.spent,
         )
         self._add(task, entry)
 
-    def answered(self, task: Task, key: bytes, answer: Any) -> None:
-        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer)
+    def answered(self, task: Task, key: bytes, answer: Any, spent: Usage) -> None:
+        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer, spent=spent)
         self._recorder.add(self._key, entry)
 
     async def intend(self, task: Task, key: bytes) -> None:

@@ -9,7 +9,7 @@ import attrs
 
 from ..errors import ConfigError
 from ..graph import GROUP, Kind, Stage
-from ..observe.report import Usage
+from ..observe.report import Origin, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -95,6 +95,7 @@ class Step:
     is_async_cell: bool = attrs.field(init=False)
     wants_context: bool = attrs.field(init=False)
     has_skip_rule: bool = attrs.field(init=False)  # some of its cells may be skipped
+    makes_calls: bool = attrs.field(init=False)  # its cells may make calls, so that they have an `Origin`
 
     def __attrs_post_init__(self) -> None:
         """Derive what every attempt reads."""
@@ -104,6 +105,8 @@ class Step:
         put(self, "wants_context", call is not None and call.wants_context)
         has_rule = self.column is not None and self.column.skip is not None
         put(self, "has_skip_rule", has_rule or bool(self.skipped_with))
+        may_call = self.column is not None and bool(self.key or self.column.other_keys or self.wants_context)
+        put(self, "makes_calls", may_call and self.kind is not Kind.FROM_SCRATCH)
 
 
 class Status(enum.Enum):
@@ -150,6 +153,7 @@ class Task:
     # Answers of calls that need not be sent again, by idempotency key: of an attempt whose later call failed, or of a
     # run that died. With a key that begins with `RUN_ONCE`: what a tool returned, None if that is not known.
     answers: dict[bytes, Any] | None = None
+    spent: Usage = NO_USAGE  # by attempts that have ended
     permit: Permit | None = None
     has_slot: bool = False
     reserved: tuple[int, float] | None = None  # of the usage budget
@@ -201,6 +205,7 @@ class Outcome:
     started: float
     finished: float
     usage: TaskUsage | None = None
+    model: str = ""  # the alias of the model whose answer the value is
     retry_delay: float = 0.0  # of a rate limit
     keeps_answers: bool = False  # of a failure: the next attempt has the answers of this one
 
@@ -214,6 +219,24 @@ class Outcome:
         usage = None if self.usage is None else self.usage.total
         seconds = self.finished - self.started
         return (1, 0, seconds) if usage is None else (usage.calls or 1, usage.tokens, seconds)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Of a success: how the value was generated; None for a column that makes no calls."""
+        task, usage = self.task, self.usage
+        if not task.step.makes_calls:
+            return None
+        spent = task.spent if usage is None else task.spent + usage.total if task.spent is not NO_USAGE else usage.total
+        return Origin(
+            self.model,
+            task.attempt,
+            spent.calls,
+            spent.input_tokens,
+            spent.output_tokens,
+            spent.cached_tokens,
+            spent.cost,
+            self.finished - self.started,
+        )
 
 
 @attrs.define(eq=False)

@@ -100,11 +100,13 @@ def _settled(services: Services, outcome: Outcome, context: Context | None) -> O
     """The outcome with its usage, after the permit was ended."""
     task = outcome.task
     if context is not None:
-        outcome.usage = context.usage
+        outcome.usage, outcome.model = context.usage, context.model
         if services.recorder is not None:
             services.recorder.ended(context)
         if outcome.status in (Status.RETRYABLE, Status.RATE_LIMITED):
             outcome.keeps_answers = context.keep_answers(outcome.error)
+        if outcome.status is not Status.SUCCESS:
+            task.spent += context.usage.total
     if outcome.status is not Status.SUCCESS or task.permit is not None:
         outcome.retry_delay = _settle(services, task, outcome.status, outcome.error, context)
     if services.plan.config.trace:

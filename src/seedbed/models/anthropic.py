@@ -81,7 +81,7 @@ class AnthropicClient(HttpModelClient[Anthropic]):
         found = self.parse_object(response)
         stop_reason = found.get("stop_reason")
         if stop_reason == "refusal":
-            raise Permanent(f"model {self.model!r} refused to answer (stop_reason 'refusal')")
+            raise Permanent(f"model {self.model!r} refused to answer (stop_reason 'refusal')", code="refused")
         content = found.get("content")
         blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
         texts = [str(block.get("text") or "") for block in blocks if block.get("type") == "text"]

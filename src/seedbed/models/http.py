@@ -174,7 +174,9 @@ class _Pool:
             with trio.fail_after(self._connect_timeout):
                 wire = await self._connect()
         except trio.TooSlowError as error:
-            raise Retryable(f"no connection to {self.name} within {self._connect_timeout:g} s") from error
+            raise Retryable(
+                f"no connection to {self.name} within {self._connect_timeout:g} s", code="unreachable"
+            ) from error
         except ssl.SSLCertVerificationError as error:
             raise _certificate_problem(self.name, error) from error
         except ssl.SSLError as error:
@@ -302,7 +304,7 @@ class Endpoint:
         return response if is_plain else _decode(response, pool.name)
 
     def _no_answer(self) -> Retryable:
-        return Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s")
+        return Retryable(f"no answer from {self._pool.name} within {self._timeout:g} s", code="timeout")
 
 
 class _Parser:

@@ -85,9 +85,10 @@ class OpenAIClient(HttpModelClient[OpenAICompatible]):
             raise self.unexpected("a message", response)
         finish_reason = choice.get("finish_reason")
         if message.get("refusal"):
-            raise Permanent(f"model {self.model!r} refused: {self.excerpt(str(message['refusal']).encode())}")
+            said = self.excerpt(str(message["refusal"]).encode())
+            raise Permanent(f"model {self.model!r} refused: {said}", code="refused")
         if finish_reason == "content_filter":
-            raise Permanent(f"model {self.model!r} stopped at its provider's content filter")
+            raise Permanent(f"model {self.model!r} stopped at its provider's content filter", code="refused")
         content = message.get("content")
         text = content if isinstance(content, str) else _text_of(content)
         reasoning = message.get("reasoning_content") or message.get("reasoning")

@@ -274,7 +274,9 @@ class HttpModelClient(Generic[S]):
         if isinstance(failure, ModelMisconfigured):
             cause = f"model {self.model!r}: {redact(failure.cause, self._secrets)}"
             return ModelMisconfigured(cause, fix=failure.fix)
-        return type(failure)(f"model {self.model!r}: {redact(str(failure), self._secrets)}")
+        named = type(failure)(f"model {self.model!r}: {redact(str(failure), self._secrets)}")
+        named.code = failure.code
+        return named
 
     def excerpt(self, body: bytes) -> str:
         """What a body says, without secrets."""
@@ -296,9 +298,9 @@ class HttpModelClient(Generic[S]):
                     fix="check its base_url, which ends where the path of the API begins (often in /v1), and any proxy",
                     answer=shown,
                 ) from error
-            raise Retryable(f"{answered} with malformed JSON: {shown!r}") from error
+            raise Retryable(f"{answered} with malformed JSON: {shown!r}", code="bad_response") from error
         if not isinstance(found, dict):
-            raise Retryable(f"{answered} with JSON that is not an object")
+            raise Retryable(f"{answered} with JSON that is not an object", code="bad_response")
         if found.get("error"):  # some gateways report errors with status 200
             shown, codes = self.excerpt(response.body), _codes_of(found["error"])
             if codes & _QUOTA_CODES:
@@ -310,7 +312,7 @@ class HttpModelClient(Generic[S]):
     def unexpected(self, missing: str, response: HttpResponse) -> Retryable:
         """The failure for a response without a required part."""
         shown = self.excerpt(response.body)
-        return Retryable(f"model {self.model!r} answered without {missing}: {shown!r}")
+        return Retryable(f"model {self.model!r} answered without {missing}: {shown!r}", code="bad_response")
 
 
 _RETRYABLE_STATUSES = frozenset({408, 409, 425})
@@ -395,7 +397,11 @@ def failure_of(
     }.get(status)
     if status == 400 and codes & _UNKNOWN_MODEL_CODES:
         fix = "check the name of the model"
-    return Permanent(message) if fix is None else ModelMisconfigured(answered, fix=fix, answer=shown)
+    return (
+        Permanent(message, code="request_rejected")
+        if fix is None
+        else ModelMisconfigured(answered, fix=fix, answer=shown)
+    )
 
 
 def _quota_used_up(answered: str, shown: str) -> ModelMisconfigured:

@@ -347,7 +347,7 @@ class ScriptedClient:
             self._in_flight -= is_work
         name = f"model {self._spec.model!r}"
         if hangs:
-            raise Retryable(f"{name}: no answer within {self._spec.timeout:g} s")
+            raise Retryable(f"{name}: no answer within {self._spec.timeout:g} s", code="timeout")
         if outcome.outcome == "status":
             response = HttpResponse(outcome.status, rate_limit_headers(outcome), b"the script says so")
             failure = failure_of(self._spec.model, response)
@@ -356,7 +356,7 @@ class ScriptedClient:
         if outcome.outcome in _FAILURES:
             raise Retryable(f"{name}: {_FAILURES[outcome.outcome]}")
         if outcome.outcome in {"refusal", "filter"}:
-            raise Permanent(f"{name} refused: the script says so")
+            raise Permanent(f"{name} refused: the script says so", code="refused")
         return outcome
 
     def _answer(self, request: ChatRequest, prompt: str) -> str | ChatAnswer:

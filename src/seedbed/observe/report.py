@@ -56,6 +56,12 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`failed`: a cell failed for good; `skipped`: the pre-batch processor of its row group failed; `rejected`: it was
     not accepted, or is a duplicate."""
+    code: str = ""
+    """A stable word for the kind of failure, such as `timeout` or `bad_output`."""
+    seed_row: Row | None = None
+    """The number of its row in the seed file; None without one, or if pre-batch processors made it untraceable."""
+    cost: float = 0.0
+    """The cost of all its calls."""
 
     @property
     def reason(self) -> str:
@@ -113,6 +119,51 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             cost=self.cost + other.cost,
         )
+
+
+class Origin(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How the value of one cell was generated; the journal stores it with the value."""
+
+    # Positional and an array on disk, because every cell of a model has one (overhead and durability benchmarks).
+    model: str
+    """The alias of the model whose answer it is; empty if no call named its model."""
+    attempts: Count
+    """How often the cell was tried."""
+    calls: Count
+    """Calls of all attempts."""
+    input_tokens: Count
+    """Tokens of prompts, cached ones included."""
+    output_tokens: Count
+    """Tokens of answers."""
+    cached_tokens: Count
+    """Tokens of prompts that the provider read from its cache."""
+    cost: float
+    """The cost of all attempts."""
+    seconds: float
+    """How long the attempt took that succeeded."""
+    shared: bool = False
+    """The answer is that of `once_per`: it was paid for once, by whichever row was first."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and answers."""
+        return self.input_tokens + self.output_tokens
+
+    def split(self, count: int) -> list[Origin]:
+        """The shares of `count` rows that were generated together: each has the attempts and the seconds of all."""
+        return [
+            Origin(
+                self.model,
+                self.attempts,
+                (self.calls + at) // count,
+                (self.input_tokens + at) // count,
+                (self.output_tokens + at) // count,
+                (self.cached_tokens + at) // count,
+                self.cost / count,
+                self.seconds,
+            )
+            for at in range(count)
+        ]
 
 
 @attrs.frozen(kw_only=True)

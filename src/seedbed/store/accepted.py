@@ -123,4 +123,6 @@ def _placed(manifest: Manifest) -> dict[int, int]:
 
 def _lost_row(group: GroupRecord, position: int) -> Drop:
     row = min(group.start + position, group.stop - 1)
-    return Drop(row=row, kind="failed", column="", attempts=0, error="the file that held the row was damaged")
+    return Drop(
+        row=row, kind="failed", column="", attempts=0, error="the file that held the row was damaged", code="damaged"
+    )

@@ -21,6 +21,7 @@ from .files import PRIVATE, read_file, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
 from .parts import damage, open_part, part_errors, read_table
+from .provenance import DROPPED_TYPES, IDENTITY, provenance_table, read_provenance
 from .schema import Conflict, arrow_table, conflict_error, conform, stored_table
 from .values import python_rows
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..observe.report import BuildReport, Drop, TaskTrace
+    from .manifest import GroupRecord, Placed
     from .parts import PartRecord
 
 
@@ -98,13 +100,50 @@ class Dataset:
     def dropped(self) -> pl.DataFrame:
         """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
 
-        The columns `_row`, `_copy`, `_kind`, `_column`, `_attempts` and `_error` are those of `drops`.
+        The columns `_row`, `_copy`, `_seed_row`, `_kind`, `_column`, `_reason`, `_code`, `_attempts` and `_cost` are
+        those of `drops`.
         """
         finished = self._manifest.finished
         if finished is None or finished.dropped is None:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
-            return _frame(arrow_table(dropped_columns(drops), {})[0])
+            return _frame(arrow_table(dropped_columns(drops), DROPPED_TYPES)[0])
         return _frame(read_table(self.path, finished.dropped))
+
+    def provenance(self) -> pl.DataFrame:
+        """Return where each row came from: a row for each row of the dataset, in its order.
+
+        `_row` is its number, `_copy` is above 0 for rows that a pre-batch processor added, `_seed_row` is the number of
+        its row in the seed file. `NAME__provenance` has for each column that may call a model: the alias of the model
+        that answered, attempts, calls, tokens, cost, seconds, and whether the answer is shared (`once_per`). Nulls are
+        what cannot be known: rows that processors made, cells that were skipped.
+
+        Of a dataset that after-generation processors returned it is that of the rows before them (`raw()`).
+        """
+        manifest = self._manifest
+        if manifest.header is not None and manifest.header.candidates is not None:
+            found = (self._provenance_of_placed(placed) for _, placed in sorted(manifest.placed.items()))
+        else:
+            found = map(self._provenance_of, manifest.current)
+        tables = [IDENTITY.empty_table(), *found]
+        return _frame(pa.concat_tables(tables, promote_options="default"))
+
+    def _provenance_of(self, group: GroupRecord) -> pa.Table:
+        if group.provenance is not None:
+            return read_provenance(self.path, group.provenance).slice(0, group.rows)
+        dropped = {drop.row for drop in group.drops}
+        rows: list[int | None] = [row for row in range(group.start, group.stop) if row not in dropped]
+        if len(rows) != group.rows:  # its file was damaged
+            rows = [None] * group.rows
+        return provenance_table([None if row is None else (row, 0) for row in rows], [None] * len(rows), {})
+
+    def _provenance_of_placed(self, placed: Placed) -> pa.Table:
+        decision = self._manifest.decisions[placed.decision]
+        group = self._manifest.groups.get(decision.group)
+        positions = decision.positions()[placed.start : placed.stop]
+        if group is None or any(position >= group.rows for position in positions):  # its part was damaged
+            count = placed.stop - placed.start
+            return provenance_table([None] * count, [None] * count, {})
+        return self._provenance_of(group).take(pa.array(positions, pa.int64()))
 
     @property
     def report(self) -> BuildReport:
@@ -240,8 +279,8 @@ class Dataset:
         for group in manifest.in_order:
             if (wrong := self._wrong(group.part)) is not None:
                 found.append(f"{wrong}; rows {group.start:,} to {group.stop - 1:,} are lost")
-            if (wrong := self._wrong(group.generated)) is not None:
-                found.append(f"{wrong}; its row group is complete")
+            others = map(self._wrong, (group.generated, group.provenance))
+            found += [f"{wrong}; its row group is complete" for wrong in others if wrong]
         if manifest.placed:  # their rows are in the parts of row groups, too
             found += [f"{wrong}; it can be written again" for wrong in map(self._wrong, manifest.row_parts) if wrong]
         published = () if manifest.published is None else manifest.published.parts
@@ -305,8 +344,8 @@ class Dataset:
 
 def dropped_columns(drops: Sequence[Drop]) -> dict[str, list[Any]]:
     """Return what is known of every dropped row, as the columns of `Dataset.dropped`."""
-    names = ("row", "copy", "kind", "column", "attempts", "error")
-    return {f"_{name}": [getattr(drop, name) for drop in drops] for name in names}
+    fields = {"_reason": "error"}
+    return {name: [getattr(drop, fields.get(name, name[1:])) for drop in drops] for name in DROPPED_TYPES}
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
-from ..observe.report import Copy, Count, Drop, Resized, Row, Usage
+from ..observe.report import Copy, Count, Drop, Origin, Resized, Row, Usage
 from . import codec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Finished(_Entry, frozen=True, kw_only=True, tag=1):
     attempt: int
     salvage_round: int
     value: Any
-    cost: tuple[int, int, float] | None
+    origin: Origin | None
 
     @property
     def cells(self) -> int:
@@ -74,6 +74,8 @@ class Failed(_Entry, frozen=True, kw_only=True, tag=2):
     salvage_round: int
     error: str
     consequence: str
+    code: str = ""
+    spent: Usage = Usage()  # by all attempts of the task so far
 
 
 class Answer(_Entry, frozen=True, kw_only=True, tag=3):
@@ -87,6 +89,7 @@ class Answer(_Entry, frozen=True, kw_only=True, tag=3):
     attempt: int
     key: bytes
     answer: Any
+    spent: Usage = Usage()  # by all attempts of the task so far
 
 
 class Rebuilt(_Entry, frozen=True, kw_only=True, tag=4):
@@ -95,6 +98,7 @@ class Rebuilt(_Entry, frozen=True, kw_only=True, tag=4):
     columns: dict[str, list[Any]]
     resized: Resized
     drops: list[Drop]
+    came_from: list[Row | None] = []  # the position of each row before the processors, where that is known
 
 
 class FinishedRows(_Entry, frozen=True, kw_only=True, tag=5):
@@ -103,6 +107,7 @@ class FinishedRows(_Entry, frozen=True, kw_only=True, tag=5):
     column: str
     rows: list[Count]
     columns: list[list[Any]]
+    origins: list[Origin | None] = []  # of each row; empty for a column that makes no calls
 
 
 class DroppedRows(_Entry, frozen=True, kw_only=True, tag=6):
@@ -212,8 +217,8 @@ def _is_sound(entry: Entry, *, trusted: bool) -> bool:
                 return _have_length(found.values(), len(next(iter(found.values()), ())))
             case GeneratorCall(identities=identities, inputs=inputs):
                 return _have_length(inputs.values(), len(identities))
-            case FinishedRows(rows=rows, columns=columns):
-                return _have_length(columns, len(rows))
+            case FinishedRows(rows=rows, columns=columns, origins=origins):
+                return _have_length(columns, len(rows)) and len(origins) in (0, len(rows))
     except (TypeError, ValueError):  # what has no length or cannot be iterated
         return False
     return True

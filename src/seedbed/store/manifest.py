@@ -26,6 +26,7 @@ from . import log
 from .entries import UsageEntries  # noqa: TC001 - as above
 from .files import PRIVATE, create, exists, open_file, read_file
 from .parts import DROPPED, PartRecord, accepted_name, generated_name, internal_name, is_staged_name, part_name
+from .provenance import provenance_name
 from .schema import Conflict, canonical, distinct_conflicts, unify
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     recipe: str | None = None
     # The root is published from all row groups at the end, and these are stored in `.seedbed/parts` until then.
     publishes_at_end: bool = False
+    # The columns of provenance are part of the dataset.
+    provenance: bool = False
     # How often the recipe has changed so that row groups have to be written anew, and when each column was added.
     edition: Count = 0
     added: dict[str, Count] = {}
@@ -134,7 +137,8 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
 
     `part` is None when no row is left; `skipped` is why the whole group is not in the dataset, if it is not. `revision`
     counts how often it was replaced: its dropped rows were retried, or the recipe changed. `generated` holds the rows
-    before post-batch processors, if there are such processors. `edition` is that of the header when it was written.
+    before post-batch processors, if there are such processors, and `provenance` where the rows came from. `edition` is
+    that of the header when it was written.
     """
 
     index: Count
@@ -142,6 +146,7 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
     stop: Count
     part: PartRecord | None = None
     generated: PartRecord | None = None
+    provenance: PartRecord | None = None
     drops: tuple[Drop, ...] = ()
     resized: Resized = ()
     conflicts: tuple[Conflict, ...] = ()
@@ -165,7 +170,7 @@ class GroupRecord(_Record, frozen=True, kw_only=True, tag="group"):
 
     @property
     def parts(self) -> tuple[PartRecord, ...]:
-        return tuple(part for part in (self.part, self.generated) if part is not None)
+        return tuple(part for part in (self.part, self.generated, self.provenance) if part is not None)
 
 
 class Decided(_Record, frozen=True, kw_only=True, tag="decided"):
@@ -496,8 +501,12 @@ def _check_names(record: Record) -> None:
     """Raise `ManifestError` if a record names a file that no writer generates: it could be anywhere."""
     named: list[tuple[PartRecord | None, tuple[str, ...]]] = []
     match record:
-        case GroupRecord(index=index, part=part, generated=generated):
-            named = [(part, (part_name(index), internal_name(index))), (generated, (generated_name(index),))]
+        case GroupRecord(index=index, part=part, generated=generated, provenance=provenance):
+            named = [
+                (part, (part_name(index), internal_name(index))),
+                (generated, (generated_name(index),)),
+                (provenance, (provenance_name(index),)),
+            ]
         case Placed(number=number, part=part):
             named = [(part, (part_name(number), accepted_name(number)))]
         case Published(parts=parts):

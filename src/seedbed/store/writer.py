@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ..errors import OutputDirectoryError, StoreError
+from ..errors import OutputDirectoryError, PartError, StoreError
 from ..runtime import faults
 from .accepted import lose_group, lose_records, next_slices, read_kept, read_slice, repair_files
 from .files import PRIVATE, check_links, copy, create, exists, is_temporary, open_file, remove, rename, sync_directory
@@ -51,6 +51,8 @@ from .parts import (
     stage,
     staged_name,
 )
+from .provenance import DROPPED_TYPES, is_provenance, joined, provenance_name, read_provenance
+from .provenance import FOLDER as PROVENANCE
 from .schema import Conflict, arrow_table, conform, distinct_conflicts, unify
 from .values import python_values
 
@@ -264,12 +266,16 @@ class DatasetWriter:
         manifest = self._manifest
         yield from repair_files(self.path, manifest)
         for group in manifest.in_order:
-            wrong = None if group.generated is None else damage(self.path, group.generated)
-            if wrong is not None:
-                yield f"{wrong}; its row group is complete"
-            placed = self._placed(group if wrong is None else replace(group, generated=None))
+            before = group
+            for name in ("generated", "provenance"):
+                part = getattr(group, name)
+                wrong = None if part is None else damage(self.path, part)
+                if wrong is not None:
+                    yield f"{wrong}; its row group is complete"
+                    group = replace(group, **{name: None})  # noqa: PLW2901
+            placed = self._placed(group)
             manifest.groups[group.index] = placed
-            if manifest.working.groups.get(group.index) == group:
+            if manifest.working.groups.get(group.index) == before:
                 manifest.working.groups[group.index] = placed
         if manifest.published is not None:
             found = [wrong for part in manifest.published.parts if (wrong := damage(self.path, part)) is not None]
@@ -289,8 +295,9 @@ class DatasetWriter:
 
     def _placed(self, group: GroupRecord) -> GroupRecord:
         """Rename the staged files of a listed group."""
-        part, generated = (None if each is None else place(self.path, each) for each in (group.part, group.generated))
-        return replace(group, part=part, generated=generated)
+        files = (group.part, group.generated, group.provenance)
+        part, generated, provenance = (None if each is None else place(self.path, each) for each in files)
+        return replace(group, part=part, generated=generated, provenance=provenance)
 
     def change(self, header: Header) -> None:
         """Replace the header: the dataset has more rows now, or its recipe changed.
@@ -413,6 +420,7 @@ class DatasetWriter:
         order: Sequence[int] | None = None,
         generated: Mapping[str, Sequence[Any]] | None = None,
         declared: Mapping[str, pa.DataType] | None = None,
+        provenance: pa.Table | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> GroupRecord | None:
         """Write a finished row group: its part, if it has rows, then its record, which is returned.
@@ -435,25 +443,46 @@ class DatasetWriter:
             group = replace(group, revision=before.revision + 1)
         types = {**self.declared, **(declared or {})}
         table, conflicts = arrow_table({} if rows is None else rows, types, part=name)
+        height = table.num_rows
         if order is not None and before is not None:
+            if provenance is not None:
+                known = None if before.provenance is None else self._read_provenance(before.provenance)
+                provenance = joined(known, before.rows, provenance, height, order)
             if before.part is not None:
                 old = read_table(self.path, before.part)
+                old = old.drop_columns([each for each in old.column_names if is_provenance(each)])
                 table, more = _joined([old, table], self.declared, self.header.columns, name)
                 conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
             table = table.take(pa.array(order, pa.int64()))
             group = replace(group, revision=before.revision + 1)
         unprocessed, _ = arrow_table(generated or {}, self.declared)
+        if provenance is not None and self.header.provenance:
+            shown = provenance.slice(0, table.num_rows)
+            for column in shown.column_names:
+                table = table.append_column(column, shown[column])
+        files = {name: table, generated_name(group.index): unprocessed}
+        if provenance is not None:
+            files[provenance_name(group.index)] = provenance
         staged: list[PartRecord | None] = []
         try:
-            for file, each in ((name, table), (generated_name(group.index), unprocessed)):
+            for file, each in files.items():
                 staged.append(stage(self.path, file, each) if each.num_rows else None)
             with self._alone():
                 if not abandoned():
-                    part, unprocessed_part = staged
+                    part, unprocessed_part, *others = staged
                     staged = []
-                    return self._list(replace(group, part=part, generated=unprocessed_part, conflicts=conflicts))
+                    # Without the schema, which is known and would make up most of the record.
+                    origins = None if not others or others[0] is None else replace(others[0], schema=pa.schema([]))
+                    group = replace(group, part=part, generated=unprocessed_part, provenance=origins)
+                    return self._list(replace(group, conflicts=conflicts))
         finally:
             discard(self.path, *staged)
+        return None
+
+    def _read_provenance(self, part: PartRecord) -> pa.Table | None:
+        # It says nothing about rows that were lost: a row group is written anew without it.
+        with suppress(PartError):
+            return read_provenance(self.path, part)
         return None
 
     def _list(self, group: GroupRecord) -> GroupRecord:
@@ -502,7 +531,7 @@ class DatasetWriter:
         schema, conflicts = self.unify(abandoned=abandoned)
         with self._alone():
             if not abandoned():
-                table, _ = arrow_table(dropped or {}, self.declared)
+                table, _ = arrow_table(dropped or {}, {**self.declared, **DROPPED_TYPES})
                 part = stage(self.path, DROPPED, table) if table.num_rows else None
                 if part is not None and self._manifest.pending is None:
                     part = place(self.path, part)
@@ -656,7 +685,7 @@ class DatasetWriter:
 
     def _remove_leftovers(self) -> None:
         listed = {name for part in self._manifest.parts() for name in (part.name, part.staged)}
-        for folder in ("", f"{PRIVATE}/", f"{PARTS}/"):
+        for folder in ("", f"{PRIVATE}/", f"{PARTS}/", f"{PROVENANCE}/"):
             if not (self.path / folder).is_dir():
                 continue
             for path in (self.path / folder).iterdir():
@@ -671,7 +700,8 @@ def _write_manifest(directory: Path, manifest: Manifest) -> io.FileIO:
         append(file, *manifest.records())
     rename(directory, _TEMPORARY, MANIFEST_NAME)
     faults.reach("manifest renamed")
-    (directory / PARTS).mkdir(exist_ok=True)
+    for folder in (PARTS, PROVENANCE):
+        (directory / folder).mkdir(exist_ok=True)
     sync_directory(directory / PRIVATE)
     faults.reach("manifest directory synced")
     return open_file(directory, MANIFEST_NAME, writable=True)
