@@ -222,6 +222,7 @@ class DatasetWriter:
             file = opened.enter_context(open_file(directory, MANIFEST_NAME, writable=True))
             manifest = read(directory)
             file.truncate(manifest.length)
+            _make_folders(directory)  # the process may have died before it had made them
             writer = cls(directory, owned, file, manifest)
             opened.enter_context(writer)
             lost = (*manifest.damage, *writer._check_groups())
@@ -700,11 +701,16 @@ def _write_manifest(directory: Path, manifest: Manifest) -> io.FileIO:
         append(file, *manifest.records())
     rename(directory, _TEMPORARY, MANIFEST_NAME)
     faults.reach("manifest renamed")
+    _make_folders(directory)
+    faults.reach("manifest directory synced")
+    return open_file(directory, MANIFEST_NAME, writable=True)
+
+
+def _make_folders(directory: Path) -> None:
+    """Make the folders that staged files are renamed to."""
     for folder in (PARTS, PROVENANCE):
         (directory / folder).mkdir(exist_ok=True)
     sync_directory(directory / PRIVATE)
-    faults.reach("manifest directory synced")
-    return open_file(directory, MANIFEST_NAME, writable=True)
 
 
 def _joined(
