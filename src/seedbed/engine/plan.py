@@ -235,11 +235,7 @@ def plan_build(
         header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
         if done.finished is None:  # a finished dataset is left as it is if only connection details differ
             header = msgspec.structs.replace(header, recipe=own.recipe)
-        if config.provenance and not header.provenance:
-            raise ConfigError(
-                f"the dataset in {str(out)!r} was started without the option provenance, which adds columns: resume "
-                "without it, and read Dataset.provenance() instead"
-            )
+        _check_started_with_provenance(config, header, out)
     config = attrs.evolve(config, buffer_size=header.buffer_size)
     return BuildPlan(
         graph=graph,
@@ -334,6 +330,14 @@ def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: M
     ):
         problems.append("a pre-batch processor needs a column from scratch, whose rows it sees")
     return problems
+
+
+def _check_started_with_provenance(config: RunConfig, header: Header, out: Path) -> None:
+    if config.provenance and not header.provenance:
+        raise ConfigError(
+            f"the dataset in {str(out)!r} was started without the option provenance, which adds columns: resume "
+            "without it, and read Dataset.provenance() instead"
+        )
 
 
 def _check_provenance(columns: Sequence[Column], config: RunConfig) -> list[str]:

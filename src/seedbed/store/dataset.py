@@ -121,9 +121,9 @@ class Dataset:
         """
         manifest = self._manifest
         if manifest.header is not None and manifest.header.candidates is not None:
-            found = (self._provenance_of_placed(placed) for _, placed in sorted(manifest.placed.items()))
+            found = [self._provenance_of_placed(placed) for _, placed in sorted(manifest.placed.items())]
         else:
-            found = map(self._provenance_of, manifest.current)
+            found = [*map(self._provenance_of, manifest.current)]
         tables = [IDENTITY.empty_table(), *found]
         return _frame(pa.concat_tables(tables, promote_options="default"))
 
