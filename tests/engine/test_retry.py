@@ -32,7 +32,7 @@ def test_rows_go_where_they_would_have_been(rows: list[tuple[int, int]], data: s
     added = data.draw(st.lists(st.sampled_from(rows), unique=True)) if rows else []
     before = sorted(set(rows) - set(added))
     there = DroppedRows(order=before, identities=added, resized=(), count=0)
-    order, identities = RetriedRows(revision=0, rows=there, drops=()).merged(added)
+    order, identities = RetriedRows(revision=0, rows=there, drops=()).merged(added, appended=False)
     assert [[*before, *added][at] for at in order] == identities == sorted(rows)
 
 
