@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seedbed as sb
-from seedbed.observe.preview import PreviewRow, removed_rows
+from seedbed.observe.preview import PreviewRow, positions_before
 from seedbed.testing import virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
 
 
 def number(rows: range) -> list[int]:
@@ -125,18 +129,65 @@ def test_an_error_of_on_row_stops_the_preview() -> None:
         sb.preview([NUMBER], rows=1, on_row=fails)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans())))
-def test_removed_rows_are_found(rows: list[tuple[int, bool]]) -> None:
-    """Without the rows that are found, what was before is what is there now."""
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans())), st.randoms())
+def test_removed_rows_are_found(rows: list[tuple[int, bool]], random: Random) -> None:
+    """Whatever a processor removes, in whatever order it returns the others: they are what was there before."""
     before = pl.DataFrame({"a": [value for value, _ in rows]}, schema={"a": pl.Int64})
-    after = before.filter(pl.Series([keep for _, keep in rows], dtype=pl.Boolean))
-    gone = set(removed_rows(before, after))
-    assert len(gone) == before.height - after.height
-    assert [value for at, (value, _) in enumerate(rows) if at not in gone] == after["a"].to_list()
+    left = [value for value, stays in rows if stays]
+    random.shuffle(left)
+    found = positions_before(before, pl.DataFrame({"a": left}, schema={"a": pl.Int64}))
+    assert found is not None
+    assert len(set(found)) == len(left)
+    assert [rows[at][0] for at in found] == left
 
 
-def test_other_changes_mark_no_row() -> None:
-    """A processor that sorts, adds or replaces rows marks none."""
-    before = pl.DataFrame({"a": [1, 2, 3]})
-    for after in (before, before.reverse().head(2), pl.concat([before, before]), before.rename({"a": "b"}).head(1)):
-        assert not removed_rows(before, after)
+BEFORE = pl.DataFrame({"a": [3, 1, 2, 1], "b": ["x", "y", "z", "y"], "c": [0.5, None, float("nan"), None]})
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda frame: frame.filter(pl.col("a") != 1), [0, 2]),
+        (lambda frame: frame.filter(pl.col("c").is_nan()), [2]),
+        (lambda frame: frame.unique(maintain_order=True), [0, 1, 2]),
+        (lambda frame: frame.sort("a", descending=True).head(2), [0, 2]),
+        (lambda frame: frame.filter(pl.col("a") > 1).with_columns(pl.col("b").str.to_uppercase(), d=1), [0, 2]),
+        (lambda frame: frame.with_columns(a=0, b=pl.lit(""), c=0.0), [0, 1, 2, 3]),
+        (lambda frame: frame.select(d=1), None),
+        (lambda frame: frame.clear(), []),
+        (lambda frame: frame.select("b").rename({"b": "e"}).head(2), None),
+        (lambda frame: pl.concat([frame, frame]), None),
+        (lambda frame: frame.with_columns(a=7, b=pl.lit("y")).head(1).drop("c"), None),
+    ],
+)
+def test_rows_are_recognized_by_what_a_processor_left_as_it_was(
+    change: Callable[[pl.DataFrame], pl.DataFrame], found: list[int] | None
+) -> None:
+    """Rows that cannot be told apart by that are not guessed."""
+    assert positions_before(BEFORE, change(BEFORE)) == found
+
+
+def test_rows_that_look_alike_and_differ_elsewhere_are_not_guessed() -> None:
+    """Which of two rows with the same unchanged values is gone cannot be known."""
+    before = pl.DataFrame({"a": [1, 1], "b": ["x", "y"]})
+    assert positions_before(before, pl.DataFrame({"a": [1], "b": ["Y"]})) is None
+
+
+def test_a_function_that_cleans_and_removes_marks_its_rows() -> None:
+    """Also in a preview of many rows, and for the processor after it."""
+
+    def clean(frame: pl.DataFrame) -> pl.DataFrame:
+        return (
+            frame.filter(pl.col("number") % 2 == 0).sort("number", descending=True).with_columns(text=pl.lit("clean"))
+        )
+
+    processors = [
+        sb.Processor(stage="post_batch", apply=clean),
+        sb.Processor(stage="post_batch", apply=lambda frame: frame.head(100), name="first"),
+    ]
+    columns = [NUMBER, sb.Column("text", lambda number: f"text {number}")]
+    shown = sb.preview(columns, rows=3_000, processors=processors)
+    assert all(row.removed == "removed by 'clean'" for row in shown.rows if row.values["number"] % 2)
+    left = [row.values["number"] for row in shown.rows if row.removed is None]
+    assert sorted(left, reverse=True) == shown.frame["number"].to_list()
+    assert len(left) == 100

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict, deque
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from . import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import polars as pl
 
-# Rows that a processor removed are found by comparing all of them.
-_MOST_COMPARED = 2_000
+# The values of a row, as texts.
+_Look: TypeAlias = tuple[str, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -90,21 +91,22 @@ class PreviewReader:
     def _note(self, number: int, values: Mapping[str, object], removed: str | None) -> None:
         row = PreviewRow(number=number, values=values, removed=removed, prompts=tuple(self._prompts.get(number, ())))
         self._rows[number] = row
-        self._tell(row)
+        self._notify(row)
 
-    def _tell(self, row: PreviewRow) -> None:
+    def _notify(self, row: PreviewRow) -> None:
         if self._on_row is not None:
             self._on_row(row)
 
     def processed(self, processor: str, before: pl.DataFrame, after: pl.DataFrame) -> None:
-        """A processor ran: mark the rows that it removed."""
-        gone = removed_rows(before, after)
+        """A processor ran: mark the rows that it removed, if that can be known."""
         reason = f"removed by {processor!r}"
+        found = positions_before(before, after)
+        gone = [] if found is None else sorted(set(range(before.height)).difference(found))
         if not self._rows:  # before generation
             for at in gone:
                 row = PreviewRow(number=None, values=before.row(at, named=True), removed=reason)
                 self._never_numbered.append(row)
-                self._tell(row)
+                self._notify(row)
             return
         if self._left is None:
             self._left = [number for number, row in sorted(self._rows.items()) if row.removed is None]
@@ -113,19 +115,35 @@ class PreviewReader:
         for at in gone:
             number = self._left[at]
             self._rows[number] = attrs.evolve(self._rows[number], removed=reason)
-            self._tell(self._rows[number])
-        self._left = [number for at, number in enumerate(self._left) if at not in set(gone)]
+            self._notify(self._rows[number])
+        self._left = [] if found is None else [self._left[at] for at in found]
 
 
-def removed_rows(before: pl.DataFrame, after: pl.DataFrame) -> Sequence[int]:
-    """The positions of rows that a processor removed; none if it did anything else but removing rows."""
-    if after.height >= before.height or before.height > _MOST_COMPARED or after.columns != before.columns:
-        return []
-    rows, left = before.rows(), after.rows()
-    gone, at = [], 0
-    for position, row in enumerate(rows):
-        if at < len(left) and row == left[at]:
-            at += 1
-        else:
-            gone.append(position)
-    return gone if at == len(left) else []
+def positions_before(before: pl.DataFrame, after: pl.DataFrame) -> list[int] | None:
+    """Where each row that a processor returned was before; None if that cannot be known.
+
+    Rows are recognized by the columns of which the processor changed no value, in any order. Of rows that are equal in
+    all columns the first ones stay.
+    """
+    were = {name: list(map(repr, before[name])) for name in before.columns}
+    are = {name: list(map(repr, after[name])) for name in after.columns if name in were}
+    unchanged = [name for name in are if not Counter(are[name]) - Counter(were[name])]
+    found = None
+    if unchanged:
+        looks, returned = (list(zip(*map(each.get, unchanged), strict=True)) for each in (were, are))
+        found = _places(looks, returned, may_repeat=len(unchanged) == len(were))
+    if found is None and before.height == after.height:
+        return list(range(before.height))  # most processors that change values keep the order
+    return found if after.height else []
+
+
+def _places(looks: list[_Look], returned: list[_Look], *, may_repeat: bool) -> list[int] | None:
+    """The first place of each returned row that none before it has; None if it has none, or several and may not."""
+    places: defaultdict[_Look, deque[int]] = defaultdict(deque)
+    for at, look in enumerate(looks):
+        places[look].append(at)
+    if any(len(places[look]) != 1 for look in returned) and not may_repeat:
+        return None
+    if Counter(returned) - Counter(looks):
+        return None
+    return [places[look].popleft() for look in returned]
