@@ -46,8 +46,10 @@ from .errors import (
 )
 from .graph import build_graph
 from .models import Anthropic, Local, Message, OpenAICompatible, Scripted
+from .observe.metrics import BuildMetrics
 from .observe.preview import PreviewRow, Prompt
 from .observe.report import BuildReport, TaskTrace
+from .observe.telemetry import Telemetry
 from .publish.export import Exported, export
 from .recipe.acceptance import NearDuplicates
 from .recipe.recipe import Recipe
@@ -67,6 +69,7 @@ __all__ = [
     "BudgetExceeded",
     "Build",
     "BuildError",
+    "BuildMetrics",
     "BuildReport",
     "BuildStopped",
     "CallProfile",
@@ -132,6 +135,7 @@ __all__ = [
     "StoreError",
     "Subcategory",
     "TaskTrace",
+    "Telemetry",
     "ThreadsStuck",
     "Timedelta",
     "Uniform",

@@ -9,11 +9,12 @@ import attrs
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cyclopts import Token
 
     from ..columns.spec import Grants
+    from ..observe.events import Event
 
 
 RecipeFile = Annotated[Path, Parameter(help="A recipe file: YAML, TOML or JSON.")]
@@ -152,6 +153,25 @@ class Watching:
     """The number of first rows to print at the end."""
     verbose: Annotated[Flag, Parameter(name=["--verbose", "-v"])] = False
     """Also log salvage rounds and checkpoints."""
+    metrics_port: int | None = None
+    """Serve metrics for Prometheus at this port of 127.0.0.1 while the run lasts."""
+    telemetry: Flag = False
+    """Report spans and metrics to OpenTelemetry, whose SDK `opentelemetry-instrument` sets up."""
+    telemetry_prompts: Flag = False
+    """With --telemetry: also the text of prompts and answers."""
+
+    def readers(self) -> list[Callable[[Event], None]]:
+        """The readers of events that these options ask for."""
+        found: list[Callable[[Event], None]] = []
+        if self.metrics_port is not None:
+            from ..observe.metrics import BuildMetrics
+
+            found.append(BuildMetrics(self.metrics_port))
+        if self.telemetry or self.telemetry_prompts:
+            from ..observe.telemetry import Telemetry
+
+            found.append(Telemetry(prompts=self.telemetry_prompts))
+        return found
 
 
 @Parameter(name="*", group=Group("Source of the plan", sort_key=1))

@@ -242,7 +242,7 @@ def _run_watched(
     announce_contacts(recipe)
     output.log_to_stderr(verbose=watching.verbose)
     try:
-        dataset = build(readers=[LogReader()], progress=watching.progress)
+        dataset = build(readers=[LogReader(), *watching.readers()], progress=watching.progress)
     except AllRowsDropped as error:  # a result like others, with its own status
         dataset = Dataset.open(out)
         dataset.report = error.report

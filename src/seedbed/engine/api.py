@@ -210,7 +210,7 @@ class PreviewOptions(TypedDict, total=False):
     processors: Iterable[Processor]
     """Processors besides those of the recipe."""
     readers: Iterable[Callable[[Event], None]]  # called with every event
-    """Functions that are called with every event."""
+    """Functions that are called with every event; one that has a method `close` is closed when the build has ended."""
     progress: Progress
     """On standard error: "panel", "lines" (one every ten seconds), "none", or "auto": the panel on a terminal and, as
     the output of the cell, in a notebook, else lines. `build`, `resume` and `preview` default to "auto", for which the
@@ -292,8 +292,9 @@ async def open_build(
             nursery.start_soon(build._main)  # noqa: SLF001  Build and this are one thing in two halves
             yield build
     finally:
-        if display is not None:
-            display.close()
+        for reader in readers:
+            if callable(close := getattr(reader, "close", None)):
+                close()
     if not build._failure_seen:  # noqa: SLF001
         build._raise_failure()  # noqa: SLF001
 

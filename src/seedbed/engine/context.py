@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..models.base import ChatRequest, Message, call_key, request_key, send_small_call, usage_of
 from ..models.distributions import draw, is_distribution, stable_seed
+from ..models.urls import server_of
 from ..observe import events
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 T = TypeVar("T")
+A = TypeVar("A", "ChatAnswer", "EmbeddingAnswer", "ImageAnswer")
 
 
 class Context:
@@ -136,6 +138,45 @@ class Context:
         if notify.events.wants_prompts:
             called = {"column": self.column, "row": self.row, "model": model}
             notify.emit(events.ModelCalled, **called, messages=tuple(messages()))
+
+    @property
+    def reports_calls(self) -> bool:
+        """True if a reader wants an event for each call."""
+        return self._services.notify.events.wants_calls
+
+    def notify_call_finished(
+        self,
+        *,
+        alias: str,
+        spec: ModelSpec,
+        operation: str,
+        seconds: float,
+        error: str | None,
+        usage: Usage,
+        messages: Callable[[], Iterable[tuple[str, str]]],
+        answer: str,
+    ) -> None:
+        """A call of a model was answered or failed."""
+        notify = self._services.notify
+        wants_texts = notify.events.wants_prompts
+        notify.emit(
+            events.CallFinished,
+            column=self.column,
+            row=self.row,
+            alias=alias,
+            model=spec.model,
+            provider=getattr(spec, "type", type(spec).__name__),
+            address=server_of(getattr(spec, "base_url", None)),
+            operation=operation,
+            seconds=seconds,
+            error=error,
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            cost=usage.cost,
+            messages=tuple(messages()) if wants_texts else (),
+            answer=answer if wants_texts else "",
+        )
 
     def count_usage(self) -> None:
         """Count the usage so far, although the attempt has not ended: it is paid for."""
@@ -426,7 +467,7 @@ class CellModel:
         )
         key, context = self._spec.key("chat"), self._context
         context.notify_call(self.alias, lambda: ((each.role, each.content) for each in messages))
-        send = partial(self._client.chat, request)
+        send = self._reported(partial(self._client.chat, request), "chat", messages)
         same = lambda: request_key(str(request.seed), request)  # noqa: E731
         confirm = partial(send_small_call, self._client, "chat")
         if self._dedupe is None:
@@ -444,7 +485,7 @@ class CellModel:
         parts, drawn = self._draw(parameters)
         self._context.notify_call(self.alias, lambda: (("text", text) for text in texts))
         answer: EmbeddingAnswer = await self._context.call(
-            partial(self._client.embed, texts, drawn),
+            self._reported(partial(self._client.embed, texts, drawn), "embedding", ()),
             key=self._spec.key("embedding"),
             idempotency_key=lambda: call_key(stable_seed(*parts), list(texts), drawn),
             report=self._report,
@@ -457,7 +498,7 @@ class CellModel:
         parts, drawn = self._draw(parameters)
         self._context.notify_call(self.alias, lambda: (("user", prompt),))
         answer: ImageAnswer = await self._context.call(
-            partial(self._client.image, prompt, drawn),
+            self._reported(partial(self._client.image, prompt, drawn), "image", ()),
             key=self._spec.key("image"),
             idempotency_key=lambda: call_key(stable_seed(*parts), prompt, drawn),
             report=self._report,
@@ -479,6 +520,39 @@ class CellModel:
             if is_distribution(value):
                 parameters[name] = draw(value, random.Random(stable_seed(stable_seed(*parts), name)))
         return parts, parameters
+
+    def _reported(
+        self, send: Callable[[], Awaitable[A]], operation: str, messages: Sequence[Message]
+    ) -> Callable[[], Awaitable[A]]:
+        """The same call; readers that want calls get an event at its end."""
+        context, spec = self._context, self._spec
+        if not context.reports_calls:
+            return send
+
+        async def call() -> A:
+            began = trio.current_time()
+            answer: A | None = None
+            failure = "cancelled"
+            try:
+                answer = await send()
+            except Exception as error:
+                failure = type(error).__name__
+                raise
+            else:
+                return answer
+            finally:
+                context.notify_call_finished(
+                    alias=self.alias,
+                    spec=spec,
+                    operation=operation,
+                    seconds=trio.current_time() - began,
+                    error=failure if answer is None else None,
+                    usage=Usage() if answer is None else usage_of(spec, answer.tokens),
+                    messages=lambda: ((each.role, each.content) for each in messages),
+                    answer=getattr(answer, "text", ""),
+                )
+
+        return call
 
     def _report(self, answer: ChatAnswer | EmbeddingAnswer | ImageAnswer) -> None:
         self._context.add_usage(self.alias, usage_of(self._spec, answer.tokens))

@@ -121,7 +121,7 @@ async def run_build(
             events.BuildFinished,
             rows=report.written,
             dropped=len(report.dropped),
-            error=None if error is None else error_text(error),
+            error=None if error is None else error_text(_sole(error)),
         )
     # A reader that raised stopped the run; one that raised after the end counts too.
     error = error or emitter.failure

@@ -42,6 +42,11 @@ class Url:
         return host if self.port == _default_port(self.scheme) else f"{host}:{self.port}"
 
 
+def server_of(url: str | None) -> str | None:
+    """Host and port of a valid URL."""
+    return None if url is None else split_url(url).authority
+
+
 def split_url(url: object) -> Url:
     """Split an http or https URL. Raises `ValueError` with the problem, without showing a password."""
     if not isinstance(url, str):

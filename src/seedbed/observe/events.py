@@ -161,6 +161,29 @@ class ModelCalled(Event, frozen=True, kw_only=True):
     messages: tuple[tuple[str, str], ...]
 
 
+class CallFinished(Event, frozen=True, kw_only=True):
+    """A call of a model was answered or failed. Emitted if a reader has `wants_calls`.
+
+    `error` is the type of the failure. The texts are there for readers with `wants_prompts`.
+    """
+
+    column: str
+    row: int | None
+    alias: str
+    model: str
+    provider: str  # the type of the model in recipes
+    address: str | None  # host and port of its server
+    operation: str  # chat, embedding or image
+    seconds: float
+    error: str | None = None
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input
+    output_tokens: int = 0
+    cost: float = 0.0
+    messages: tuple[tuple[str, str], ...] = ()
+    answer: str = ""
+
+
 class RowsRebuilt(Event, frozen=True, kw_only=True):
     """Pre-batch processors changed the rows of a group."""
 
@@ -253,6 +276,8 @@ class Events:
         # Readers that want the values of rows, or the messages of calls, have a true attribute of the same name.
         self.wants_rows = any(getattr(reader, "wants_rows", False) for reader in self._readers)
         self.wants_prompts = any(getattr(reader, "wants_prompts", False) for reader in self._readers)
+        # Readers that want an event for each call of a model, likewise.
+        self.wants_calls = any(getattr(reader, "wants_calls", False) for reader in self._readers)
         # Every cell has a `TaskReady`, which displays do not need (overhead benchmark).
         self.wants_ready = any(getattr(reader, "wants_ready", True) for reader in self._readers)
         self.failure: Exception | None = None
