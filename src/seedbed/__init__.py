@@ -44,6 +44,7 @@ _NAMES_BY_MODULE = {
     "publish.export": "Exported export",
     "recipe.acceptance": "NearDuplicates",
     "recipe.recipe": "Recipe",
+    "recipe.stages": "Group Stage",
     "runtime.throttle": "KeyLimits open_throttles",
     "simulation.profiles": "CallProfile",
     "simulation.result": "Simulation",

@@ -53,6 +53,7 @@ from .observe.telemetry import Telemetry
 from .publish.export import Exported, export
 from .recipe.acceptance import NearDuplicates
 from .recipe.recipe import Recipe
+from .recipe.stages import Group, Stage
 from .runtime.throttle import KeyLimits, open_throttles
 from .simulation.profiles import CallProfile
 from .simulation.result import Simulation
@@ -95,6 +96,7 @@ __all__ = [
     "FinishedGroup",
     "FunctionTool",
     "Gaussian",
+    "Group",
     "Image",
     "Interrupted",
     "Judge",
@@ -132,6 +134,7 @@ __all__ = [
     "Seed",
     "SeedbedError",
     "Simulation",
+    "Stage",
     "StoreError",
     "Subcategory",
     "TaskTrace",

@@ -20,6 +20,8 @@ from .errors import ConfigError
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 RowCount: TypeAlias = SupportsIndex | float | str
+# One for the only stage that has a number of rows, or one for each such stage; None for those of the recipe.
+RowCounts: TypeAlias = RowCount | Mapping[str, RowCount] | None
 """A number of rows as a user gives it: 1000, 1e6, "100k" or "1.5M"."""
 
 _UNITS = {"k": 1_000, "m": 1_000_000}
@@ -55,6 +57,15 @@ def row_count(value: RowCount, *, where: str = "rows must be") -> int:
     except (ArithmeticError, ValueError, TypeError):
         pass
     raise ConfigError(f"{where} a number of rows, 0 or more, such as 1000, 1e6 or 100k, not {value!r}")
+
+
+def row_counts(value: RowCounts) -> int | dict[str, int] | None:
+    """Convert the numbers of rows of a recipe's stages. Raises `ConfigError`."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): row_count(each, where=f"rows of {name!r} must be") for name, each in value.items()}
+    return row_count(value)
 
 
 @attrs.frozen(eq=False)

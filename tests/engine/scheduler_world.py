@@ -19,7 +19,7 @@ from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
 from seedbed.engine.failures import UnkeyedSteps
 from seedbed.engine.row_group import Phase, RowGroup, Shared
-from seedbed.engine.scheduler import Scheduler
+from seedbed.engine.scheduler import Scheduler, StageState
 from seedbed.engine.tasks import (
     ASYNC_LANE,
     PROCESS_LANE,
@@ -305,11 +305,11 @@ class World:
             unkeyed=UnkeyedSteps(config, random.Random(0), lambda: self.now, lambda _: 1.0, self.stop),
         )
         self.throttles = {key: Throttle(lambda key=key: self.scheduler.permits_available(key)) for key in KEYS}
+        admission = Admission(
+            len(self.plan.rows), lambda index: index not in self.written, limit=config.admitted_at_once
+        )
         self.scheduler = Scheduler(
-            self.shared,
-            admission=Admission(
-                len(self.plan.rows), lambda index: index not in self.written, limit=config.admitted_at_once
-            ),
+            [StageState(self.shared, admission)],
             throttle=self.throttles.__getitem__,
             processes=PROCESSES,
         )

@@ -39,7 +39,7 @@ class Probe(trio.abc.Instrument):
         if self.build is None:
             return
         if self.build._run is not None:
-            self.groups.update(self.build._run.services.groups.values())
+            self.groups.update(self.build._run.output.groups.values())
         if self.steps == self.at:
             self.act()
         self.steps += 1
@@ -149,13 +149,13 @@ def check_run(run: Run) -> None:
     assert (statistics.submitted, statistics.active, statistics.parked, statistics.waiting_calls) == (0, 0, 0, 0)
     assert statistics.queued == 0
     assert run.scheduler._active_processes == 0
-    assert run.services.shared.budget._reserved == [0, 0]
+    assert run.output.shared.budget._reserved == [0, 0]
     assert run.scheduler.groups == {}
-    assert run.services.store_limiter.borrowed_tokens == 0
+    assert run.output.store_limiter.borrowed_tokens == 0
     assert run.timers._sleep is None
     assert run._send._closed
     assert run._receive._closed
-    for instance in run.services.shared.instances.values():
+    for instance in run.output.shared.instances.values():
         assert not instance.busy
         assert not instance.turnstile._waiting
     assert not any(run.ledger.running_threads.values())

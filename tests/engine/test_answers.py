@@ -159,9 +159,9 @@ async def test_an_answer_is_durable_after_a_commit_while_its_cell_still_runs(
     async with sb.open_build(talk.columns, rows=1, out=tmp_path / "out", config=config) as build:
         await waiting.wait()
         await trio.sleep(0.1)
-        assert build._store is not None
-        assert build._store.journal is not None
-        entries = build._store.journal.read(Key(group=0))
+        assert build._stores is not None
+        assert build._stores.journal is not None
+        entries = build._stores.journal.read(Key(group=0))
         build.stop()
         build.stop()
         with pytest.raises(sb.Interrupted):

@@ -235,7 +235,7 @@ class TestEagerDrop:
         def look(event: events.Event) -> None:
             if isinstance(event, events.RowGroupFinished):
                 assert build._run is not None
-                buffered.append(list(build._run.services.groups[0].rows.buffer.values("whole")))
+                buffered.append(list(build._run.output.groups[0].rows.buffer.values("whole")))
 
         async with open_build(
             [

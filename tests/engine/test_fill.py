@@ -33,7 +33,7 @@ def make_step(**options: Any) -> Step:
     kind = options.pop("kind", "full_column")
     column = Column("v", lambda frame: frame, kind=kind, requires=["frame"] if kind == "cell" else ["n"], **options)
     columns = [seed("frame"), seed(), column]
-    return plan_build(make_source(columns, config=config(engine="sequential")), rows=1).steps[2]
+    return plan_build(make_source(columns, config=config(engine="sequential")), rows=1).output.steps[2]
 
 
 class TestWholeColumns:

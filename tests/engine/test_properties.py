@@ -150,7 +150,7 @@ def check_all_is_back(result: Result) -> None:
     limits = run.scheduler.statistics()
     assert (limits.submitted, limits.active, limits.queued) == (0, 0, 0)
     assert run.scheduler.groups == {}
-    assert not any(instance.busy for instance in run.services.shared.instances.values())
+    assert not any(instance.busy for instance in run.output.shared.instances.values())
     for key, throttle in run.throttles.statistics().items():
         assert throttle.in_flight == 0
         changed = [limit for name, limit in result.watch.limits if name == key]

@@ -290,5 +290,5 @@ class TestPreview:
 def test_a_plan_of_a_million_groups_is_only_counted() -> None:
     """Nothing is allocated for a group before it is admitted."""
     plan = plan_build(make_source([seed()], config=config(buffer_size=10**6)), rows=10**12)
-    assert plan.layout.count == 10**6
-    assert plan.layout.group_rows(10**6 - 1) == range(10**12 - 10**6, 10**12)
+    assert plan.output.layout.count == 10**6
+    assert plan.output.layout.group_rows(10**6 - 1) == range(10**12 - 10**6, 10**12)

@@ -360,9 +360,9 @@ async def test_a_disk_that_hangs_does_not_hang_the_run(
         assert build.report.unfinished == (range(2),)
     finally:
         unhang.set()
-    assert build._store is not None
+    assert build._stores is not None
     with trio.fail_after(10):  # the thread comes back at last and closes the file that it held
-        while not build._store.writer._file.closed or any(out.glob(".*.tmp")):
+        while not build._stores.by_stage[""].writer._file.closed or any(out.glob(".*.tmp")):
             await trio.testing.wait_all_tasks_blocked(0.001)
     assert left_in(out) == ({"batch_0000000.parquet"} if where == "manifest" else set())
     sb.Dataset.open(out).verify()

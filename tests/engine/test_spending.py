@@ -304,7 +304,7 @@ class TestTheFirstCall:
 def test_the_core_reserves_and_settles() -> None:
     """What is in flight counts as expected and, once settled, as used."""
     column = Column("v", Meter(), key="k", tokens=10)
-    step = plan_build(make_source([seed(), column], config=config()), rows=1).steps[1]
+    step = plan_build(make_source([seed(), column], config=config()), rows=1).output.steps[1]
     spending = Budget(100, None)
     assert spending.limited
     held = [spending.reserve(step) for _ in range(10)]
@@ -321,7 +321,7 @@ def test_the_core_reserves_and_settles() -> None:
 def test_rounding_leaves_nothing_in_flight() -> None:
     """When nobody is under way nothing is, whatever sums of fractions come to."""
     column = Column("v", Meter(), key="k")
-    step = plan_build(make_source([seed(), column], config=config()), rows=1).steps[1]
+    step = plan_build(make_source([seed(), column], config=config()), rows=1).output.steps[1]
     spending = Budget(None, 1.0)
     spending.settle(step, spending.reserve(step), Usage(calls=1, cost=0.1))
     for each in [spending.reserve(step) for _ in range(3)]:

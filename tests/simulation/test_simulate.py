@@ -269,7 +269,7 @@ def test_the_result_as_json_and_as_text() -> None:
         ({"seeds": 0}, "seeds must be 1 or more, not 0"),
         ({"overhead": 2}, "overhead must be seconds between 0 and 1, not 2"),
         ({"probe": -1}, "probe must be a number of rows, not -1"),
-        ({"rows": -1}, "rows must be a whole number"),
+        ({"rows": -1}, "rows must be a number of rows"),
         ({"run_code": ["nope"]}, "unknown column 'nope' in run_code"),
         ({"calls": {"writer": 3}}, "must be a mapping such as latency: 0.8, not 3"),
         ({"calls": {"writer": {"latencey": 3}}}, "unknown 'latencey'; did you mean 'latency'"),

@@ -71,7 +71,7 @@ def _columns(recipe: Recipe) -> list[Column]:
 
     environment = recipe.environment()
     columns: list[Column] = []
-    for spec in recipe.columns:
+    for spec in recipe.all_columns:
         with suppress(ConfigError, DatasetGenerationError):
             columns.append(make_column(spec, environment))
     return columns

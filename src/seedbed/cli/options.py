@@ -23,6 +23,21 @@ _SEVERAL = Parameter(negative="", show_default=False, consume_multiple=False)
 Several = Annotated[tuple[str, ...], _SEVERAL]
 
 
+def row_counts(given: Sequence[str] | None) -> Any:
+    """Convert the texts of `-n`: one number, or STAGE=N for each stage; None if there are none."""
+    from ..checks import row_count
+    from ..errors import ConfigError
+
+    if not given:
+        return None
+    named = [each.partition("=") for each in given]
+    counts = {name.strip() if equals else "": number if equals else name for name, equals, number in named}
+    if len(counts) < len(given) or ("" in counts and len(counts) > 1):
+        raise ConfigError(f"-n takes one number, or STAGE=N once for each stage, not {' '.join(given)!r}")
+    found = {name: row_count(value, where="-n takes") for name, value in counts.items()}
+    return found.get("", found)
+
+
 def _row_count(_type: Any, tokens: Sequence[Token]) -> int:
     """Convert the text of a row count: 1000, 1_000, 1e6, 100k or 1.5M."""
     from ..checks import row_count
@@ -35,7 +50,10 @@ def _row_count(_type: Any, tokens: Sequence[Token]) -> int:
 
 
 RowCount = Annotated[int, Parameter(converter=_row_count)]
-Rows = Annotated[int, Parameter(name=["--rows", "-n"], converter=_row_count)]
+Rows = Annotated[
+    list[str] | None,
+    Parameter(name=["--rows", "-n"], negative="", consume_multiple=False, show_default=False),
+]
 
 
 @Parameter(name="*", group=Group("For machines and for debugging", sort_key=4))

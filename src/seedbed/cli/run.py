@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from .exit_codes import ExitCode
-from .options import Flag, Machine, Permissions, RecipeChanges, RecipeFile, Rows, RunOptions, Watching
+from .options import (
+    Flag,
+    Machine,
+    Permissions,
+    RecipeChanges,
+    RecipeFile,
+    Rows,
+    RunOptions,
+    Watching,
+    row_counts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +39,7 @@ def run(
     recipe: RecipeFile,
     /,
     *,
-    rows: Rows,
+    rows: Rows = None,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     resume: Flag = False,
     overwrite: Flag = False,
@@ -46,7 +56,8 @@ def run(
     Parameters
     ----------
     rows
-        The number of rows to generate, such as 1000, 1e6 or 100k.
+        The number of rows to generate, such as 1000, 1e6 or 100k, unless the recipe has it; of a recipe with several
+        stages that have a number of rows STAGE=N. May be repeated.
     out
         The directory of the dataset; without --resume or --overwrite it must be new or empty.
     resume
@@ -71,7 +82,7 @@ def run(
     modes: Any = {"resume": resume, "overwrite": overwrite, "retry_dropped": retry_dropped}
     modes |= {"accept_changes": accept_changes, "check_models": not no_model_check}
     return _run_watched(
-        partial(api.build, given, rows=rows, out=out, config=config, **modes),
+        partial(api.build, given, rows=row_counts(rows), out=out, config=config, **modes),
         given,
         out,
         watching=watching,
@@ -84,7 +95,7 @@ def resume(
     directory: Path,
     /,
     *,
-    rows: Rows | None = None,
+    rows: Rows = None,
     retry_dropped: Flag = False,
     accept_changes: Flag = False,
     no_model_check: Flag = False,
@@ -103,7 +114,7 @@ def resume(
     directory
         The directory of the dataset.
     rows
-        Grow the dataset to this number of rows; existing rows stay.
+        Grow the dataset to this number of rows, or STAGE=N; existing rows stay. May be repeated.
     retry_dropped
         Retry the rows that were dropped because a cell failed; only their missing cells are generated.
     accept_changes
@@ -118,7 +129,7 @@ def resume(
 
     grants = permissions.grants()
     recipe = stored_recipe(directory, grants)
-    changes: Any = {"rows": rows, "retry_dropped": retry_dropped, "accept_changes": accept_changes}
+    changes: Any = {"rows": row_counts(rows), "retry_dropped": retry_dropped, "accept_changes": accept_changes}
     changes["check_models"] = not no_model_check
     return _run_watched(
         partial(api.resume, directory, recipe, config=make_config(recipe, options, watching), **changes),
@@ -135,7 +146,7 @@ def preview(
     recipe: RecipeFile,
     /,
     *,
-    rows: Rows = 5,
+    rows: Rows = None,
     changes: RecipeChanges = RecipeChanges(),
     show_prompts: Flag = False,
     options: RunOptions = RunOptions(),
@@ -148,7 +159,7 @@ def preview(
     Parameters
     ----------
     rows
-        The number of rows to generate.
+        The number of rows to generate, 5 by default; for several stages STAGE=N. May be repeated.
     show_prompts
         Show the messages that the model of each cell was called with.
 
@@ -174,7 +185,7 @@ def preview(
 
     shown = api.preview(
         given,
-        rows=rows,
+        rows=5 if rows is None else row_counts(rows),
         on_row=None if machine.json else show,
         show_prompts=show_prompts,
         config=make_config(given, options),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from cyclopts import Group, Parameter
 
-from .options import Machine, RecipeChanges, RecipeFile, Rows, RunOptions, Several, named_values
+from .options import Machine, RecipeChanges, RecipeFile, Rows, RunOptions, Several, named_values, row_counts
 
 if TYPE_CHECKING:
     from ..simulation.profiles import CallProfile
@@ -43,7 +43,8 @@ def simulate(
     recipe: RecipeFile,
     /,
     *,
-    rows: Rows,
+    rows: Rows = None,
+    items: Several = (),
     vary: Several = (),
     seeds: int | None = None,
     run_code: Several = (),
@@ -58,7 +59,10 @@ def simulate(
     Parameters
     ----------
     rows
-        The number of rows of the run, such as 1000, 1e6 or 100k.
+        The number of rows of the run, such as 1000, 1e6 or 100k, unless the recipe has it; of a recipe with several
+        stages that have a number of rows STAGE=N. May be repeated.
+    items
+        STAGE=N: how many items the lists have that the rows of a stage come from, 3 by default. May be repeated.
     vary
         PATH=VALUE,VALUE: also simulate with these, such as models.writer.max_parallel_requests=32,64,
         run.buffer_size=200,1000 or columns.answer.model=small,large. If repeated, every combination is simulated.
@@ -81,10 +85,11 @@ def simulate(
         varied.setdefault(path, []).extend(values)
     if calls.probe:
         announce_contacts(given)
-    with output.console(error=True).status(f"simulating {rows:,} rows …"):  # may take a minute; not shown in a pipe
+    with output.console(error=True).status("simulating …"):  # may take a minute; not shown in a pipe
         found = run.simulate(
             given,
-            rows=rows,
+            rows=row_counts(rows),
+            items=_items(items),
             calls=profiles,
             measured_from=calls.measured_from,
             probe=calls.probe,
@@ -101,6 +106,12 @@ def simulate(
         out = output.console()
         out.print(*result.render(found, width=max(20, min(100, out.width - 10))), sep="\n")
     return 0
+
+
+def _items(given: tuple[str, ...]) -> dict[str, int]:
+    from ..checks import row_count
+
+    return {name: row_count(value, where=f"--items {name} takes") for name, value in named_values("--items", given)}
 
 
 def _profiles(calls: Calls) -> dict[str, CallProfile]:

@@ -194,6 +194,27 @@ def field_problems(compiled: Text, shapes: Shapes, *, where: str) -> list[str]:
     return list(dict.fromkeys(walker.problems))
 
 
+def not_a_list(condition: Condition, shapes: Shapes) -> str | None:
+    """What an expression is if it is known to be no list, in words."""
+    walker = _Walker(condition, "", shapes)
+    output: Any = syntax_tree(condition).body[0]
+    shape = walker.visit(output.nodes[0], {name: shapes[name] for name in condition.requires if name in shapes})
+    if shape.fields is not None:
+        return "an object"
+    return None if shape.kind is None else _KIND_NAMES[shape.kind]
+
+
+def item_type(dtype: object) -> Any:
+    """The type of the items of a declared list type; None if that is not known."""
+    try:
+        arrow: Any = None if dtype is None else declared_type(dtype)
+    except ConfigError:
+        return None
+    if arrow is None or not (pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow)):
+        return None
+    return arrow.value_type
+
+
 def _path_problems(path: str, shapes: Shapes) -> list[str]:
     name, *fields = path.split(".")
     shape = shapes.get(name, ANY)
@@ -268,9 +289,9 @@ class _Walker:
         assignments: Iterable[Any] = tree.find_all((nodes.Assign, nodes.AssignBlock))
         changed = {name.name for node in assignments for name in _names(node.target)}
         scope = {name: shapes[name] for name in compiled.requires if name in shapes and name not in changed}
-        self._visit(tree, scope)
+        self.visit(tree, scope)
 
-    def _visit(self, node: nodes.Node, scope: Shapes) -> Shape:
+    def visit(self, node: nodes.Node, scope: Shapes) -> Shape:
         """The shape of an expression; of other nodes the parts are visited."""
         match node:
             case nodes.Name(name=name):
@@ -278,52 +299,52 @@ class _Walker:
             case nodes.Const(value=value):
                 return Shape(kind=type(value)) if type(value) in _KIND_NAMES else ANY
             case nodes.Getattr(node=owner, attr=name):
-                return self._get(node, self._visit(owner, scope), name)
+                return self._get(node, self.visit(owner, scope), name)
             case nodes.Getitem(node=owner, arg=nodes.Const(value=str(name))):
-                return self._get(node, self._visit(owner, scope), name)
+                return self._get(node, self.visit(owner, scope), name)
             case nodes.Getitem(node=owner, arg=index):
-                shape = self._visit(owner, scope)
-                self._visit(index, scope)
+                shape = self.visit(owner, scope)
+                self.visit(index, scope)
                 return shape if isinstance(index, nodes.Slice) else shape.items or ANY
             case nodes.Filter(node=nodes.Node() as value):
-                return self._filter(node, self._visit(value, scope), value, scope)
+                return self._filter(node, self.visit(value, scope), value, scope)
             case nodes.CondExpr(expr1=one, expr2=nodes.Node() as other):
-                self._visit(node.test, scope)
-                return _either([self._visit(one, scope), self._visit(other, scope)])
+                self.visit(node.test, scope)
+                return _either([self.visit(one, scope), self.visit(other, scope)])
             case nodes.For():
                 return self._loop(node, scope)
             case nodes.Macro() | nodes.CallBlock():
                 return self._children(node, _without(scope, [each.name for each in node.args]))
             case nodes.With():
                 for value in node.values:
-                    self._visit(value, scope)
+                    self.visit(value, scope)
                 inner = _without(scope, [each.name for target in node.targets for each in _names(target)])
                 for part in node.body:
-                    self._visit(part, inner)
+                    self.visit(part, inner)
                 return ANY
         return self._children(node, scope)
 
     def _children(self, node: nodes.Node, scope: Shapes) -> Shape:
         for child in node.iter_child_nodes():
-            self._visit(child, scope)
+            self.visit(child, scope)
         return ANY
 
     def _loop(self, node: nodes.For, scope: Shapes) -> Shape:
-        shape = self._visit(node.iter, scope)
+        shape = self.visit(node.iter, scope)
         inner = _without(scope, [each.name for each in _names(node.target)])
         # A recursive loop goes over other lists as well.
         if isinstance(node.target, nodes.Name) and shape.items is not None and not node.recursive:
             inner[node.target.name] = shape.items
         inner.pop("loop", None)
         for part in (*([node.test] if node.test is not None else ()), *node.body):
-            self._visit(part, inner)
+            self.visit(part, inner)
         for part in node.else_:
-            self._visit(part, scope)
+            self.visit(part, scope)
         return ANY
 
     def _filter(self, node: nodes.Filter, shape: Shape, value: nodes.Expr, scope: Shapes) -> Shape:
         for argument in (*node.args, *(each.value for each in node.kwargs)):
-            self._visit(argument, scope)
+            self.visit(argument, scope)
         named: dict[str, nodes.Expr] = {str(each.key): each.value for each in node.kwargs}
         path = node.args[0] if node.name in _BY_FIRST and node.args else named.get("attribute")
         found = shape.items

@@ -62,6 +62,11 @@ class Admission:
         """True if no row group is visited and none will be."""
         return not self._visited and self._next_open() is None
 
+    @property
+    def has_more(self) -> bool:
+        """True if a row group is still to be admitted."""
+        return self._next_open() is not None
+
     def admit(self) -> int | None:
         """The row group to be opened now, which is visited from now on; None if there is none."""
         if self.visited >= self.limit or not self._has_need():

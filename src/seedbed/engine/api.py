@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import logging
+import math
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ import attrs
 import polars as pl
 import trio
 
-from ..checks import RowCount, row_count
+from ..checks import RowCounts, row_counts
 from ..columns.spec import Grants
 from ..errors import AllRowsDropped, ConfigError, Interrupted, SeedbedError
 from ..graph import nearest
@@ -32,7 +33,6 @@ from ..runtime.tasks import open_hidden_nursery
 from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock, run_in_thread, virtual_clock
 from ..store.dataset import Dataset
 from ..store.manifest import is_dataset
-from ..store.manifest import read as read_manifest
 from ..store.schema import arrow_table
 from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup, process_all
 from .config import RunConfig
@@ -40,7 +40,7 @@ from .plan import BuildPlan, plan_build
 from .redo import RedoRequest, draws_of
 from .run import run_build
 from .source import make_source, stored_recipe
-from .storage import abandon_revision, open_store
+from .storage import abandon_revision, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ..observe.show import Progress
     from ..runtime.throttle import KeyLimits, ThrottleManager
     from .run import Run
-    from .storage import Store
+    from .storage import Stores
     from .tasks import Processor
 
 logger = logging.getLogger("seedbed")
@@ -72,7 +72,7 @@ class Build:
         self._check_scope = trio.CancelScope()
         self._events = emitter
         self._throttles = throttles
-        self._send, self._receive = trio.open_memory_channel[FinishedGroup](plan.layout.count or 1)
+        self._send, self._receive = trio.open_memory_channel[FinishedGroup](math.inf)
         # Received and not handed out: a row group that arrives while a cancelled caller waited goes to the next caller.
         self._arrived: deque[FinishedGroup] = deque()
         self._ended = trio.Event()
@@ -81,7 +81,7 @@ class Build:
         self._failure: BaseException | None = None
         self._failure_seen = False
         self._report: BuildReport | None = None
-        self._store: Store | None = None
+        self._stores: Stores | None = None
 
     def __aiter__(self) -> AsyncIterator[FinishedGroup]:
         return self
@@ -117,9 +117,9 @@ class Build:
     @property
     def dataset(self) -> Dataset:
         """The dataset on disk, also while the build is running."""
-        if self._store is None:
+        if self._stores is None or self._plan.out is None:
             raise SeedbedError("this build writes nothing to disk")
-        dataset = Dataset.open(self._store.writer.path)
+        dataset = Dataset.open(self._plan.out)
         dataset.report = self._report
         return dataset
 
@@ -143,7 +143,7 @@ class Build:
     async def _check_models(self) -> list[tuple[str, Usage]]:
         """Call each model once, if that was asked for and there is something to generate."""
         plan = self._plan
-        if not self._checks_models or plan.source.check_models is None or plan.finished_rows >= plan.rows:
+        if not self._checks_models or plan.source.check_models is None or plan.is_finished:
             return []
         with self._check_scope:
             return await plan.source.check_models()
@@ -151,7 +151,7 @@ class Build:
 
     def _raise_if_all_dropped(self) -> None:
         report = self.report
-        before_columns = {step.name for step in self._plan.pre_batch}
+        before_columns = {step.name for step in self._plan.output.pre_batch}
         is_filtered = any(removed for name, removed, _ in report.resized if name not in before_columns)
         if report.written or is_filtered or not report.dropped:
             return
@@ -176,11 +176,11 @@ class Build:
             async with self._plan.source.resources():
                 checked = await self._check_models()  # before anything is written
                 if self._plan.out is not None:
-                    self._store = await finish_in_thread(partial(open_store, self._plan, self._plan.out))
+                    self._stores = await finish_in_thread(partial(open_stores, self._plan, self._plan.out))
                 with BlockingWatch(watched) if watched else nullcontext():
                     self._report = await run_build(
                         self._plan,
-                        store=self._store,
+                        stores=self._stores,
                         emitter=self._events,
                         deliver=self._send.send_nowait,
                         throttles=self._throttles,
@@ -192,10 +192,10 @@ class Build:
         finally:
             if self._report is None and self._run is not None:
                 self._report = self._run.report()
-            if self._store is not None:
+            if self._stores is not None:
                 # Release the directory, cancelled or not; a disk that hangs blocks only its own thread.
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + CHECKPOINT_DEADLINE):
-                    await Lease(lambda: None).run(self._store.close)
+                    await Lease(lambda: None).run(self._stores.close)
             self._send.close()
             self._ended.set()
 
@@ -244,7 +244,7 @@ class BuildOptions(PreviewOptions, total=False):
 async def open_build(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: RowCount,
+    rows: RowCounts = None,
     out: Out | None = None,
     throttles: ThrottleManager | None = None,
     **options: Unpack[BuildOptions],
@@ -270,7 +270,7 @@ async def open_build(
     )
     plan = plan_build(
         source,
-        rows=row_count(rows),
+        rows=row_counts(rows),
         out=path,
         resume=options.get("resume", False),
         overwrite=options.get("overwrite", False),
@@ -303,7 +303,7 @@ async def open_build(
 async def build_async(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: RowCount,
+    rows: RowCounts = None,
     out: Out,
     throttles: ThrottleManager | None = None,
     **options: Unpack[BuildOptions],
@@ -327,11 +327,14 @@ def _redo_request(options: BuildOptions) -> RedoRequest | None:
     return RedoRequest(columns=tuple(dict.fromkeys(columns or ())), where=where)
 
 
-def build(recipe: Recipe | Iterable[Column], *, rows: RowCount, out: Out, **options: Unpack[BuildOptions]) -> Dataset:
+def build(
+    recipe: Recipe | Iterable[Column], *, rows: RowCounts = None, out: Out, **options: Unpack[BuildOptions]
+) -> Dataset:
     """Build a dataset of so many rows in the directory `out`, which must be new or empty; from synchronous code.
 
-    `rows` is a number, such as 1000 or 1e6, or a text such as "100k", in all functions. `build` also works inside a
-    running event loop. The options are those of `BuildOptions`. It raises what stopped it early, with the report.
+    `rows` is a number, such as 1000 or 1e6, or a text such as "100k", in all functions. For a recipe with stages it may
+    be a mapping of them by stage, and is needed only for those without `rows` in the recipe. `build` also works inside
+    a running event loop. The options are those of `BuildOptions`. It raises what stopped it early, with the report.
 
     Ctrl-C and SIGTERM stop it: the first lets calls in flight end within `grace`, the second cancels them, the third
     kills the process. Row groups on disk are preserved.
@@ -351,7 +354,7 @@ def resume(
     directory: Out,
     recipe: Recipe | Iterable[Column] | None = None,
     *,
-    rows: RowCount | None = None,
+    rows: RowCounts = None,
     allow_code: bool = False,
     allow_paths: Iterable[Out] = (),
     allow_env: Iterable[str] = (),
@@ -365,12 +368,10 @@ def resume(
     are those of `BuildOptions`.
     """
     path = Path(directory)
-    header = read_manifest(path).working.header
-    assert header is not None  # a manifest without one cannot be read
     if recipe is None:
         recipe = stored_recipe(path, Grants(code=allow_code, paths=allow_paths, env=allow_env))
     options["resume"] = True
-    return build(recipe, rows=header.rows if rows is None else rows, out=path, **options)
+    return build(recipe, rows=rows, out=path, **options)
 
 
 def redo(
@@ -434,7 +435,7 @@ class Preview:
 def preview(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: RowCount = 5,
+    rows: RowCounts = 5,
     on_row: Callable[[PreviewRow], None] | None = None,
     show_prompts: bool = False,
     **options: Unpack[PreviewOptions],
@@ -452,18 +453,22 @@ def preview(
     config = options.get("config") or (
         RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     )
-    options["config"] = attrs.evolve(config, buffer_size=max(config.buffer_size, row_count(rows)))
+    counts = row_counts(rows)
+    wanted = [*counts.values()] if isinstance(counts, dict) else [counts or 0]
+    options["config"] = attrs.evolve(config, buffer_size=max(config.buffer_size, *wanted))
     options.setdefault("progress", "auto")
 
     async def main(watch: Callable[[Build], None]) -> Preview:
         async with open_build(recipe, rows=rows, **options) as running:
             watch(running)
-            frames = [group.to_polars() async for group in running]
-            plan, report = running._plan, running.report  # noqa: SLF001
+            plan = running._plan.output  # noqa: SLF001
+            groups = [group async for group in running if group.stage == plan.stage]
+            frames = [group.to_polars() for group in sorted(groups, key=lambda group: group.row_group)]
+            report = running.report
             if not frames:  # no rows, but the columns that they would have
-                columns: dict[str, list[object]] = {name: [] for name in plan.graph.outputs}
+                columns: dict[str, list[object]] = {name: [] for name in plan.stored}
                 frames.append(pl.DataFrame(arrow_table(columns, plan.header.declared_types)[0]))
-            frame = pl.concat(frames, how="vertical_relaxed")
+            frame = frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
             for processor in plan.after_generation if frame.height else ():
                 before = frame
                 frame, resized = await finish_in_thread(partial(process_all, [processor], before.lazy(), before.height))

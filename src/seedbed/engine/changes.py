@@ -20,6 +20,7 @@ import msgspec
 from ..columns.code import same_code
 from ..errors import ManifestError
 from ..graph import Kind, Stage
+from ..recipe.stages import ROW
 from ..store.entries import Purpose
 from ..store.journal import has_journal, stored_cells
 from .fingerprint import CODE, DATA, USES
@@ -50,7 +51,7 @@ class Progress:
 
 
 def measure_progress(directory: Path, manifest: Manifest) -> Progress:
-    """Count the finished cells of a directory, in its row groups and in its journal."""
+    """Count the finished cells of a stage: in the row groups of its manifest, and in the journal of the directory."""
     header = manifest.header
     assert header is not None  # a manifest without one cannot be read
     cells: Counter[str] = Counter()
@@ -61,6 +62,8 @@ def measure_progress(directory: Path, manifest: Manifest) -> Progress:
             if rows is not None and header.added.get(name, 0) <= group.edition:
                 cells[name] += rows.rows
     for key, column, count in stored_cells(directory) if has_journal(directory) else ():
+        if key.stage != header.stage:
+            continue
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             counts = record is None or record.skipped is not None
@@ -185,8 +188,9 @@ def check_resumable(
             passed = "the rows of this dataset have passed its pre-batch processors"
             refused += [f"{text}; {passed}" for text in barrier]
             outside += [f"{text}; {passed}" for text in barrier_code]
-        unchanged = {name for node in graph.nodes if node.name not in fresh for name in node.outputs}
-        is_reshaped = bool(fresh) or names[0] != names[1]
+        unchanged = {name for node in graph.nodes if node.name in now.columns.keys() - fresh for name in node.outputs}
+        # Rows get a column with their numbers when another stage begins to take them.
+        is_reshaped = bool(fresh) or names[0] != names[1] or set(old.columns) ^ set(new.columns) == {ROW}
         if not refused and (unchanged - set(old.columns) or (has_other_outputs and not is_reshaped)):
             # Code or data changed which columns exist.
             refused += _differences("outputs", list(old.columns), list(new.columns))
@@ -217,6 +221,8 @@ def check_resumable(
         recipe=new.recipe,
         publishes_at_end=new.publishes_at_end,
         edition=edition,
+        source=new.source,
+        stages=new.stages,
         added={name: edition if name in fresh else old.added.get(name, 0) for name in now.columns},
         late=tuple(dict.fromkeys(late)),
     )

@@ -12,20 +12,22 @@ import trio
 from ..errors import AllRowsDropped, ProcessorFailed, StoreError
 from ..graph import Kind
 from ..observe import events
+from ..recipe.stages import ROW
 from ..runtime.tasks import open_hidden_nursery
 from ..store.dataset import Dataset, dropped_columns
-from ..store.entries import DroppedRows, FinishedRows, GeneratorCall, Key, Purpose
+from ..store.entries import DroppedRows, FinishedRows, GeneratorCall, Purpose
 from ..store.files import remove
 from ..store.manifest import GroupRecord, read
 from ..store.provenance import provenance_table
 from ..store.schema import arrow_table, conflict_error
+from ..store.values import values_of
 from .failures import error_text
 from .resume import call_entries, dropped_entries
 from .source import RECIPE_NAME, store_recipe
 from .storage import read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
     from ..observe.report import Drop, Resized
     from ..store.entries import Entry
     from ..store.journal import Journal
+    from ..store.schema import Conflict
     from ..store.writer import DatasetWriter
-    from .plan import BuildPlan
+    from .plan import StagePlan
     from .rows import Identity
     from .services import OpenGroup, Services
     from .tasks import Processor
@@ -51,6 +54,8 @@ class FinishedGroup:
 
     row_group: int
     """Its number."""
+    stage: str = ""
+    """Its stage, empty in a recipe without stages."""
     source_rows: range
     """The numbers of the rows that it began with."""
     rows: int
@@ -82,6 +87,8 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup | No
         table, conflicts = await services.store_thread(lambda: arrow_table(rows, declared))
         frame = pl.DataFrame(table)
         count = frame.height
+        if ROW in table.column_names and services.decisions is None:
+            services.finished_rows[group.index] = {name: values_of(table.column(name)) for name in table.column_names}
     else:
         record = await _write(services, store.writer, group, rows, rows_before)
         conflicts, count = record.conflicts, record.rows
@@ -112,6 +119,7 @@ async def checkpoint(services: Services, group: OpenGroup) -> FinishedGroup | No
     ledger.written += written
     return FinishedGroup(
         row_group=group.index,
+        stage=services.stage,
         source_rows=group.rows.source,
         rows=count,
         dropped=len(group.rows.drops),
@@ -207,12 +215,12 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
                 plan, group.rows, of, frontier.is_done, order=named, resized=state.resized, origins=state.origins
             )
             revision = 0 if earlier is None else earlier + 1
-            await recorder.store(Key(group=index, revision=revision, purpose=Purpose.DROPPED), cells)
+            await recorder.store(services.plan.key(index, revision=revision, purpose=Purpose.DROPPED), cells)
         if retry is None and (plan.post_batch or dropped):
             # The part will not show what stateful generators were called with.
             calls: list[Entry] = [*call_entries(group.rows, [(step, called) for step, _, called in state.calls])]
             if calls:
-                key = Key(group=index, purpose=Purpose.CALLS)
+                key = services.plan.key(index, purpose=Purpose.CALLS)
                 if group.renewal is not None:  # those of the columns that it had
                     edition, added = group.renewal.record.edition, plan.header.added
                     stored = [each for each in await recorder.read(key) if isinstance(each, GeneratorCall)]
@@ -225,10 +233,10 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
     if recorder is not None:
         await recorder.free(group.journal_key)
         if earlier is not None:
-            await recorder.free(Key(group=index, revision=earlier, purpose=Purpose.RETRY))
+            await recorder.free(plan.key(index, revision=earlier, purpose=Purpose.RETRY))
             shown = writer.dataset_groups.get(index) if writer.is_revising else None
             if shown is None or shown.revision != earlier:  # else the dataset needs it if the revision is abandoned
-                await recorder.free(Key(group=index, revision=earlier, purpose=Purpose.DROPPED))
+                await recorder.free(plan.key(index, revision=earlier, purpose=Purpose.DROPPED))
     return record
 
 
@@ -290,6 +298,7 @@ def finished_group(
     store = services.store
     return FinishedGroup(
         row_group=index,
+        stage=services.stage,
         source_rows=services.plan.layout.group_rows(index),
         rows=rows,
         dropped=0,
@@ -298,11 +307,36 @@ def finished_group(
     )
 
 
-async def finish(services: Services) -> None:
-    """Everything is generated: one schema for all parts, then the processors over the whole dataset."""
+async def finish(stages: Collection[Services]) -> None:
+    """Everything is generated: finish the dataset of each stage, then remove the journal that they share."""
+    conflicts: list[Conflict] = []
+    for services in stages:
+        conflicts += await _finish_stage(services)
+    services = next(iter(stages))
+    if services.store is not None and services.store.journal is not None:
+        journal, writer = services.store.journal, services.store.writer
+
+        def end(_: object) -> None:
+            for each in stages:
+                # Everything is generated: no generator is replayed any more.
+                for key in (*each.history.calls_stored, *each.history.replaced):
+                    journal.free(key)
+            # Where there are enough rows, row groups that were begun are finished when the dataset grows.
+            journal.finish(left=any(each.plan.acceptance is not None for each in stages))
+
+        try:
+            await _wind_up(services, end)
+        except OSError as error:
+            raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
+    if conflicts:
+        raise conflict_error(conflicts)
+
+
+async def _finish_stage(services: Services) -> Sequence[Conflict]:
+    """One schema for all parts of a stage, then the processors over its whole dataset; returns what has no one type."""
     store, plan = services.store, services.plan
     if store is None:
-        return
+        return ()
     writer, journal = store.writer, store.journal
     try:
         if plan.after_generation:
@@ -327,23 +361,15 @@ async def finish(services: Services) -> None:
         if states := {name: state for name, state in found.items() if state is not None}:
             await _wind_up(services, lambda _: writer.write_states(states))
         if journal is not None:
-
-            def end(_: object) -> None:
-                for key in services.history.calls_stored:  # everything is generated: no generator is replayed any more
-                    journal.free(key)
-                now = writer.dataset_groups
-                for index, revision in replaced.items():
-                    if index not in now or now[index].revision != revision:
-                        journal.free(Key(group=index, revision=revision, purpose=Purpose.DROPPED))
-                # Where there are enough rows, row groups that were begun are finished when the dataset grows.
-                journal.finish(left=plan.acceptance is not None)
-
-            await _wind_up(services, end)
+            services.history.replaced = [
+                plan.key(index, revision=revision, purpose=Purpose.DROPPED)
+                for index, revision in replaced.items()
+                if index not in writer.dataset_groups or writer.dataset_groups[index].revision != revision
+            ]
     except OSError as error:
         raise StoreError(f"the dataset in {writer.path} could not be finished: {error}") from error
     services.ledger.conflicts[:] = [str(conflict) for conflict in conflicts]
-    if conflicts:
-        raise conflict_error(conflicts)
+    return conflicts
 
 
 def _check_revision(services: Services) -> None:
@@ -357,7 +383,7 @@ def _check_revision(services: Services) -> None:
 
 
 def _dropped_rows(
-    plan: BuildPlan, groups: Iterable[GroupRecord], duplicates: Iterable[Drop], journal: Journal | None
+    plan: StagePlan, groups: Iterable[GroupRecord], duplicates: Iterable[Drop], journal: Journal | None
 ) -> dict[str, list[Any]]:
     """All dropped and rejected rows, with their finished cells, which only the journal stores.
 
@@ -370,7 +396,7 @@ def _dropped_rows(
     for group in groups:
         if not group.drops:
             continue
-        key = Key(group=group.index, revision=group.revision, purpose=Purpose.DROPPED)
+        key = plan.key(group.index, revision=group.revision, purpose=Purpose.DROPPED)
         known: dict[Identity, dict[str, Any]] = {}
         match journal.read(key) if journal is not None else []:
             case [DroppedRows(identities=identities), *entries]:
@@ -419,7 +445,7 @@ async def _process_all(services: Services, writer: DatasetWriter) -> tuple[pl.Da
         raise
 
 
-def _processed_dataset(plan: BuildPlan, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
+def _processed_dataset(plan: StagePlan, writer: DatasetWriter) -> tuple[pl.DataFrame, Resized]:
     dataset = Dataset(writer.path, read(writer.path).working, raw=True)
     return process_all(plan.after_generation, dataset.scan(), dataset.rows)
 

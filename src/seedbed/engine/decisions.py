@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger
     from ..recipe.acceptance import RowRules
+    from ..store.children import Children
     from ..store.manifest import Layout
     from ..store.writer import DatasetWriter
     from .admission import AcceptedAdmission
@@ -39,7 +40,7 @@ class Decisions:
 
     admission: AcceptedAdmission
     rules: RowRules
-    _layout: Layout
+    _layout: Layout | Children
     _writer: DatasetWriter | None  # None in memory
     _in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
     _ledger: Ledger

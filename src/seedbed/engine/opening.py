@@ -17,7 +17,7 @@ from ..errors import PartError, StoreError
 from ..graph import GROUP, Kind
 from ..observe import events
 from ..observe.report import REJECTED
-from ..store.entries import GeneratorCall, Key, Purpose
+from ..store.entries import GeneratorCall, Purpose
 from ..store.parts import read_table
 from ..store.provenance import Provenance, read_provenance
 from ..store.values import python_values
@@ -26,6 +26,7 @@ from .row_group import RowGroup
 from .rows import Rows, identities_by_position
 from .services import OpenGroup
 from .storage import GroupEntries
+from .taking import inherited_values
 from .worker import repeat_call
 
 if TYPE_CHECKING:
@@ -56,15 +57,15 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
                 instance.turnstile.leave(turn)
             if services.decisions is not None:
                 await services.decisions.passed_over(index)
-            scheduler.passed_over(index)
+            scheduler.passed_over(index, services.stage)
             return None
         earlier, entries = found
     elif recorder is not None and index in history.recorded:
-        entries = await recorder.read(Key(group=index))
+        entries = await recorder.read(services.plan.key(index))
     group, state = _new_group(services, index, turn, nursery, earlier)
     services.groups[index] = group
     services.notify.emit(events.RowGroupAdmitted, row_group=index, rows=group.rows.count)
-    state.begin()
+    await _begin(services, group, state)
     if group.retry is not None:
         rejected = {(drop.row, drop.copy) for drop in group.retry.drops if drop.kind == REJECTED}
         for row in range(group.rows.count):
@@ -86,6 +87,19 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
     return group
 
 
+async def _begin(services: Services, group: OpenGroup, state: RowGroup) -> None:
+    """Begin a row group with what its rows have from others, which is read again whenever it is opened."""
+    inherited = services.plan.inherited_step
+    # Rows that pre-batch processors returned have other numbers: theirs are stored with their cells.
+    is_processed = group.retry is not None and group.rows.resized and bool(services.plan.pre_batch)
+    if inherited is not None and (is_processed or (group.renewal is not None and services.plan.pre_batch)):
+        inherited = None
+    values = None if inherited is None else await inherited_values(services, inherited, group.rows)
+    state.begin()
+    if inherited is not None:
+        state.restore_finished(inherited, GROUP, values, None)
+
+
 def _new_group(
     services: Services, index: int, turn: int, nursery: trio.Nursery, earlier: RetriedRows | RenewedRows | None
 ) -> tuple[OpenGroup, RowGroup]:
@@ -96,13 +110,13 @@ def _new_group(
     if retry is not None:
         identities = list(retry.rows.identities)
     rows = Rows(plan, plan.layout.group_rows(index), identities)
-    barrier, key = bool(plan.pre_batch), Key(group=index)
+    barrier, key = bool(plan.pre_batch), services.plan.key(index)
     if renewal is not None:
-        key = Key(group=index, revision=renewal.record.revision, purpose=Purpose.RENEWAL)
+        key = services.plan.key(index, revision=renewal.record.revision, purpose=Purpose.RENEWAL)
         if renewal.resized is not None:
             barrier, rows.resized = False, renewal.resized
     if retry is not None:
-        key = Key(group=index, revision=retry.revision, purpose=Purpose.RETRY)
+        key = services.plan.key(index, revision=retry.revision, purpose=Purpose.RETRY)
         if retry.rows.resized is not None:
             # Rows that are retried have passed the pre-batch processors.
             barrier, rows.resized = False, retry.rows.resized
@@ -127,7 +141,7 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
         )
 
     async def read(purpose: Purpose) -> Sequence[Entry]:
-        key = Key(group=record.index, revision=record.revision, purpose=purpose)
+        key = services.plan.key(record.index, revision=record.revision, purpose=purpose)
         return () if recorder is None else await recorder.read(key)
 
     if redo is not None and redo.everything and record.edition < redo.edition:
@@ -166,7 +180,7 @@ async def _read_retried(services: Services, record: GroupRecord) -> tuple[Retrie
     recorder, plan = services.recorder, services.plan
 
     async def read(purpose: Purpose) -> Sequence[Entry]:
-        key = Key(group=record.index, revision=record.revision, purpose=purpose)
+        key = services.plan.key(record.index, revision=record.revision, purpose=purpose)
         return () if recorder is None else await recorder.read(key)
 
     seeds = plan.seeds if plan.pre_batch else ()
@@ -197,7 +211,7 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
     assert store is not None
     assert store.manifest is not None  # only a resumed dataset has groups that are done
     record, added = store.manifest.groups[index], plan.header.added
-    source, key = range(record.start, record.stop), Key(group=index, purpose=Purpose.CALLS)
+    source, key = range(record.start, record.stop), services.plan.key(index, purpose=Purpose.CALLS)
     stored: Sequence[Entry] = ()
     if recorder is not None and key in store.recovered.long_lived:
         stored = await recorder.read(key)
@@ -205,7 +219,7 @@ async def _replay(services: Services, index: int, turn: int, nursery: trio.Nurse
     def past(columns: dict[str, list[Any]], identities: list[Identity]) -> OpenGroup:
         rows = Rows(plan, source)
         rows.replace(columns, identities)
-        return OpenGroup(index, rows, nursery, journal_key=Key(group=index))
+        return OpenGroup(index, rows, nursery, journal_key=services.plan.key(index))
 
     written: OpenGroup | None = None
     for identity, instance in services.shared.instances.items():

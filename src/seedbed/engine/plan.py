@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ import pyarrow as pa
 
 from ..checks import is_number, is_whole
 from ..columns.base import Column
-from ..errors import ConfigError, DatasetGenerationError, OutputDirectoryError
+from ..errors import ConfigError, DatasetGenerationError, ManifestError, OutputDirectoryError
 from ..graph import Graph, Kind, Stage, build_graph, check_columns, nearest
 from ..recipe.file import recipe_text
 from ..recipe.recipe import code_fields
 from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
-from ..store.manifest import Header, Layout, Manifest, is_dataset
+from ..store.entries import Key, Purpose
+from ..store.files import stage_folder
+from ..store.manifest import Header, Layout, Manifest, children_of, is_dataset
 from ..store.manifest import read as read_manifest
 from ..store.provenance import is_provenance
 from ..store.replace import check_replaceable, is_half_removed
@@ -35,21 +38,26 @@ from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
     from pathlib import Path
 
     from ..columns.base import Call
     from ..graph import Node
     from ..recipe.acceptance import Acceptance
+    from ..store.children import Children
     from ..store.manifest import GroupRecord, Redo
     from .redo import RedoRequest
     from .source import Source
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class BuildPlan:
-    """A checked build. Row groups are counted, not listed."""
+class StagePlan:
+    """One checked stage of a build; a recipe without stages has one, without a name.
 
+    Row groups are counted, not listed.
+    """
+
+    stage: str = ""
     graph: Graph
     steps: tuple[Step, ...]  # by node index
     rows: int
@@ -62,7 +70,8 @@ class BuildPlan:
     out: Path | None
     header: Header  # of the directory, as this build has it
     source: Source
-    layout: Layout
+    layout: Layout | Children
+    """The rows of each row group; `Children`, which grow while the run takes rows, if they come from another stage."""
     done: Manifest | None = None  # of earlier runs, if this one resumes them
     retry_dropped: bool = False  # rows that earlier runs dropped are retried
     overwrite: bool = False  # a dataset in the directory is removed first
@@ -121,6 +130,31 @@ class BuildPlan:
         late = self.header.late
         return frozenset(step.name for step in self.steps if step.kind is Kind.FROM_SCRATCH and step.name not in late)
 
+    @property
+    def wanted(self) -> int:
+        """How many rows it is to have, where not every row counts."""
+        return ALL_ROWS if self.parent is not None else self.rows
+
+    @property
+    def parent(self) -> str | None:
+        """The stage that its rows come from, if they come from another one."""
+        return None if self.header.source is None else self.header.source.stage
+
+    @functools.cached_property
+    def stored(self) -> tuple[str, ...]:
+        """The outputs that its parts hold: all but those that another stage stores."""
+        return tuple(name for name in self.graph.outputs if name not in self.source.inherited.owners)
+
+    @functools.cached_property
+    def inherited_step(self) -> Step | None:
+        """The step of what a row has from others: its numbers, and values of its parents; None if it has nothing."""
+        column = self.source.inherited.column
+        return None if column is None else next(step for step in self.steps if step.column is column)
+
+    def key(self, group: int, *, revision: int = 0, purpose: Purpose = Purpose.BUILD) -> Key:
+        """What entries of the journal about one of its row groups belong to."""
+        return Key(group=group, revision=revision, purpose=purpose, stage=self.stage)
+
     @functools.cached_property
     def seed_outputs(self) -> tuple[str, ...]:
         """The outputs of columns from scratch that pre-batch processors see."""
@@ -160,7 +194,45 @@ class BuildPlan:
     def state_names(self) -> dict[int, str]:
         """For each stateful generator (by identity) the name that its state is stored under: its columns."""
         steps = self.steps
-        return {identity: "+".join(steps[node].name for node in nodes) for identity, nodes in self.instances.items()}
+        prefix = f"{self.stage}/" if self.stage else ""
+        return {
+            identity: prefix + "+".join(steps[node].name for node in nodes)
+            for identity, nodes in self.instances.items()
+        }
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class BuildPlan:
+    """A checked build: its stages, in the order of the recipe with each after the one that its rows come from."""
+
+    stages: tuple[StagePlan, ...]
+    output: StagePlan
+    """The stage at the root of the dataset directory."""
+    source: Source
+    config: RunConfig
+    limits: Mapping[str, KeyLimits]
+    out: Path | None
+    overwrite: bool
+
+    @property
+    def from_output(self) -> tuple[StagePlan, ...]:
+        """All stages, that at the root first."""
+        return (self.output, *(stage for stage in self.stages if stage is not self.output))
+
+    @property
+    def runs_own_code(self) -> bool:
+        """As that of its stages."""
+        return any(stage.runs_own_code for stage in self.stages)
+
+    @property
+    def is_finished(self) -> bool:
+        """True if earlier runs left nothing to be generated."""
+        return all(
+            stage.done is not None and stage.done.complete and stage.finished_rows >= stage.rows
+            if stage.parent is not None
+            else stage.finished_rows >= stage.rows
+            for stage in self.stages
+        )
 
 
 def _is_ours(function: object) -> bool:
@@ -171,7 +243,7 @@ def _is_ours(function: object) -> bool:
 def plan_build(
     source: Source,
     *,
-    rows: int,
+    rows: int | Mapping[str, int] | None,
     out: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -181,9 +253,10 @@ def plan_build(
 ) -> BuildPlan:
     """Check everything and lay out the run, or raise one error that lists all problems.
 
-    `resume` continues an existing directory, which may grow; `retry_dropped` retries its dropped rows, and
-    `accept_changes` continues although code or data changed. `overwrite` removes the dataset that is there. With
-    `redo` part of the dataset is regenerated as a revision.
+    `rows` is a number for the only stage that takes its rows from no other, or one for each such stage. `resume`
+    continues an existing directory, which may grow; `retry_dropped` retries its dropped rows, and `accept_changes`
+    continues although code or data changed. `overwrite` removes the dataset that is there. With `redo` part of the
+    dataset is regenerated as a revision.
     """
     config = source.config
     if not isinstance(config, RunConfig):
@@ -195,75 +268,194 @@ def plan_build(
         raise ConfigError("overwrite replaces the dataset in out: pass out with it, and not resume")
     if redo is not None and not (resume and out is not None and is_dataset(out)):
         raise ConfigError("redo applies to a finished dataset: pass out and resume=True with it")
-    columns, processors, limits = source.columns, source.processors, source.limits
-    problems = _check(columns, processors, limits) or [
-        *_check_provenance(columns, config),
-        *filter(None, (_too_few_rows(each, rows) for each in columns)),
-    ]
-    accepts = source.acceptance
-    if not problems and accepts is not None and rows > accepts.rules.candidates(rows):
-        limit = accepts.rules.max_candidates
-        problems = [f"max_candidates={limit} is less than the {rows:,} rows that were requested"]
+    if redo is not None and source.parts:
+        raise ConfigError("redo regenerates columns of recipes without stages: rows of other stages depend on them")
+    done = read_manifest(out).working if out is not None and resume and is_dataset(out) else None
+    counts = requested_rows(source, rows, out if done is not None else None)
+    problems: list[str] = []
+    for stage in source.stages:
+        found = _check_stage(stage, counts[stage.stage])
+        problems += [f"stage {stage.stage!r}: {each}" if stage.stage else each for each in found]
+    problems = problems or _check_limits(source)
     if problems:
         raise DatasetGenerationError(problems)
-    check_main_guard(starts_processes=any(column.process for column in columns))
-    predicate = None if accepts is None else accepts.predicate
-    graph = build_graph(columns, accept=() if predicate is None else predicate.requires)
-    declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
-    done = read_manifest(out).working if out is not None and resume and is_dataset(out) else None
+    check_main_guard(starts_processes=any(column.process for stage in source.stages for column in stage.columns))
     if out is not None and done is None:
         if overwrite or is_half_removed(out):
             check_replaceable(out)
         elif not is_dataset(out):
             check_output(out)
-    own = header = _new_header(source, graph, declared, rows=rows, stored=out is not None)
-    if out is not None and done is None and not overwrite and is_dataset(out):
-        raise OutputDirectoryError(describe_existing(out, read_manifest(out), own))
-    positions = {node: position for position, node in enumerate(graph.order)}
-    pairs = zip(columns, graph.nodes, strict=True)
-    steps = tuple(_step(column, node, graph, positions[node.index], config) for column, node in pairs)
-    revision = None if done is None else done.redo
-    if done is not None and out is not None and redo is not None and revision is None:
-        header, revision = begin_revision(
-            out, done, header, redo, graph=graph, steps=steps, accept_changes=accept_changes
+    stages: list[StagePlan] = []
+    for stage in source.stages:
+        is_output = stage.stage == source.output
+        planned = _plan_stage(
+            stage,
+            rows=counts[stage.stage],
+            root=out,
+            out=out if out is None or is_output else out / stage_folder(stage.stage),
+            stages=tuple(each.stage for each in source.stages if each.stage) if is_output else (),
+            resumes=done is not None,
+            accept_changes=accept_changes,
+            redo=redo,
         )
-    elif done is not None and out is not None:
-        assert done.header is not None  # a manifest without one cannot be read
-        if redo is not None and revision is not None:
-            check_continued(out, revision, redo)
-        progress = functools.partial(measure_progress, out, done)
-        header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
-        if done.finished is None:  # a finished dataset is left as it is if only connection details differ
-            header = msgspec.structs.replace(header, recipe=own.recipe)
-        _check_started_with_provenance(config, header, out)
-    config = attrs.evolve(config, buffer_size=header.buffer_size)
+        stages.append(attrs.evolve(planned, retry_dropped=retry_dropped, overwrite=overwrite))
+    output = next(stage for stage in stages if stage.stage == source.output)
+    if out is not None and done is None and not overwrite and is_dataset(out):
+        raise OutputDirectoryError(describe_existing(out, read_manifest(out), output.header))
+    if output.done is not None and not output.begins_revision:
+        at = stages.index(output)
+        output = stages[at] = _with_recipe(output, stages, source)
     return BuildPlan(
+        stages=tuple(stages),
+        output=output,
+        source=source,
+        config=output.config,
+        limits={**source.inner_limits, **source.limits},
+        out=out,
+        overwrite=overwrite,
+    )
+
+
+def requested_rows(source: Source, rows: int | Mapping[str, int] | None, directory: Path | None) -> dict[str, int]:
+    """The number of rows of each stage, 0 for those whose rows come from another; `directory` is that of a dataset.
+
+    What is not given is the number in the recipe or, if the dataset has more rows, those.
+    """
+    roots = {each.stage: each.rows for each in source.stages if each.parent is None}
+    if isinstance(rows, Mapping):
+        given = dict(rows)
+    elif rows is None:
+        given = {}
+    elif len(roots) == 1:
+        given = dict.fromkeys(roots, rows)
+    else:
+        names = ", ".join(f"{name}=N" for name in roots)
+        raise ConfigError(f"the recipe has several stages with rows of their own: give the number of each: {names}")
+    problems = []
+    for name in given:
+        if name not in roots:
+            known = next((each for each in source.stages if each.stage == name), None)
+            of = f"; its rows come from stage {known.parent!r}" if known is not None else nearest(str(name), roots)
+            problems.append(f"rows are given for {name!r}, which is no stage with a number of rows{of}")
+    for name, own in roots.items():
+        if name not in given:
+            stored = 0 if directory is None else _stored_rows(directory, name, is_output=name == source.output)
+            found = max(stored, own or 0) if directory is not None else own
+            if found is None:
+                problems.append(
+                    f"the number of rows of stage {name!r} is missing: give rows in the recipe, or -n {name}=N"
+                    if name
+                    else "the number of rows is missing: pass rows (-n)"
+                )
+            given[name] = found or 0
+        value = given[name]
+        if not is_whole(value) or value < 0:
+            of = f" of stage {name!r}" if name else ""
+            problems.append(f"rows{of} must be a whole number, 0 or more, not {value!r}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return {each.stage: given.get(each.stage, 0) for each in source.stages}
+
+
+def _stored_rows(directory: Path, stage: str, *, is_output: bool) -> int:
+    folder = directory if is_output else directory / stage_folder(stage)
+    header = read_manifest(folder).working.header if is_dataset(folder) else None
+    return 0 if header is None else header.rows
+
+
+def _plan_stage(
+    source: Source,
+    *,
+    rows: int,
+    root: Path | None,
+    out: Path | None,
+    stages: tuple[str, ...],
+    resumes: bool,
+    accept_changes: bool,
+    redo: RedoRequest | None,
+) -> StagePlan:
+    config, columns, processors = source.config, source.columns, source.processors
+    predicate = None if source.acceptance is None else source.acceptance.predicate
+    graph = build_graph(columns, accept=() if predicate is None else predicate.requires)
+    declared = {name: declared_type(dtype) for column in columns for name, dtype in column.dtypes().items()}
+    done = read_manifest(out).working if out is not None and resumes and is_dataset(out) else None
+    header = _new_header(source, graph, declared, rows=rows, stored=out is not None, stages=stages)
+    positions = {node: position for position, node in enumerate(graph.order)}
+    steps = tuple(
+        _step(column, node, graph, positions[node.index], config, stage=source.stage)
+        for column, node in zip(columns, graph.nodes, strict=True)
+    )
+    revision = None if done is None else done.redo
+    if done is not None and root is not None:
+        assert done.header is not None  # a manifest without one cannot be read
+        if done.header.stage != header.stage:
+            before, now = (repr(each) if each else "none" for each in (done.header.stage, header.stage))
+            raise ManifestError(
+                f"{str(root)!r} belongs to another build: its output stage is {before}, that of this recipe {now}; "
+                "for a new dataset in its place, pass --overwrite (overwrite=True)"
+            )
+        if redo is not None and revision is None:
+            header, revision = begin_revision(
+                root, done, header, redo, graph=graph, steps=steps, accept_changes=accept_changes
+            )
+        else:
+            if redo is not None and revision is not None:
+                check_continued(root, revision, redo)
+            progress = functools.partial(measure_progress, root, done)
+            header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
+        _check_started_with_provenance(config, header, root)
+    config = attrs.evolve(config, buffer_size=header.buffer_size)
+    taken = done.taken if done is not None and done.header is not None and done.header.source == header.source else ()
+    return StagePlan(
+        stage=source.stage,
         graph=graph,
         steps=steps,
         rows=rows,
         config=config,
-        limits={**source.inner_limits, **limits},
-        pre_batch=_processor_steps(processors, Stage.PRE_BATCH),
-        post_batch=_processor_steps(processors, Stage.POST_BATCH),
+        limits={**source.inner_limits, **source.limits},
+        pre_batch=_processor_steps(processors, Stage.PRE_BATCH, source.stage),
+        post_batch=_processor_steps(processors, Stage.POST_BATCH, source.stage),
         after_generation=tuple(each for each in processors if each.stage is Stage.AFTER_GENERATION),
         declared=declared,
         out=out,
         header=header,
         source=source,
-        layout=header.layout,
+        layout=header.layout if header.source is None else children_of(header, taken),
         done=done,
-        retry_dropped=retry_dropped,
-        overwrite=overwrite,
         redo=revision,
     )
 
 
+def _with_recipe(output: StagePlan, stages: Sequence[StagePlan], source: Source) -> StagePlan:
+    """The stage at the root with the recipe as it is now, whatever of it changed.
+
+    But a finished dataset is left as it is if only connection details differ.
+    """
+    assert output.done is not None  # there is a dataset
+    is_changed = output.done.finished is None or any(
+        stage.done is None or stage.done.header != stage.header for stage in stages
+    )
+    if not is_changed or source.recipe is None:
+        return output
+    names = tuple(stage.stage for stage in stages if stage.stage)
+    header = msgspec.structs.replace(output.header, recipe=recipe_text(source.recipe), stages=names)
+    return attrs.evolve(output, header=header)
+
+
 def _new_header(
-    source: Source, graph: Graph, declared: Mapping[str, pa.DataType], *, rows: int, stored: bool
+    source: Source,
+    graph: Graph,
+    declared: Mapping[str, pa.DataType],
+    *,
+    rows: int,
+    stored: bool,
+    stages: tuple[str, ...],
 ) -> Header:
     """The header of a new dataset; only what is `stored` has a fingerprint, because files are read for it."""
     retyped = declared.keys() if source.retyped is None else source.retyped
-    written = [(name, arrow) for name, arrow in declared.items() if name not in retyped]
+    hidden = source.inherited.owners.keys() | set(retyped)
+    written = [(name, arrow) for name, arrow in declared.items() if name not in hidden]
+    is_root = not source.stage or bool(stages)
     candidates = None if source.acceptance is None else _candidates(source, rows)
     fingerprint: Mapping[str, Any] = {}
     if stored:
@@ -273,12 +465,15 @@ def _new_header(
         rows=rows,
         buffer_size=source.config.buffer_size if candidates is None else _group_size(rows, source.config.buffer_size),
         candidates=candidates,
-        columns=graph.outputs,
+        columns=tuple(name for name in graph.outputs if name not in source.inherited.owners),
         declared=pa.schema(written),
         fingerprint=dict(fingerprint),
-        recipe=None if source.recipe is None or not stored else recipe_text(source.recipe),
+        recipe=None if source.recipe is None or not stored or not is_root else recipe_text(source.recipe),
         provenance=source.config.provenance and stored,
         publishes_at_end=any(each.stage is Stage.AFTER_GENERATION for each in source.processors),
+        stage=source.stage,
+        source=source.rows_from,
+        stages=stages,
         created=time.time(),
         version=version("seedbed"),
     )
@@ -287,6 +482,8 @@ def _new_header(
 def _candidates(source: Source, rows: int) -> int:
     """How many candidates there may be: no more than a generator from scratch has rows."""
     assert source.acceptance is not None
+    if source.parent is not None:
+        return ALL_ROWS
     available = [
         getattr(each.generator, "available", None) for each in source.columns if each.kind is Kind.FROM_SCRATCH
     ]
@@ -296,6 +493,8 @@ def _candidates(source: Source, rows: int) -> int:
 # The number of row groups that the requested rows make up, so that the last one is a small part of a run.
 _ACCEPTED_GROUPS = 20
 _SMALLEST_GROUP = 16
+# As many rows as are accepted: those of a stage that takes them from another.
+ALL_ROWS = 2**40 - 1
 
 
 def _group_size(rows: int, buffer_size: int) -> int:
@@ -303,14 +502,24 @@ def _group_size(rows: int, buffer_size: int) -> int:
     return min(buffer_size, max(_SMALLEST_GROUP, rows // _ACCEPTED_GROUPS))
 
 
-def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: Mapping[str, KeyLimits]) -> list[str]:
+def _check_stage(source: Source, rows: int) -> list[str]:
+    """The problems of the columns, processors and rules of a stage with so many rows."""
+    columns, accepts = source.columns, source.acceptance
+    problems = _check(columns, source.processors)
+    if problems:
+        return problems
+    problems = _check_provenance(columns, source.config)
+    if source.parent is None:
+        problems += filter(None, (_too_few_rows(each, rows) for each in columns))
+        if not problems and accepts is not None and rows > accepts.rules.candidates(rows):
+            limit = accepts.rules.max_candidates
+            problems.append(f"max_candidates={limit} is less than the {rows:,} rows that were requested")
+    return problems
+
+
+def _check(columns: Sequence[Column], processors: Sequence[Processor]) -> list[str]:
     unknown = [f"{each!r} is not a Column" for each in columns if not isinstance(each, Column)]
     unknown += [f"{each!r} is not a Processor" for each in processors if not isinstance(each, Processor)]
-    unknown += [
-        f"the limits of key {key!r} are not KeyLimits"
-        for key, each in limits.items()
-        if not isinstance(each, KeyLimits)
-    ]
     if unknown:
         return unknown
     if not columns:
@@ -319,12 +528,6 @@ def _check(columns: Sequence[Column], processors: Sequence[Processor], limits: M
     problems += check_columns(columns)
     for column in columns:
         problems += _check_column(column)
-    keys = {key for column in columns for key in (column.key, *column.other_keys) if key is not None}
-    problems += [
-        f"limits are given for key {key!r}, which no column uses{nearest(key, sorted(keys))}"
-        for key in limits
-        if key not in keys
-    ]
     if any(each.stage is Stage.PRE_BATCH for each in processors) and not any(
         column.kind is Kind.FROM_SCRATCH for column in columns
     ):
@@ -349,6 +552,21 @@ def _check_provenance(columns: Sequence[Column], config: RunConfig) -> list[str]
         f"column {name!r} has the name of a column that the option provenance adds"
         for name in names
         if is_provenance(name)
+    ]
+
+
+def _check_limits(source: Source) -> list[str]:
+    columns = [column for stage in source.stages for column in stage.columns]
+    keys = {key for column in columns for key in (column.key, *column.other_keys) if key is not None}
+    problems = [
+        f"the limits of key {key!r} are not KeyLimits"
+        for key, each in source.limits.items()
+        if not isinstance(each, KeyLimits)
+    ]
+    return problems + [
+        f"limits are given for key {key!r}, which no column uses{nearest(key, sorted(keys))}"
+        for key in source.limits
+        if key not in keys
     ]
 
 
@@ -410,7 +628,7 @@ def _check_process(column: Column, call: Call) -> list[str]:
     return problems
 
 
-def _step(column: Column, node: Node, graph: Graph, position: int, config: RunConfig) -> Step:
+def _step(column: Column, node: Node, graph: Graph, position: int, config: RunConfig, *, stage: str) -> Step:
     call = column.call
     assert call is not None  # `_check` reported a column without one
     lane: Hashable
@@ -424,6 +642,7 @@ def _step(column: Column, node: Node, graph: Graph, position: int, config: RunCo
         lane = ASYNC_LANE if call.is_async else THREAD_LANE
     return Step(
         name=column.name,
+        stage=stage,
         kind=column.kind,
         node=node.index,
         position=position,
@@ -440,9 +659,9 @@ def _step(column: Column, node: Node, graph: Graph, position: int, config: RunCo
     )
 
 
-def _processor_steps(processors: Sequence[Processor], stage: Stage) -> tuple[Step, ...]:
+def _processor_steps(processors: Sequence[Processor], stage: Stage, of: str) -> tuple[Step, ...]:
     return tuple(
-        Step(name=processor.label, kind=stage, node=-1, lane=THREAD_LANE, processor=processor)
+        Step(name=processor.label, stage=of, kind=stage, node=-1, lane=THREAD_LANE, processor=processor)
         for processor in processors
         if processor.stage is stage
     )

@@ -41,16 +41,28 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..observe.report import Drop, Ledger, Origin, Resized
-    from ..store.entries import Entry
+    from ..store.entries import Entry, Key
     from ..store.manifest import GroupRecord, Manifest
     from ..store.provenance import Provenance
     from .admission import AcceptedAdmission
     from .budget import Budget
-    from .plan import BuildPlan
+    from .plan import StagePlan
     from .row_group import RowGroup
     from .rows import Identity, Rows
     from .storage import Store
     from .tasks import Step
+
+
+def take_over_usage(stores: Iterable[Store], ledger: Ledger, budget: Budget) -> None:
+    """Continue with the usage of earlier runs, which every stage and the journal store for all stages.
+
+    The journal is usually ahead of the manifests, which were written at the last checkpoint.
+    """
+    for store in stores:
+        if store.manifest is not None:
+            ledger.take_over((*store.manifest.usage, *store.recovered.usage))
+    for (column, _), usage in ledger.usage.items():
+        budget.take_over(column, usage)
 
 
 class History:
@@ -59,7 +71,7 @@ class History:
     Changed when a row group is checkpointed.
     """
 
-    def __init__(self, plan: BuildPlan, store: Store | None, ledger: Ledger, budget: Budget) -> None:
+    def __init__(self, plan: StagePlan, store: Store | None, ledger: Ledger) -> None:
         self._plan = plan
         self._store = store
         # Row groups that are done: all below the first number, and these.
@@ -75,15 +87,21 @@ class History:
         self.replaying: set[int] = set()
         # Keys of the journal's records of calls of stateful generators, stored until everything is generated.
         recovered = Recovered() if store is None else store.recovered
-        self.calls_stored = {key for key in recovered.long_lived if key.purpose is Purpose.CALLS}
+        self.calls_stored = {
+            key for key in recovered.long_lived if key.purpose is Purpose.CALLS and key.stage == plan.stage
+        }
+        # Keys of dropped rows that a revision, which is complete, has replaced.
+        self.replaced: Sequence[Key] = ()
         # Row groups that the journal has entries of.
-        self.recorded = frozenset(key.group for key in recovered.groups if key.purpose is Purpose.BUILD)
+        self.recorded = frozenset(
+            key.group for key in recovered.groups if key.purpose is Purpose.BUILD and key.stage == plan.stage
+        )
         if store is not None:
             ledger.damage = store.damage
             if store.manifest is not None:
-                self._take_over(store.manifest, recovered, ledger, budget)
+                self._take_over(store.manifest, recovered, ledger)
 
-    def _take_over(self, manifest: Manifest, recovered: Recovered, ledger: Ledger, budget: Budget) -> None:
+    def _take_over(self, manifest: Manifest, recovered: Recovered, ledger: Ledger) -> None:
         retry = self._plan.retry_dropped
         for index, group in sorted(manifest.groups.items()):
             if retry and group.skipped is not None:
@@ -106,10 +124,6 @@ class History:
             ledger.written = ledger.placed = sum(placed.part.rows for placed in manifest.placed.values())
         for decision in manifest.decisions:
             ledger.drop([drop for _, drop in decision.rejected])
-        # The journal is usually ahead of the manifest, which was written at the last checkpoint.
-        ledger.take_over((*manifest.usage, *recovered.usage))
-        for (column, _), usage in ledger.usage.items():
-            budget.take_over(column, usage)
         if manifest.groups or recovered.groups:
             states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
             for identity, name in self._plan.state_names.items():
@@ -124,6 +138,10 @@ class History:
     def is_done(self, index: int) -> bool:
         """True if a row group is checkpointed or skipped, by this run or an earlier one."""
         return index < self._done_below or index in self._done_above
+
+    def is_settled(self, index: int) -> bool:
+        """True if the rows of a row group are on disk and stay as they are in this run."""
+        return self.is_done(index) and index not in self.retrying
 
     def finished_groups(self) -> int:
         """How many row groups are in the manifest."""
@@ -363,7 +381,7 @@ class RenewedRows:
 
 
 def plan_renewal(
-    plan: BuildPlan,
+    plan: StagePlan,
     record: GroupRecord,
     table: pa.Table | None,
     stored: Sequence[Entry],
@@ -401,8 +419,9 @@ def plan_renewal(
         redone = cells_to_redo(plan.graph, plan.steps, redo.columns, selected, range(len(written)))
     cells: list[FinishedRows] = []
     if table is not None:
-        origins = {step.name: provenance.origins_of(step.name, written) for step in steps}
-        taken = (_cells_of(step, table, rows, redone.get(step.name, ()), origins[step.name]) for step in steps)
+        own = [step for step in steps if step is not plan.inherited_step or plan.pre_batch]  # else it is looked up
+        origins = {step.name: provenance.origins_of(step.name, written) for step in own}
+        taken = (_cells_of(step, table, rows, redone.get(step.name, ()), origins[step.name]) for step in own)
         cells = [each for each in taken if each.rows]
     dropped_cells: list[FinishedRows] = []
     if header is not None:
@@ -436,7 +455,7 @@ def _cells_of(
 
 
 def _written_identities(
-    plan: BuildPlan, record: GroupRecord, stored: DroppedRows | None, gone: Collection[Identity]
+    plan: StagePlan, record: GroupRecord, stored: DroppedRows | None, gone: Collection[Identity]
 ) -> list[Identity]:
     """The identities of the rows of a part before its post-batch processors."""
     if stored is not None and stored.order is not None:
@@ -472,7 +491,7 @@ def _moved(step: Step, entry: Finished | FinishedRows, places: Mapping[int, int]
 
 
 def dropped_entries(
-    plan: BuildPlan,
+    plan: StagePlan,
     rows: Rows,
     of: Sequence[int],
     is_done: Callable[[int, int], bool],
@@ -485,6 +504,8 @@ def dropped_entries(
     entries: list[Entry] = []
     for node in plan.graph.order:
         step = plan.steps[node]
+        if step is plan.inherited_step and not plan.pre_batch:
+            continue  # it is looked up
         done = [(at, row) for at, row in enumerate(of) if is_done(node, row) and not rows.was_skipped(step, row)]
         if done:
             columns = list(rows.buffer.take(step.outputs, [row for _, row in done]).values())

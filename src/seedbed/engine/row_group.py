@@ -84,7 +84,9 @@ class Consequence(enum.Enum):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Shared:
-    """What all row groups of a run share with the scheduler."""
+    """What all row groups of a stage share with the scheduler; stages have different graphs, steps and ledgers."""
+
+    stage: str = ""
 
     graph: Graph
     steps: Sequence[Step]  # by node index
@@ -124,6 +126,8 @@ class RowGroup:
     ) -> None:
         """`turn` is its place in the order of stateful generators; `barrier` if pre-batch processors are to run."""
         self.index = index
+        self.stage = shared.stage
+        self.rank = 0  # in the order of admission over all stages; set by the scheduler
         self.rows = rows
         self._shared = shared
         self._journal = journal

@@ -8,6 +8,7 @@ import polars as pl
 
 from ..graph import Stage
 from ..observe.report import REJECTED, Drop
+from ..recipe.stages import ROW
 from ..store.entries import Rebuilt
 from ..store.provenance import match_rows
 from ..store.schema import arrow_table
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..observe.report import Resized
     from ..store.entries import Failed
-    from .plan import BuildPlan
+    from .plan import StagePlan
     from .tasks import Step
 
 PRE_BATCH_COLUMN = "pre_batch"
@@ -42,7 +43,7 @@ def identities_by_position(source: range, count: int) -> list[Identity]:
 class Rows:
     """Changed by the task of its row group only."""
 
-    def __init__(self, plan: BuildPlan, source: range, identities: list[Identity] | None = None) -> None:
+    def __init__(self, plan: StagePlan, source: range, identities: list[Identity] | None = None) -> None:
         """All rows of `source`, or only those that are named."""
         self._plan = plan
         self.source = source
@@ -167,13 +168,13 @@ class Rows:
         """The rows to be written, as the store takes them."""
         if self.skipped is not None:
             return {}
-        return self.frame if self.frame is not None else self.buffer.take(self._plan.graph.outputs, live)
+        return self.frame if self.frame is not None else self.buffer.take(self._plan.stored, live)
 
     def before_post_batch(self, live: Sequence[int]) -> dict[str, list[Any]] | None:
         """The rows as they were generated, if post-batch processors have changed them since."""
         if self.skipped is not None or self.frame is None:
             return None
-        return self.buffer.take(self._plan.graph.outputs, live)
+        return self.buffer.take(self._plan.stored, live)
 
     def processor_call(
         self, step: Step, live: Sequence[int]
@@ -184,7 +185,7 @@ class Rows:
         """
         processor, frame = step.processor, self.frame
         assert processor is not None
-        names = self._plan.seed_outputs if step.kind is Stage.PRE_BATCH else self._plan.graph.outputs
+        names = self._plan.seed_outputs if step.kind is Stage.PRE_BATCH else self._plan.stored
         columns = self.buffer.take(names, live) if frame is None else {}
 
         def call() -> tuple[pl.DataFrame, pl.DataFrame, list[int | None]]:
@@ -199,6 +200,8 @@ class Rows:
                 raise TypeError(f"a processor must return a polars frame, not {type(after).__name__}")
             if step.kind is Stage.PRE_BATCH:
                 self._check_columns(after)
+            if ROW in names:
+                _check_numbers(after)
             return before, after, match_rows(before, after)
 
         return call
@@ -284,3 +287,11 @@ class Rows:
                 self.buffer.update_cell(row, name, value)
         self._identities = identities
         self._skipped_cells.clear()
+
+
+def _check_numbers(frame: pl.DataFrame) -> None:
+    """Raise `ValueError` if rows that other stages take have lost their numbers."""
+    if ROW not in frame.columns:
+        raise ValueError(f"the frame it returned lost {ROW!r}, by which other stages name the rows that they take")
+    if frame[ROW].null_count() or frame[ROW].is_duplicated().any():
+        raise ValueError(f"the frame it returned has two rows of one {ROW!r}; other stages take a row only once")

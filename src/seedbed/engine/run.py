@@ -11,33 +11,40 @@ import contextlib
 import math
 import os
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from ..errors import BudgetExceeded, BuildError, BuildStopped, CandidatesExhausted, DeadlineExceeded, StoreError
 from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
+from ..recipe.stages import ROW
 from ..runtime.tasks import Timers, leaves
 from ..runtime.threads import open_processes
 from ..runtime.throttle import KeyLimits, ThrottleManager
+from ..store.children import Children
+from ..store.values import python_values
 from .admission import AcceptedAdmission, Admission
 from .budget import Budget
 from .checkpoint import checkpoint, finish, finished_group, write_usage
 from .decisions import Decisions
 from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
+from .intake import Intake
 from .opening import open_group
-from .resume import History
+from .resume import History, take_over_usage
 from .row_group import Shared
-from .scheduler import Scheduler
-from .services import OpenGroup, Services
+from .scheduler import Scheduler, StageState
+from .services import STORE_THREADS, OpenGroup, Services
 from .storage import Recorder
-from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Start, WakeAt
+from .taking import take
+from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Start, Take, WakeAt
 from .worker import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import polars as pl
 
@@ -45,15 +52,16 @@ if TYPE_CHECKING:
     from ..runtime.threads import Processes
     from ..runtime.throttle import Throttle
     from .checkpoint import FinishedGroup
-    from .plan import BuildPlan
-    from .storage import Store
-    from .tasks import Action, Task
+    from .plan import BuildPlan, StagePlan
+    from .row_group import RowGroup
+    from .storage import Stores
+    from .tasks import Action, Step, Task
 
 
 async def run_build(
     plan: BuildPlan,
     *,
-    store: Store | None,
+    stores: Stores | None,
     emitter: events.Events,
     deliver: Callable[[FinishedGroup], None],
     throttles: ThrottleManager | None = None,
@@ -78,30 +86,40 @@ async def run_build(
     error: BaseException | None = None
     async with open_processes(config.max_processes or os.cpu_count() or 1) as processes:
         run = Run(
-            plan, timers=timers, throttles=own, processes=processes, emitter=emitter, store=store, deliver=deliver
+            plan, timers=timers, throttles=own, processes=processes, emitter=emitter, stores=stores, deliver=deliver
         )
         run.ledger.spend("", checked)
         for _, usage in checked:
-            run.services.shared.budget.take_over("", usage)
+            run.budget.take_over("", usage)
         on_start(run)
-        notify = run.services.notify
+        notify = run.notify
         notify.emit(
             events.BuildStarted,
-            rows=plan.rows,
-            row_groups=plan.layout.count,
-            columns=plan.graph.outputs,
-            keys={column.name: column.key for column in plan.source.columns},
+            rows=sum(stage.layout.rows for stage in plan.stages),
+            row_groups=sum(stage.layout.count for stage in plan.stages),
+            columns=tuple(name for stage in plan.stages for name in stage.stored),
+            keys={step.name: step.key for step in run.shown_steps},
             limits={key: each.max_parallel_requests for key, each in plan.source.limits.items()},
             models=plan.source.model_names,
-            sampled=frozenset(step.name for step in plan.steps if step.kind is Kind.FROM_SCRATCH),
-            finished_rows=plan.finished_rows,
-            candidates=None if run.services.decisions is None else run.services.decisions.admission.complete_candidates,
+            sampled=frozenset(step.name for step in run.shown_steps if step.kind is Kind.FROM_SCRATCH),
+            finished_rows=sum(stage.finished_rows for stage in plan.stages),
+            candidates=run.finished_candidates(),
+            stages={
+                stage.stage: events.StageStarted(
+                    rows=stage.layout.rows,
+                    finished_rows=stage.finished_rows,
+                    columns=tuple(step.name for step in stage.steps if step is not stage.inherited_step),
+                    parent=stage.parent,
+                )
+                for stage in plan.stages
+                if stage.stage
+            },
         )
         for message in run.ledger.damage:
             notify.emit(events.DamageFound, message=message)
         unwatch = own.watch(lambda key, limit: notify.emit(events.ThrottleChanged, key=key, limit=limit))
         try:
-            async with run.services.recorder.committing() if run.services.recorder else contextlib.nullcontext():
+            async with run.recorder.committing() if run.recorder else contextlib.nullcontext():
                 await run.execute()
         except BaseException as failure:  # it is raised below, with the report
             found = list(leaves(failure))
@@ -112,10 +130,10 @@ async def run_build(
         finally:
             unwatch()
             run.close()
-        if error is not None and store is not None and run.ledger.usage:
+        if error is not None and run.output.store is not None and run.ledger.usage:
             # The usage of row groups that are not finished counts too.
             with contextlib.suppress(StoreError):
-                await write_usage(run.services, store.writer)
+                await write_usage(run.output, run.output.store.writer)
         report = run.report()
         notify.emit(
             events.BuildFinished,
@@ -144,7 +162,7 @@ class Run:
         throttles: ThrottleManager,
         processes: Processes,
         emitter: events.Events,
-        store: Store | None,
+        stores: Stores | None,
         deliver: Callable[[FinishedGroup], None],
     ) -> None:
         config = plan.config
@@ -156,81 +174,135 @@ class Run:
         self._now = now = trio.lowlevel.current_clock().current_time
         self.started = now()
         rng = random.Random(config.jitter_seed)
+        self.budget = budget = Budget(
+            config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced
+        )
+        self.notify = Notices(emitter, now)
+        unkeyed = UnkeyedSteps(config, rng, now, lambda key: throttles.get(key).mean_latency, self.stop)
+        # What is counted by column is counted in one ledger: a column belongs to one stage.
         self.ledger = ledger = Ledger()
-        budget = Budget(config.max_tokens, config.max_cost, metered=plan.source.metered, priced=plan.source.priced)
-        self.history = history = History(plan, store, ledger, budget)
-        notify = Notices(emitter, now)
-        shared = Shared(
-            graph=plan.graph,
-            steps=plan.steps,
-            pre_batch=plan.pre_batch,
-            post_batch=plan.post_batch,
-            config=config,
-            budget=budget,
-            ledger=ledger,
-            notify=notify,
-            rng=rng,
-            now=now,
-            late=frozenset(step.node for step in plan.steps if step.name in plan.header.late),
-            unkeyed=UnkeyedSteps(config, rng, now, lambda key: throttles.get(key).mean_latency, self.stop),
-            accept=plan.deciding,
-        )
-        admission: Admission = Admission(plan.layout.count, history.is_open, config.admitted_at_once)
-        accepted: AcceptedAdmission | None = None
-        if plan.acceptance is not None:
-            layout = plan.layout
-            admission = accepted = AcceptedAdmission(
-                layout.count,
-                history.is_open,
-                # Small row groups, but as many rows at once as there would be of large ones.
-                config.admitted_at_once * max(1, plan.source.config.buffer_size // layout.size),
-                wanted=plan.rows,
-                size=lambda index: len(layout.group_rows(index)),
+        touched: set[RowGroup] = set()
+        states: list[StageState] = []
+        stages: dict[str, Services] = {}
+        confirming, store_limiter = trio.Lock(), trio.CapacityLimiter(STORE_THREADS)
+        for stage in plan.stages:
+            store = None if stores is None else stores.by_stage[stage.stage]
+            own = ledger if stage is plan.output else ledger.for_stage()
+            shared = Shared(
+                stage=stage.stage,
+                graph=stage.graph,
+                steps=stage.steps,
+                pre_batch=stage.pre_batch,
+                post_batch=stage.post_batch,
+                config=config,
+                budget=budget,
+                ledger=own,
+                notify=Notices(emitter, now, stage.stage),
+                rng=rng,
+                now=now,
+                late=frozenset(step.node for step in stage.steps if step.name in stage.header.late),
+                unkeyed=unkeyed,
+                touched=touched,
+                accept=stage.deciding,
             )
-            history.resume_admission(accepted)
-        self.scheduler = Scheduler(
-            shared,
-            admission=admission,
-            throttle=self._throttle,
-            processes=processes.count,
-        )
-        self.services = Services(
-            plan=plan,
-            store=store,
-            history=history,
-            scheduler=self.scheduler,
-            shared=shared,
-            processes=processes,
-            ledger=ledger,
-            notify=notify,
-            now=now,
-            wake=self._wake,
-        )
-        if plan.acceptance is not None and accepted is not None:
-            self.services.decisions = Decisions(
-                accepted,
-                rules=plan.acceptance.rules,
-                layout=plan.layout,
-                writer=None if store is None else store.writer,
-                in_thread=self.services.store_thread,
-                ledger=ledger,
-                notices=notify,
-                deliver=self._deliver_decided,
+            history = History(stage, store, own)
+            admission = self._admission(stage, history)
+            states.append(StageState(shared, admission, self._intake(stage, stages)))
+            stages[stage.stage] = Services(
+                plan=stage,
+                store=store,
+                history=history,
+                shared=shared,
+                processes=processes,
+                ledger=own,
+                notify=shared.notify,
+                now=now,
+                wake=self._wake,
+                stages=stages,
+                confirming=confirming,
+                store_limiter=store_limiter,
             )
-        if store is not None and store.journal is not None:
-            self.services.recorder = Recorder(
-                store.journal,
+            if stage.acceptance is not None and isinstance(admission, AcceptedAdmission):
+                services = stages[stage.stage]
+                services.placed = [] if store is None else [group for group, _ in store.writer.placed]
+                services.decisions = Decisions(
+                    admission,
+                    rules=stage.acceptance.rules,
+                    layout=stage.layout,
+                    writer=None if store is None else store.writer,
+                    in_thread=services.store_thread,
+                    ledger=own,
+                    notices=shared.notify,
+                    deliver=partial(self._deliver_decided, services),
+                )
+        self.scheduler = Scheduler(states, throttle=self._throttle, processes=processes.count)
+        self.stages = stages
+        self.output = stages[plan.output.stage]
+        take_over_usage((each.store for each in stages.values() if each.store is not None), ledger, budget)
+        self.recorder: Recorder | None = None
+        if stores is not None and stores.journal is not None:
+            self.recorder = Recorder(
+                stores.journal,
                 config,
-                in_thread=self.services.store_thread,
-                usage=self.services.usage_entries,
-                finished=history.finished_groups,
-                on_commit=self.services.committed,
-                on_unpicklable=lambda column: notify.emit(events.UnjournaledColumn, column=column),
+                in_thread=self.output.store_thread,
+                usage=self.output.usage_entries,
+                finished=lambda: sum(each.history.finished_groups() for each in stages.values()),
+                on_commit=self.output.committed,
+                on_unpicklable=lambda column: self.notify.emit(events.UnjournaledColumn, column=column),
             )
+        for services in stages.values():
+            services.scheduler, services.recorder = self.scheduler, self.recorder
         self._scope: trio.CancelScope | None = None  # of every task of the run
         self._send, self._receive = trio.open_memory_channel[Outcome | None](math.inf)
         self._woken = False  # a None is in the channel
         self._unsubscribe: dict[str, Callable[[], None]] = {}
+
+    @staticmethod
+    def _admission(stage: StagePlan, history: History) -> Admission:
+        config, layout = stage.config, stage.layout
+        if stage.acceptance is None:
+            return Admission(layout.count, history.is_open, config.admitted_at_once)
+        admission = AcceptedAdmission(
+            layout.count,
+            history.is_open,
+            # Small row groups, but as many rows at once as there would be of large ones.
+            config.admitted_at_once * max(1, stage.source.config.buffer_size // layout.size),
+            wanted=stage.wanted,
+            size=lambda index: len(layout.group_rows(index)),
+        )
+        history.resume_admission(admission)
+        return admission
+
+    @staticmethod
+    def _intake(stage: StagePlan, stages: Mapping[str, Services]) -> Intake | None:
+        """How a stage takes its rows from another, which is among `stages` already."""
+        children = stage.layout
+        if not isinstance(children, Children):
+            return None
+        parent = stages[children.source.stage]
+
+        if parent.decisions is not None:  # its files of rows that count, which never change
+            return Intake(
+                parent.stage,
+                children,
+                lambda: len(parent.placed),
+                lambda _: True,
+                lambda index: children.taken.get(index) == parent.version(index),
+            )
+
+        def is_taken(index: int) -> bool:
+            is_skipped = parent.store is None and index not in parent.finished_rows
+            if parent.store is not None:
+                record = parent.store.writer.group(index)
+                is_skipped = record is None or record.skipped is not None
+            return is_skipped or children.taken.get(index) == parent.version(index)
+
+        return Intake(parent.stage, children, lambda: parent.plan.layout.count, parent.history.is_settled, is_taken)
+
+    @property
+    def shown_steps(self) -> list[Step]:
+        """The columns of all stages, as displays show them."""
+        return [step for stage in self.plan.stages for step in stage.steps if step is not stage.inherited_step]
 
     # What the owner of the build calls.
 
@@ -255,22 +327,38 @@ class Run:
             unsubscribe()
 
     def report(self) -> BuildReport:
-        """The report of the run so far."""
-        candidates, surplus, unfinished = None, 0, self.history.unfinished()
-        if (decisions := self.services.decisions) is not None:
-            candidates, surplus, unfinished = decisions.counts(self.history.recorded)
-        return self.ledger.report(
-            rows=self.plan.rows,
+        """The report of the run so far; its rows are those of the stage at the root."""
+        own = {name: self._report_of(services) for name, services in self.stages.items()}
+        report = own[self.output.stage]
+        return report if len(own) == 1 else attrs.evolve(report, stages=own)
+
+    def finished_candidates(self) -> int | None:
+        """How many candidates earlier runs finished; None where every row counts."""
+        found = [each.decisions.admission.complete_candidates for each in self.stages.values() if each.decisions]
+        return sum(found) if found else None
+
+    def _report_of(self, services: Services) -> BuildReport:
+        history, plan = services.history, services.plan
+        candidates, surplus, unfinished = None, 0, history.unfinished()
+        if (decisions := services.decisions) is not None:
+            candidates, surplus, unfinished = decisions.counts(history.recorded)
+        return services.ledger.report(
+            rows=plan.layout.rows if plan.parent is not None else plan.rows,
             candidates=candidates,
             surplus=surplus,
             unfinished=unfinished,
-            untried=[drop for record in self.history.retrying.values() for drop in record.drops],
+            untried=[drop for record in history.retrying.values() for drop in record.drops],
             throttles=self.throttles.statistics(),
             seconds=self._now() - self.started,
         )
 
-    def _deliver_decided(self, index: int, rows: int, frame: pl.DataFrame | None, name: str | None) -> None:
-        self._deliver(finished_group(self.services, index, rows, frame, name))
+    def _deliver_decided(
+        self, services: Services, index: int, rows: int, frame: pl.DataFrame | None, name: str | None
+    ) -> None:
+        if frame is not None and ROW in frame.columns:
+            services.finished_rows[len(services.placed)] = {each.name: python_values(each) for each in frame}
+        services.placed.append(index)
+        self._deliver(finished_group(services, index, rows, frame, name))
 
     def _reader_failed(self, event: events.Event, error: Exception) -> None:
         kind = type(event).__name__
@@ -288,8 +376,9 @@ class Run:
         with trio.CancelScope(deadline=deadline) as self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.timers.run)
-                if self.services.decisions is not None:  # an earlier run may have stopped between two of them
-                    await self.services.decisions.advance()
+                for services in self.stages.values():  # an earlier run may have stopped between two decisions
+                    if services.decisions is not None:
+                        await services.decisions.advance()
                 try:
                     async with trio.open_nursery() as groups:
                         await self._drive(groups)
@@ -298,7 +387,7 @@ class Run:
                 exhausted = self._exhausted()
                 if self.stopping is None or exhausted is not None:
                     self.ledger.exhausted = exhausted
-                    await finish(self.services)
+                    await finish(self.stages.values())
                     # A stop that came in the meantime was too late.
                     finished = True
                 nursery.cancel_scope.cancel(reason="all row groups are done")
@@ -312,14 +401,18 @@ class Run:
 
         Raises `CandidatesExhausted` where it is one: the directory can be resumed with more candidates.
         """
-        decisions, stopping = self.services.decisions, self.stopping
-        if decisions is None or decisions.admission.enough:
+        stopping = self.stopping
+        lacking = [
+            each
+            for each in self.stages.values()
+            if each.plan.parent is None and each.decisions is not None and not each.decisions.admission.enough
+        ]
+        if not lacking:
             return None
-        is_partial = decisions.rules.on_exhausted == "partial"
+        is_partial = all(each.decisions and each.decisions.rules.on_exhausted == "partial" for each in lacking)
         if stopping is not None:
             return str(stopping) if is_partial and isinstance(stopping, BudgetExceeded) else None
-        accepted, candidates = decisions.admission.kept, decisions.admission.candidates
-        reason = f"{candidates:,} candidates gave {accepted:,} of {self.plan.rows:,} rows"
+        reason = "; ".join(map(_shortage, lacking))
         if is_partial:
             return reason
         raise CandidatesExhausted(
@@ -351,14 +444,14 @@ class Run:
             self.scheduler.finished(outcome)
         except Exception as error:
             task = outcome.task
-            group = self.services.groups[task.group]
+            group = self.stages[task.step.stage].groups[task.group]
             locate(error, group.index, task, group.number(task))
             raise
 
     def _perform(self, action: Action, nursery: trio.Nursery) -> None:
         if type(action) is Start:
             task = action.task
-            group = self.services.groups[task.group]
+            group = self.stages[task.step.stage].groups[task.group]
             group.nursery.start_soon(self._run_task, group, task, name=task.step.name)
             return
         match action:
@@ -368,11 +461,13 @@ class Run:
                     task.scope.cancel(reason=reason)
             case Grant(request):
                 request.wake()
-            case Admit(index, turn):
-                nursery.start_soon(self._run_group, index, turn, name=f"row group {index}")
-            case Close(index, is_complete):
-                self.services.groups[index].is_complete = is_complete
-                self.services.groups[index].closing.set()
+            case Admit(index, turn, stage):
+                nursery.start_soon(self._run_group, self.stages[stage], index, turn, name=f"row group {index}")
+            case Take(stage, parent):
+                nursery.start_soon(self._take, self.stages[stage], parent, name=f"rows of stage {stage}")
+            case Close(index, is_complete, stage):
+                self.stages[stage].groups[index].is_complete = is_complete
+                self.stages[stage].groups[index].closing.set()
             case WakeAt(when):
                 self.timers.call_at(when, self._wake)
             case CancelRun():
@@ -395,7 +490,7 @@ class Run:
                 self.scheduler.aborted(outcome.task, outcome.usage)
                 if outcome.usage is not None:
                     self.ledger.spend(outcome.task.step.name, outcome.usage.take())
-                group = self.services.groups.get(outcome.task.group)
+                group = self.stages[outcome.task.step.stage].groups.get(outcome.task.group)
                 if group is not None and group.state is not None:
                     group.state.record(outcome)
         self._send.close()
@@ -415,7 +510,7 @@ class Run:
     async def _run_task(self, group: OpenGroup, task: Task) -> None:
         """Run one attempt and send its outcome."""
         try:
-            outcome = await attempt(self.services, group, task)
+            outcome = await attempt(self.stages[task.step.stage], group, task)
         except BaseException as error:
             # The run ends: what is still queued must not start in the slot that is released here.
             self.scheduler.aborted(task)
@@ -424,16 +519,26 @@ class Run:
             raise
         self._send.send_nowait(outcome)
 
-    async def _run_group(self, index: int, turn: int) -> None:
+    async def _take(self, services: Services, parent: int | None) -> None:
+        """Take rows of the parent stage, which the scheduler then admits."""
+        try:
+            await take(services, parent)
+        except BaseException:
+            self.scheduler.die()
+            raise
+        finally:
+            self._wake()
+
+    async def _run_group(self, services: Services, index: int, turn: int) -> None:
         """Open a row group, wait until the scheduler closes it, and write it if it is complete."""
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    group = await open_group(self.services, index, turn, nursery)
+                    group = await open_group(services, index, turn, nursery)
                     if group is not None:
                         await group.closing.wait()
                         if group.is_complete:
-                            finished = await checkpoint(self.services, group)
+                            finished = await checkpoint(services, group)
                             if finished is not None:
                                 self._deliver(finished)
                 except BaseException as error:
@@ -444,10 +549,17 @@ class Run:
                 # What still runs here only serves abandoned threads.
                 nursery.cancel_scope.cancel(reason=f"row group {index} has ended")
             # Not after an exception: outcomes that were not taken in are still to be journaled.
-            self.services.groups.pop(index, None)
+            services.groups.pop(index, None)
         finally:
-            self.scheduler.closed(index)
+            self.scheduler.closed(index, services.stage)
             self._wake()
+
+
+def _shortage(services: Services) -> str:
+    """How many rows a stage has of those that it was to have."""
+    assert services.decisions is not None
+    admission, of = services.decisions.admission, f"stage {services.stage!r}: " if services.stage else ""
+    return f"{of}{admission.candidates:,} candidates gave {admission.kept:,} of {admission.wanted:,} rows"
 
 
 def _sole(error: BaseException) -> BaseException:

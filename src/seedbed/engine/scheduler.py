@@ -42,19 +42,24 @@ from .tasks import (
     Start,
     State,
     Status,
+    Take,
     Task,
     WakeAt,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from ..observe.report import Usage
     from ..runtime.throttle import Permit, Throttle
     from .admission import Admission
+    from .intake import Intake
     from .row_group import RowGroup, Shared
+    from .stateful import Instance
     from .tasks import Action, Step, TaskUsage
 
+# The stage of a row group and its index in it.
+GroupKey = tuple[str, int]
 # Tasks that one decision moves into lanes: a row group of 100,000 rows must not hold the loop.
 SLICE = 4_096
 
@@ -81,26 +86,37 @@ class SchedulerStatistics:
     blocked: Mapping[Hashable, str]
 
 
+@attrs.define(eq=False)
+class StageState:
+    """A stage of a run, as the scheduler has it, which alone changes it."""
+
+    shared: Shared
+    admission: Admission
+    intake: Intake | None = None
+    """Of a stage that takes its rows from another."""
+    admitting: bool = False
+    turn: int = 0  # of the row group that is admitted next, with stateful generators
+
+    @property
+    def name(self) -> str:
+        return self.shared.stage
+
+
 class Scheduler:
     """Owns row groups, lanes, slots, the usage budget, error windows, admission and the decision to stop.
 
     All fields are changed by these methods only, on one thread.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        *,
-        admission: Admission,
-        throttle: Callable[[str], Throttle],
-        processes: int,
-    ) -> None:
+    def __init__(self, stages: Sequence[StageState], *, throttle: Callable[[str], Throttle], processes: int) -> None:
+        """`stages` are in the order of the recipe, each after the one that it takes its rows from."""
+        shared = stages[0].shared  # what does not belong to a stage is the same in all of them
         config = shared.config
         self._shared = shared
         self._now = shared.now
         self._budget = shared.budget
         self._throttle = throttle
-        self.admission = admission
+        self.stages = {stage.name: stage for stage in stages}
         sequential = config.engine == "sequential"
         self._max_submitted = 1 if sequential else config.max_submitted_tasks
         self._max_active = config.max_active_tasks
@@ -110,7 +126,7 @@ class Scheduler:
         # Why each blocked lane is blocked; a lane is blocked if and only if it is here.
         self._blocked: dict[Hashable, Blocked] = {}
         self._lanes_of_key: dict[str, set[Hashable]] = {}
-        for step in shared.steps:
+        for step in (step for stage in stages for step in stage.shared.steps):
             if step.key is not None:
                 self._lanes_of_key.setdefault(step.key, set()).add(self._lane(step))
         # Calls of running tasks that wait for a permit, by key, in order.
@@ -125,10 +141,8 @@ class Scheduler:
         self._woken_at = math.inf  # the earliest instant that the caller was asked to call at
         self.window = ErrorWindow(config.shutdown_error_window, config.shutdown_error_rate)
 
-        self.groups: dict[int, RowGroup] = {}
+        self.groups: dict[GroupKey, RowGroup] = {}
         self._touched = shared.touched
-        self._next_turn = 0
-        self._admitting = False
 
         self.stopping: BuildStopped | None = None
         self._cancel_at = math.inf
@@ -140,28 +154,37 @@ class Scheduler:
 
     def admitted(self, group: RowGroup) -> None:
         """An `Admit` was performed: the row group is open and has taken in what earlier runs recorded of it."""
-        self._admitting = False
-        self.admission.opened(group.index, group)
-        self.groups[group.index] = group
+        stage = self.stages[group.stage]
+        stage.admitting = False
+        stage.admission.opened(group.index, group)
+        group.rank = next(self._order)
+        self.groups[group.stage, group.index] = group
         self._touched.add(group)
 
-    def passed_over(self, index: int) -> None:
+    def passed_over(self, index: int, stage: str = "") -> None:
         """An `Admit` was performed and the row group needs nothing more."""
-        self._admitting = False
-        self.admission.left(index)
+        self.stages[stage].admitting = False
+        self.stages[stage].admission.left(index)
 
-    def closed(self, index: int) -> None:
+    def closed(self, index: int, stage: str = "") -> None:
         """A row group was checkpointed, left unfinished or ended by an exception; its tasks will not run."""
-        group = self.groups.pop(index, None)
+        group = self.groups.pop((stage, index), None)
         if group is None:
             return
-        self.admission.left(index)
+        self.stages[stage].admission.left(index)
         group.close()
         self._touched.discard(group)
-        self._lanes.discard(index)
+        self._lanes.discard(group.rank)
         # Those in `cancelled` were not taken over yet if an exception ends the run.
         for task in [*group.unfinished_tasks(), *(task for task, _ in group.cancelled)]:
             task.state = State.DONE  # a parked one stays in the heap until it is due, and is ignored then
+
+    def taken(self, stage: str) -> None:
+        """A `Take` was performed: the stage may have more rows now."""
+        found = self.stages[stage]
+        assert found.intake is not None
+        found.intake.taking = False
+        found.admission.group_count = found.intake.children.count
 
     def finished(self, outcome: Outcome) -> None:
         """An attempt ended: release what it held, and let its row group take in the outcome."""
@@ -169,7 +192,7 @@ class Scheduler:
         self._release(task, outcome.usage, sent=outcome.status is not Status.RATE_LIMITED)
         if self._shared.notify.events.active:
             self._notify_finished(outcome)
-        group = self.groups.get(task.group)
+        group = self.groups.get((task.step.stage, task.group))
         usage = outcome.usage
         if usage is not None:
             self._shared.ledger.spend(task.step.name, usage.take())
@@ -184,7 +207,7 @@ class Scheduler:
 
     def _notify_finished(self, outcome: Outcome) -> None:
         error, usage = outcome.error, outcome.usage
-        self._shared.notify.emit_task(
+        self.stages[outcome.task.step.stage].shared.notify.emit_task(
             events.TaskFinished,
             outcome.task,
             status=outcome.status.value,
@@ -199,7 +222,7 @@ class Scheduler:
         """An attempt ended without an outcome, because the run ends: start nothing more."""
         self._dead = True
         self._release(task, usage)
-        group = self.groups.get(task.group)
+        group = self.groups.get((task.step.stage, task.group))
         if group is not None:
             group.in_flight -= 1
 
@@ -234,17 +257,20 @@ class Scheduler:
         task.reserved = reserved
         return None
 
+    def _instance_of(self, step: Step) -> Instance | None:
+        return self.stages[step.stage].shared.instance_of(step)
+
     def thread_started(self, task: Task) -> bool:
         """A thread takes over the task's slot until it ends; False if the task had none."""
         had_slot, task.has_slot = task.has_slot, False
-        instance = self._shared.instance_of(task.step)
+        instance = self._instance_of(task.step)
         if instance is not None:
             instance.thread_started()
         return had_slot
 
     def thread_abandoned(self, step: Step) -> None:
         """The task of a thread was cancelled or timed out; the thread runs on."""
-        self._abandoned.add(step.name, self._shared.instance_of(step), self._now())
+        self._abandoned.add(step.name, self._instance_of(step), self._now())
 
     def thread_ended(self, step: Step, *, had_slot: bool, late: bool) -> None:
         """A thread really ended; `late` if it had been abandoned."""
@@ -252,7 +278,7 @@ class Scheduler:
             self._abandoned.ended(step.name)
         if had_slot:
             self._free_slot(process=False)
-        instance = self._shared.instance_of(step)
+        instance = self._instance_of(step)
         if instance is not None:
             instance.thread_ended()
 
@@ -277,7 +303,10 @@ class Scheduler:
     @property
     def done(self) -> bool:
         """True if there is nothing left to visit, or the run stopped and everything is closed."""
-        return self.admission.done or (self.stopping is not None and not self.admission.visited)
+        stages = self.stages.values()
+        if self.stopping is not None:
+            return not any(stage.admission.visited or (stage.intake and stage.intake.taking) for stage in stages)
+        return all(map(self._has_ended, stages))
 
     def decide(self) -> list[Action]:
         """The actions that follow from all events so far."""
@@ -285,12 +314,15 @@ class Scheduler:
         self._return_parked(now)
         if (stuck := self._abandoned.stuck(now)) is not None:
             self.stop(stuck)
-        if self.admission.enough:
-            for group in self.groups.values():
-                if not self.admission.finishes(group.index):
-                    group.abandon()
+        for stage in self.stages.values():
+            if stage.admission.enough:
+                for group in self.groups.values():
+                    if group.stage == stage.name and not stage.admission.finishes(group.index):
+                        group.abandon()
         more = self._turn_over_groups()
-        self._admit()
+        if not self._dead and self.stopping is None:
+            self._take_rows()
+            self._admit()
         if not self._dead:
             self._grant_requests()
             self._start_tasks(now)
@@ -331,9 +363,9 @@ class Scheduler:
         left: list[RowGroup] = []
         # A row group may touch another one: the turn of a stateful generator passes on.
         while self._touched:
-            for group in sorted(self._touched, key=lambda each: each.index):
+            for group in sorted(self._touched, key=lambda each: each.rank):
                 self._touched.discard(group)
-                if self._dead or group.index not in self.groups:
+                if self._dead or (group.stage, group.index) not in self.groups:
                     continue
                 room = self._take_effects(group, room)
                 if group.ready:
@@ -361,7 +393,7 @@ class Scheduler:
                 heapq.heappush(self._parked, (when, next(self._order), task))
         group.parked.clear()
         count = min(max(room, 1), len(group.ready))
-        now, notify = self._now(), self._shared.notify
+        now, notify = self._now(), self.stages[group.stage].shared.notify
         for _ in range(count):
             task = group.ready.popleft()
             if task.state is State.NEW:  # else its row was dropped in the meantime
@@ -377,16 +409,43 @@ class Scheduler:
         has_ended = is_ending and not group.in_flight and group.phase is not Phase.CLOSING
         if is_complete or has_ended:
             group.phase = Phase.CLOSING
-            self._actions.append(Close(group.index, is_complete))
+            self._actions.append(Close(group.index, is_complete, group.stage))
+
+    def _take_rows(self) -> None:
+        """Take the next rows of each stage that has them from another, as soon as they are settled there."""
+        for stage in self.stages.values():
+            intake = stage.intake
+            if intake is None or intake.taking:
+                continue
+            index = intake.next()
+            if index is not None or (intake.children.has_waiting and self._has_all(stage)):
+                intake.taking = True
+                self._actions.append(Take(stage.name, index))
+
+    def _has_all(self, stage: StageState) -> bool:
+        """True if a stage has taken all rows of its parent, and the parent will have no more."""
+        intake = stage.intake
+        if intake is None:
+            return True
+        parent = self.stages[intake.parent]
+        return not intake.taking and self._has_ended(parent) and intake.has_all
+
+    def _has_ended(self, stage: StageState) -> bool:
+        """True if no row group of a stage is open and none will be."""
+        if not stage.admission.done or not self._has_all(stage):
+            return False
+        return stage.intake is None or not stage.intake.children.has_waiting
 
     def _admit(self) -> None:
-        if self._admitting or self._dead or self.stopping is not None:
-            return
-        index = self.admission.admit()
-        if index is not None:
-            self._admitting = True
-            self._actions.append(Admit(index, self._next_turn))
-            self._next_turn += 1
+        # Those behind go first: what is nearly done does not wait for what only begins.
+        for stage in reversed(self.stages.values()):
+            if stage.admitting or (self._sequential and any(each.admission.visited for each in self.stages.values())):
+                continue
+            index = stage.admission.admit()
+            if index is not None:
+                stage.admitting = True
+                self._actions.append(Admit(index, stage.turn, stage.name))
+                stage.turn += 1
 
     # Lanes, permits, slots and the usage budget.
 
@@ -400,9 +459,10 @@ class Scheduler:
 
     def _enqueue(self, task: Task, *, first: bool) -> None:
         task.state = State.QUEUED
-        self.groups[task.group].queued += 1
+        group = self.groups[task.step.stage, task.group]
+        group.queued += 1
         lane = self._lane(task.step)
-        self._lanes.push(lane, task.group, task, first=first)
+        self._lanes.push(lane, group.rank, task, first=first)
         self._next_changed(lane)
 
     def _next_changed(self, lane: Hashable) -> None:
@@ -488,7 +548,7 @@ class Scheduler:
         return None
 
     def _start(self, task: Task, now: float) -> None:
-        group = self.groups[task.group]
+        group = self.groups[task.step.stage, task.group]
         task.state = State.RUNNING
         task.started_at = now
         group.queued -= 1
@@ -557,7 +617,7 @@ class Scheduler:
         without_permit = {lane for lane, why in self._blocked.items() if why is Blocked.PERMIT}
         waits_outside = (
             self._submitted  # an attempt ends
-            or self._admitting
+            or any(stage.admitting or (stage.intake and stage.intake.taking) for stage in self.stages.values())
             or any(task.state is State.PARKED for _, _, task in self._parked)
             or self._abandoned.running.total()  # one of them ends
             or any(group.phase is Phase.CLOSING for group in self.groups.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -12,14 +12,14 @@ from ..observe import events
 from ..runtime.threads import Lease, Portal, current_portal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
     from ..runtime.throttle import Permit
     from ..store.entries import Key, UsageEntries
     from .decisions import Decisions
-    from .plan import BuildPlan
+    from .plan import StagePlan
     from .resume import History, RenewedRows, RetriedRows
     from .row_group import RowGroup, Shared
     from .rows import Rows
@@ -75,10 +75,13 @@ class OpenGroup:
 
 @attrs.define(kw_only=True, eq=False)
 class Services:
-    """Set up by the run, used by attempts, threads, checkpoints and replays."""
+    """Those of one stage: set up by the run, used by attempts, threads, checkpoints and replays.
 
-    plan: BuildPlan
-    scheduler: Scheduler
+    The scheduler, the processes, the recorder and the limits of threads are those of the run, the same for all stages.
+    """
+
+    plan: StagePlan
+    scheduler: Scheduler = attrs.field(init=False)  # set once there is one, like the recorder
     shared: Shared
     processes: Processes
     history: History
@@ -89,12 +92,30 @@ class Services:
     notify: Notices
     now: Callable[[], float]
     wake: Callable[[], None]  # called after a report to the scheduler: it may have new actions
+    # Those of every stage of the run, by name.
+    stages: Mapping[str, Services] = attrs.field(factory=dict)
     groups: dict[int, OpenGroup] = attrs.field(factory=dict)
+    # Where not every row counts: the row group of each file of rows that do.
+    placed: list[int] = attrs.field(factory=list)
+    # Without a directory: the rows of finished row groups that other stages take.
+    finished_rows: dict[int, dict[str, list[Any]]] = attrs.field(factory=dict)
     confirming: trio.Lock = attrs.field(factory=trio.Lock)  # held during the small call that confirms a failure
     store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
 
+    @property
+    def stage(self) -> str:
+        return self.plan.stage
+
+    def version(self, index: int) -> tuple[int, int]:
+        """Which state of a row group there is: it has other rows once dropped ones were retried.
+
+        Where not every row counts, this is about files of rows that do, and these never change.
+        """
+        record = None if self.store is None or self.decisions is not None else self.store.writer.group(index)
+        return (0, 0) if record is None else (record.revision, record.edition)
+
     def usage_entries(self) -> UsageEntries:
-        """The usage of all runs of this dataset so far, as the store writes it."""
+        """The usage of all runs of this dataset so far, all stages together, as the store writes it."""
         return tuple((*key, usage) for key, usage in self.ledger.usage.items())
 
     def committed(self, cells: int) -> None:

@@ -19,8 +19,10 @@ from ..models import open_http, open_models
 from ..models.mcp import open_servers
 from ..recipe.acceptance import make_acceptance
 from ..recipe.file import load_recipe as load_file
-from ..recipe.recipe import Recipe
+from ..recipe.recipe import Recipe, stage_fields
+from ..recipe.stages import Inherited
 from ..runtime.throttle import KeyLimits
+from ..store.children import SourceSpec
 from ..store.files import PRIVATE, exists, read_file, write_file
 from ..store.manifest import read as read_manifest
 from .config import RunConfig
@@ -30,7 +32,7 @@ from .tasks import Processor
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ..columns.base import Column
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from ..models.mcp import Address, OpenServer
     from ..observe.report import Usage
     from ..recipe.acceptance import Acceptance
+    from ..recipe.recipe import ResolvedStage
+    from ..recipe.stages import Stage as StageSpec
 
 RECIPE_NAME = f"{PRIVATE}/recipe.yaml"
 DOMAINS = ("chat", "embedding", "image")
@@ -47,7 +51,11 @@ DOMAINS = ("chat", "embedding", "image")
 
 @attrs.frozen(kw_only=True)
 class Source:
-    """The input of a build, whether it was written as a recipe or as the engine's own columns."""
+    """The input of a build, whether it was written as a recipe or as the engine's own columns.
+
+    That of a recipe with stages has a source for each of them in `parts`, which differ in what belongs to one stage:
+    `columns`, `processors`, `retyped`, `fingerprint`, `recipe` and the fields about the stage.
+    """
 
     columns: tuple[Column, ...]
     processors: tuple[Processor, ...] = ()
@@ -73,6 +81,24 @@ class Source:
     recipe: Recipe | None = None
     # Which candidates become rows; None if all of them do.
     acceptance: Acceptance | None = None
+    parts: tuple[Source, ...] = ()
+    output: str = ""  # the stage at the root of the dataset
+    # Of a part: the stage, its number of rows in the recipe, what its rows have from others, and where they come from.
+    stage: str = ""
+    rows: int | None = None
+    inherited: Inherited = attrs.field(factory=Inherited)
+    rows_from: SourceSpec | None = None
+    spec: StageSpec | None = None
+
+    @property
+    def stages(self) -> tuple[Source, ...]:
+        """One for each stage, each after the one that its rows come from."""
+        return self.parts or (self,)
+
+    @property
+    def parent(self) -> str | None:
+        """The stage that its rows come from, if it is another one."""
+        return None if self.rows_from is None else self.rows_from.stage
 
 
 def load_recipe(
@@ -154,10 +180,12 @@ def make_source(
         is_simulated=is_simulated,
         draws=draws or {},
     )
-    named = [each.address for spec in recipe.columns for _, each in spec.sources() if isinstance(each, MCPServer)]
+    resolved = recipe.resolve_stages(environment)
+    columns = tuple(column for stage in resolved for column in stage.columns)
+    specs = recipe.all_columns
+    named = [each.address for spec in specs for _, each in spec.sources() if isinstance(each, MCPServer)]
     in_use = [] if is_simulated else named
-    columns = recipe.resolve(environment)
-    used = used_models(recipe.columns, environment)
+    used = used_models(specs, environment)
     known = {**_model_limits(used), **(limits or {})}
     keys = {column.key for column in columns if column.key is not None}
 
@@ -173,20 +201,20 @@ def make_source(
             servers.update(open_tools)
             try:
                 if in_use:
-                    check_tools(recipe.columns, environment)
+                    check_tools(specs, environment)
                 yield
             finally:
                 clients.clear()
                 connections.clear()
                 servers.clear()
 
+    by_name = {column.name: column for column in columns}
     # What a function of the user's calls is not known.
-    called = {column.key for spec, column in zip(recipe.columns, columns, strict=True) if not isinstance(spec, Custom)}
-    own = (make_processor(spec, environment) for spec in recipe.processors)
+    called = {by_name[spec.name].key for spec in specs if not isinstance(spec, Custom)}
     domains = [(spec, domain) for spec in used.values() for domain in DOMAINS]
-    return Source(
+    common = Source(
         columns=columns,
-        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in own), *more),
+        processors=more,
         limits={key: each for key, each in known.items() if key in keys},
         inner_limits={key: each for key, each in known.items() if key not in keys},
         config=config or RunConfig.from_mapping(recipe.run),
@@ -197,18 +225,60 @@ def make_source(
             if any((spec.input_price, spec.cached_price, spec.cache_write_price))
             or (spec.output_price and domain != "embedding")
         ),
-        retyped=_retyped(recipe.processors, more),
         resources=resources,
-        fingerprint=lambda: recipe_fingerprint(recipe, environment, columns=columns, models=used, processors=more),
         watched=frozenset(
-            column.name
-            for spec, column in zip(recipe.columns, columns, strict=True)
-            if isinstance(spec, Custom) and column.call is not None and column.call.is_async
+            spec.name
+            for spec in specs
+            if isinstance(spec, Custom) and (call := by_name[spec.name].call) is not None and call.is_async
         ),
         model_names=_model_names(recipe.models),
         check_models=partial(check_models, used, clients, called),
         recipe=recipe,
-        acceptance=make_acceptance(recipe, [name for each in columns for name in (*each.outputs, *each.side_effects)]),
+        output=recipe.output_stage,
+    )
+    # Those that the caller passed belong to the dataset at the root.
+    parts = tuple(_part(common, stage, more if stage.name == common.output else ()) for stage in resolved)
+    if not recipe.stages:
+        return parts[0]
+    return attrs.evolve(common, processors=tuple(each for part in parts for each in part.processors), parts=parts)
+
+
+def _part(common: Source, resolved: ResolvedStage, more: Sequence[Processor]) -> Source:
+    """The source of one stage."""
+    recipe, environment, spec = resolved.recipe, resolved.environment, resolved.stage
+    own = (make_processor(each, environment) for each in recipe.processors)
+    models = used_models(recipe.columns, environment)
+    columns = tuple(column for column in resolved.columns if column is not resolved.inherited.column)
+
+    def fingerprint() -> Mapping[str, Any]:
+        found = recipe_fingerprint(recipe, environment, columns=columns, models=models, processors=more)
+        return found if spec is None else {**found, "stage": stage_fields(spec)}
+
+    rows_from = None
+    if spec is not None and spec.from_ is not None:
+        group = spec.group
+        rows_from = SourceSpec(
+            stage=spec.from_,
+            each="" if spec.each is None else str(spec.each),
+            by=None if group is None else group.by,
+            size=None if group is None else group.size,
+            remainder="keep" if group is None else group.remainder,
+        )
+    return attrs.evolve(
+        common,
+        columns=resolved.columns,
+        processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in own), *more),
+        retyped=_retyped(recipe.processors, more),
+        fingerprint=fingerprint,
+        recipe=recipe,
+        stage=resolved.name,
+        rows=None if spec is None else spec.rows,
+        inherited=resolved.inherited,
+        rows_from=rows_from,
+        spec=spec,
+        acceptance=make_acceptance(
+            recipe, [name for each in resolved.columns for name in (*each.outputs, *each.side_effects)]
+        ),
     )
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from ..observe.report import Origin, Usage
     from ..store.entries import Entry, Key, UsageEntries
-    from ..store.manifest import GroupRecord, Manifest
+    from ..store.manifest import Manifest
     from .config import RunConfig
-    from .plan import BuildPlan
+    from .plan import BuildPlan, StagePlan
     from .row_group import Consequence
     from .rows import Rows
     from .tasks import Step, Task
@@ -39,9 +39,10 @@ COMMIT_DEADLINE = 60.0
 
 @attrs.define(eq=False)
 class Store:
-    """The writer, the journal if the run has one, and the manifest and entries of earlier runs if it resumes them.
+    """The directory of a stage: its writer, the journal if the run has one, and what earlier runs left if it resumes.
 
-    `damage` has one sentence for each damaged file or record, whose content is generated again.
+    All stages have the same journal, and `recovered` is what it holds of all of them. `damage` has one sentence for
+    each damaged file or record, whose content is generated again.
     """
 
     writer: DatasetWriter
@@ -50,12 +51,21 @@ class Store:
     recovered: Recovered = attrs.field(factory=Recovered)
     damage: tuple[str, ...] = ()
 
+
+@attrs.define(eq=False)
+class Stores:
+    """The directories of all stages, by name, and the journal that they share."""
+
+    by_stage: dict[str, Store] = attrs.field(factory=dict)
+    journal: Journal | None = None
+
     def close(self) -> None:
-        try:
+        """Release everything; the journal before the writers, which lock out other processes."""
+        with contextlib.ExitStack() as stack:
+            for store in self.by_stage.values():
+                stack.callback(store.writer.close)
             if self.journal is not None:
-                _close(self.journal)
-        finally:
-            self.writer.close()
+                stack.callback(_close, self.journal)
 
 
 def _close(journal: Journal) -> None:
@@ -64,90 +74,117 @@ def _close(journal: Journal) -> None:
         journal.close()
 
 
-def open_store(plan: BuildPlan, out: Path) -> Store:
+def open_stores(plan: BuildPlan, out: Path) -> Stores:
     """Create the directory of a new dataset, or open the one that is resumed."""
-    return _new_store(plan, out) if plan.done is None else _left_store(plan, out)
+    stores = Stores()
+    try:
+        if plan.output.done is None:
+            _create(plan, out, stores)
+        else:
+            _open_left(plan, out, stores)
+    except BaseException:
+        stores.close()
+        raise
+    return stores
 
 
-def _new_store(plan: BuildPlan, out: Path) -> Store:
-    recipe = plan.header.recipe
+def _create(plan: BuildPlan, out: Path, stores: Stores) -> None:
+    header = plan.output.header
     if plan.overwrite or is_half_removed(out):
         remove_dataset(out)
-    store = Store(DatasetWriter.create(out, plan.header))
-    try:
-        if recipe is not None:
-            store_recipe(out, recipe)
-        if plan.config.durability == "cell":
-            store.journal = Journal.create(out)
-    except BaseException:
-        store.close()
-        raise
-    return store
+    # The root first: a process that dies in between leaves a dataset, whose other stages the next one creates.
+    for stage in plan.from_output:
+        assert stage.out is not None  # the build writes a directory
+        stores.by_stage[stage.stage] = Store(DatasetWriter.create(stage.out, stage.header))
+        if stage is plan.output and header.recipe is not None:
+            store_recipe(out, header.recipe)
+    if plan.config.durability == "cell":
+        stores.journal = Journal.create(out)
+    for store in stores.by_stage.values():
+        store.journal = stores.journal
 
 
-def _left_store(plan: BuildPlan, out: Path) -> Store:
-    assert plan.done is not None
-    assert plan.done.header is not None  # a manifest without one cannot be read
-    journal: Journal | None = None
+def _open_left(plan: BuildPlan, out: Path, stores: Stores) -> None:
     recovered = Recovered()
+    damage: tuple[str, ...] = ()
     # The journal of a finished dataset may be gone: a new one goes on counting, or it would seem to have lost commits.
-    last_commit = max((group.commits for group in plan.done.groups.values()), default=0)
-    with contextlib.ExitStack() as on_error:
+    left = [stage.done for stage in plan.stages if stage.done is not None]
+    last_commit = max((group.commits for each in left for group in each.groups.values()), default=0)
 
-        def close_journal() -> None:
-            if journal is not None:
-                _close(journal)
+    def open_journal(commits: int = 0) -> Journal:
+        nonlocal recovered
+        if stores.journal is None:
+            stores.journal, recovered = Journal.open(
+                out, trusted=plan.runs_own_code, commits=commits, numbered_from=last_commit
+            )
+        return stores.journal
 
-        def open_journal(commits: int = 0) -> Journal:
-            nonlocal journal, recovered
-            if journal is None:
-                journal, recovered = Journal.open(
-                    out, trusted=plan.runs_own_code, commits=commits, numbered_from=last_commit
-                )
-            return journal
+    def forget_states(finished: int | None = None) -> None:
+        nonlocal recovered
+        open_journal().forget_states(finished)
+        recovered = attrs.evolve(recovered, states={})
 
-        def forget_states(finished: int | None = None) -> None:
-            nonlocal recovered
-            open_journal().forget_states(finished)
-            recovered = attrs.evolve(recovered, states={})
-
-        on_error.callback(close_journal)
+    for stage in plan.from_output:
+        assert stage.out is not None  # the build writes a directory
+        if stage.done is None:
+            stores.by_stage[stage.stage] = Store(DatasetWriter.create(stage.out, stage.header))
+            continue
         # Before the damage is cleared away: a process that dies in between must not find states that look right.
-        writer, manifest, damage = DatasetWriter.open(
-            out, on_damage=lambda: forget_states() if has_journal(out) else None
+        writer, manifest, found = DatasetWriter.open(
+            stage.out, on_damage=lambda: forget_states() if has_journal(out) else None
         )
-        on_error.callback(writer.close)
-        on_error.callback(close_journal)  # before the writer, which locks out other processes
-        if manifest.header != plan.done.header or manifest.groups.keys() - plan.done.groups.keys():
+        stores.by_stage[stage.stage] = Store(writer, manifest=manifest)
+        damage += found
+        has_more = manifest.groups.keys() - stage.done.groups.keys() or len(manifest.taken) != len(stage.done.taken)
+        if manifest.header != stage.done.header or has_more:
             raise OutputDirectoryError(f"another process wrote {str(out)!r} while this build started: start it again")
-        if writer.header.recipe is not None and not exists(out, RECIPE_NAME) and not writer.is_revising:
-            store_recipe(out, writer.header.recipe)  # the process died between the manifest and this
-        # An existing journal is read whatever the options are now: its cells are paid for.
-        if plan.config.durability == "cell" or has_journal(out):
-            opened, written = open_journal(manifest.commits), len(manifest.groups)
-            lost = recovered.missing_groups(written)
-            if lost is not None:
-                # Before anything is generated again: the states are those after the rows that are lost.
-                forget_states(written)
-                damage = damage or (lost,)
-            damage += recovered.damage
-            _clear(opened, recovered, manifest, writer.dataset_groups)
-        # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
-        if plan.header != plan.done.header or plan.begins_revision:
-            states = {**(manifest.states.states if manifest.states is not None else {}), **recovered.states}
-            if plan.begins_revision and recovered.states:
-                writer.write_states(states)  # those of the dataset, should the revision be abandoned
-            going_on = {name: state for name, state in states.items() if name not in plan.restarted}
-            if recovered.states and (plan.begins_revision or going_on != states):
-                forget_states()
-            if not plan.begins_revision:
-                if going_on != states:
-                    writer.write_states(going_on)
-                if journal is not None:
-                    _forget_columns(plan, journal, recovered)
-            _change(plan, writer, going_on)
-        on_error.pop_all()
-    return Store(writer, journal, writer.manifest, recovered, damage)
+    manifests = {name: store.writer.manifest for name, store in stores.by_stage.items()}
+    root = stores.by_stage[plan.output.stage]
+    recipe = root.writer.header.recipe
+    if recipe is not None and not exists(out, RECIPE_NAME) and not root.writer.is_revising:
+        store_recipe(out, recipe)  # the process died between the manifest and this
+    # An existing journal is read whatever the options are now: its cells are paid for.
+    if plan.config.durability == "cell" or has_journal(out):
+        opened = open_journal(max(each.commits for each in manifests.values()))
+        written = sum(len(each.groups) for each in manifests.values())
+        lost = recovered.missing_groups(written)
+        if lost is not None:
+            # Before anything is generated again: the states are those after the rows that are lost.
+            forget_states(written)
+            damage = damage or (lost,)
+        damage += recovered.damage
+        _clear(opened, recovered, {name: store.writer for name, store in stores.by_stage.items()})
+    # After the journal was opened: that of a finished dataset is gone, that of a growing one must be there.
+    for stage in plan.from_output:
+        is_changed = stage.done is not None and (stage.header != stage.done.header or stage.begins_revision)
+        if is_changed and _change_stage(stage, stores, recovered):
+            recovered = attrs.evolve(recovered, states={})
+    for store in stores.by_stage.values():
+        store.journal, store.recovered = stores.journal, recovered
+        if store.manifest is not None:
+            store.manifest = store.writer.manifest
+    root.damage = damage
+
+
+def _change_stage(plan: StagePlan, stores: Stores, recovered: Recovered) -> bool:
+    """Begin a revision of a stage, or replace its header; True if states in the journal do not count any more."""
+    writer, before = stores.by_stage[plan.stage].writer, stores.by_stage[plan.stage].writer.manifest.states
+    names = plan.state_names.values()
+    own = {name: each for name, each in recovered.states.items() if not plan.stage or name in names}
+    states = {**(before.states if before is not None else {}), **own}
+    if plan.begins_revision and own:
+        writer.write_states(states)  # those of the dataset, should the revision be abandoned
+    going_on = {name: state for name, state in states.items() if name not in plan.restarted}
+    is_outdated = bool(own) and (plan.begins_revision or going_on != states)
+    if is_outdated and stores.journal is not None:
+        stores.journal.forget_states()
+    if not plan.begins_revision:
+        if going_on != states:
+            writer.write_states(going_on)
+        if stores.journal is not None:
+            _forget_columns(plan, stores.journal, recovered)
+    _change(plan, writer, going_on)
+    return is_outdated
 
 
 def abandon_revision(directory: Path) -> bool:
@@ -168,12 +205,12 @@ def abandon_revision(directory: Path) -> bool:
         if writer.header.recipe is not None and not exists(directory, RECIPE_NAME):
             store_recipe(directory, writer.header.recipe)  # it was removed for that of the revision
         if opened is not None:
-            _clear(opened[0], opened[1], writer.manifest, writer.dataset_groups)
+            _clear(opened[0], opened[1], {"": writer})
             opened[0].finish()
     return True
 
 
-def _change(plan: BuildPlan, writer: DatasetWriter, states: Mapping[str, bytes]) -> None:
+def _change(plan: StagePlan, writer: DatasetWriter, states: Mapping[str, bytes]) -> None:
     """Begin a revision, or replace the header: the dataset has more rows now, or its recipe changed."""
     assert plan.done is not None
     assert plan.done.header is not None
@@ -188,23 +225,31 @@ def _change(plan: BuildPlan, writer: DatasetWriter, states: Mapping[str, bytes])
     writer.change(plan.header)
 
 
-def _forget_columns(plan: BuildPlan, journal: Journal, recovered: Recovered) -> None:
+def _forget_columns(plan: StagePlan, journal: Journal, recovered: Recovered) -> None:
     """Forget the cells of columns that are generated anew, in row groups that are not finished.
 
     They are those of a column that was removed and came back, or attempts by an earlier recipe.
     """
-    keys = [key for key in recovered.groups if key.purpose in (Purpose.BUILD, Purpose.RENEWAL)]
+    keys = [
+        key for key in recovered.groups if key.purpose in (Purpose.BUILD, Purpose.RENEWAL) and key.stage == plan.stage
+    ]
     if keys and plan.fresh:
         journal.commit({key: [Forgotten(columns=sorted(plan.fresh))] for key in keys})
         faults.reach("columns forgotten")
 
 
-def _clear(journal: Journal, recovered: Recovered, manifest: Manifest, dataset: Mapping[int, GroupRecord]) -> None:
+def _clear(journal: Journal, recovered: Recovered, writers: Mapping[str, DatasetWriter]) -> None:
     """Remove what belongs to no state of the dataset any more: what a run that died had written but not freed yet.
 
-    `manifest` is what the run works on, and `dataset` has the row groups that a pending revision would replace.
+    The manifest of each writer is what the run works on, and its `dataset_groups` are the row groups that a pending
+    revision would replace.
     """
     for key in (*recovered.groups, *recovered.long_lived):
+        writer = writers.get(key.stage)
+        if writer is None:  # of a stage that is no longer in the recipe
+            journal.free(key)
+            continue
+        manifest = writer.manifest
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             # A group that was skipped as a whole may be generated again now.
@@ -215,7 +260,7 @@ def _clear(journal: Journal, recovered: Recovered, manifest: Manifest, dataset: 
             is_obsolete = record is None or record.revision != key.revision
             if key.purpose is Purpose.RENEWAL and record is not None:  # it may be that of an abandoned revision
                 is_obsolete |= manifest.is_current(record)
-            old = dataset.get(key.group)
+            old = writer.dataset_groups.get(key.group)
             if key.purpose is Purpose.DROPPED and old is not None:
                 is_obsolete &= old.revision != key.revision
         if is_obsolete:
@@ -404,7 +449,7 @@ class GroupEntries:
     _recorder: Recorder
     _key: Key
     _rows: Rows
-    _plan: BuildPlan
+    _plan: StagePlan
 
     def finished(self, task: Task, value: Any, origin: Origin | None) -> None:
         name, attempt, salvage_round = task.step.name, task.attempt, task.salvage_round

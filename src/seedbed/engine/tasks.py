@@ -72,6 +72,7 @@ class Step:
     """A resolved column or processor: its place in the graph and the lane in which its tasks queue."""
 
     name: str
+    stage: str = ""  # of the recipe
     kind: Kind | Stage
     node: int  # index in the graph; -1 for a processor
     position: int = -1  # in topological order
@@ -281,6 +282,18 @@ class Admit:
 
     index: int
     turn: int  # in the order of row groups for stateful generators
+    stage: str = ""
+
+
+@attrs.frozen
+class Take:
+    """Take the rows of finished row group `parent` for a stage that is made from them, then report `taken`.
+
+    `parent` is None at the end of the parent's rows: then groups of rows end that are not full.
+    """
+
+    stage: str
+    parent: int | None
 
 
 @attrs.frozen
@@ -289,6 +302,7 @@ class Close:
 
     index: int
     is_complete: bool
+    stage: str = ""
 
 
 @attrs.frozen
@@ -303,25 +317,27 @@ class CancelRun:
     """The grace period of a stopped run has ended."""
 
 
-Action: TypeAlias = Start | Cancel | Grant | Admit | Close | WakeAt | CancelRun
+Action: TypeAlias = Start | Cancel | Grant | Admit | Take | Close | WakeAt | CancelRun
 
 
 @attrs.frozen(eq=False)
 class Notices:
-    """Emits the events of one run; an event is created only while there are readers."""
+    """Emits the events of one stage of a run; an event is created only while there are readers."""
 
     events: Events
     _now: Callable[[], float]
+    _stage: str = ""
 
     def emit(self, kind: type[Event], **fields: Any) -> None:
         if self.events.active:
-            self.events.emit(kind(time=self._now(), **fields))
+            self.events.emit(kind(time=self._now(), stage=self._stage, **fields))
 
     def emit_task(self, kind: type[TaskEvent], task: Task, **fields: Any) -> None:
         if self.events.active:
             self.events.emit(
                 kind(
                     time=self._now(),
+                    stage=self._stage,
                     kind=task.step.kind.value,
                     column=task.step.name,
                     row_group=task.group,

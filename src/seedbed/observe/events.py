@@ -16,12 +16,25 @@ if TYPE_CHECKING:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A state change at `time`, an instant of trio's clock.
+    """A state change at `time`, an instant of trio's clock, in a `stage`, empty in a recipe without stages.
 
     A struct, because every cell creates several: that takes a tenth of the time (overhead benchmark).
     """
 
     time: float
+    stage: str = ""
+
+
+class StageStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of a run that begins: its rows so far, how many earlier runs finished, and its columns.
+
+    A stage with a `parent` has more rows with each `RowsTaken`.
+    """
+
+    rows: int
+    finished_rows: int
+    columns: tuple[str, ...]
+    parent: str | None
 
 
 class BuildStarted(Event, frozen=True, kw_only=True):
@@ -29,7 +42,8 @@ class BuildStarted(Event, frozen=True, kw_only=True):
 
     `models` has the aliases of the models that share a key, as one text; `sampled` are the columns from scratch.
     `finished_rows` were written or dropped by earlier runs of the dataset. Where not every row counts, `candidates` is
-    how many of them earlier runs finished, else None.
+    how many of them earlier runs finished, else None. Numbers of rows are those of all `stages`, which is empty for a
+    recipe without stages.
     """
 
     rows: int
@@ -41,6 +55,14 @@ class BuildStarted(Event, frozen=True, kw_only=True):
     sampled: frozenset[str] = frozenset()
     finished_rows: int = 0
     candidates: int | None = None
+    stages: Mapping[str, StageStarted] = {}
+
+
+class RowsTaken(Event, frozen=True, kw_only=True):
+    """A stage took rows of its parent stage: it has so many more rows in so many more row groups."""
+
+    rows: int
+    row_groups: int
 
 
 class RowGroupAdmitted(Event, frozen=True, kw_only=True):

@@ -228,6 +228,8 @@ class BuildReport:
     """By drop reason, the traceback of the first failure in code of the user's."""
     traces: tuple[TaskTrace, ...] = ()
     """The traces of its tasks, with the option `trace`."""
+    stages: Mapping[str, BuildReport] = attrs.field(factory=dict)
+    """Of a recipe with stages: the report of each, whose rows these are; those here are of the stage at the root."""
 
     @property
     def removed(self) -> int:
@@ -298,6 +300,12 @@ class BuildReport:
 _MAX_CAUSES = 20
 
 
+# What a ledger counts by column, or by reason of a drop, which begins with the column: a column is in one stage.
+_BY_COLUMN = (
+    *("attempts", "errors", "late_threads", "running_threads", "causes", "tracebacks", "traces", "usage", "wasted"),
+)
+
+
 class Ledger:
     """Counts what happens in one run. Written by the engine on its own thread only."""
 
@@ -326,6 +334,13 @@ class Ledger:
         # By column and model; of earlier runs of this dataset too.
         self.usage: defaultdict[tuple[str, str], Usage] = defaultdict(Usage)
         self.wasted: defaultdict[str, Wasted] = defaultdict(Wasted)
+
+    def for_stage(self) -> Ledger:
+        """A ledger of another stage of the same run: it shares what is counted by column, and counts its own rows."""
+        own = Ledger()
+        for name in _BY_COLUMN:
+            setattr(own, name, getattr(self, name))
+        return own
 
     def note_cause(self, reason: str, error: BaseException, trace: Callable[[BaseException], str]) -> None:
         """Remember the exception that dropped the first row for this reason, and its `trace`."""

@@ -19,6 +19,7 @@ from ..graph import closest, nearest
 from ..models import MODEL_TYPES, Scripted
 from .acceptance import RowRules
 from .recipe import Recipe, plain, recipe_fields
+from .stages import Stage
 
 if TYPE_CHECKING:
     import os
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", list[Any], dict[str, Any])
 _RULES = tuple(field.name for field in attrs.fields(RowRules))
-_KEYS = ("name", "seed", "models", "columns", "processors", *_RULES, "run", "base")
+_KEYS = ("name", "seed", "models", "columns", "processors", "stages", "output", *_RULES, "run", "base")
 # Most servers implement this API, so a model with an address and no type is one of them.
 _DEFAULT_MODEL = "openai"
 
@@ -64,6 +65,7 @@ class _Reader:
         self._document = document
         self._access = access
         self._problems: list[str] = [*document.problems]
+        self._column_types: Mapping[str, type[ColumnSpec]] = {}
 
     def read(self, run_options: type) -> Recipe:
         data = self._document.data
@@ -75,22 +77,14 @@ class _Reader:
             alias: self._typed(f"models.{alias}", fields, MODEL_TYPES, "model") or Scripted()
             for alias, fields in self._get("models", dict).items()
         }
-        columns: list[ColumnSpec] = []
-        unreadable: dict[int, str] = {}
         # Once for the file: finding plug-ins reads files of every installed package.
-        types = spec_types()
-        of_processors = processor_types() if data.get("processors") else {}
-        for index, fields in enumerate(self._get("columns", list)):
-            if spec := self._column(f"columns[{index}]", fields, types):
-                columns.append(spec)
-            else:
-                name = fields.get("name") if isinstance(fields, Mapping) else None
-                unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
-        # A processor that cannot be created keeps its place: others are reported by their position.
-        processors: list[Any] = [
-            self._typed(f"processors[{index}]", fields, of_processors, "processor") or _Unreadable()
-            for index, fields in enumerate(self._get("processors", list))
-        ]
+        self._column_types = spec_types()
+        stages: list[Stage] = []
+        unreadable: dict[int, Mapping[int, str]] = {}
+        columns, unreadable[0], processors = self._columns("", data)
+        for index, fields in enumerate(self._get("stages", list)):
+            stage, unreadable[index] = self._stage(f"stages[{index}]", fields)
+            stages.append(stage)
         run = self._get("run", dict)
         self._construct("run", run_options, run)
         rules = {}
@@ -105,18 +99,27 @@ class _Reader:
         if not is_whole(seed):
             self._problem("seed", f"must be a whole number, not {seed!r}")
             seed = 0
-        if not columns and not unreadable:
+        output = data.get("output")
+        if output is not None and not stages:
+            self._problem("output", "names a stage, and the recipe has no stages")
+            output = None
+        for key in ("columns", "processors", *_RULES) if stages else ():
+            if data.get(key):
+                self._problem(key, "in a recipe with stages it is a field of a stage")
+        if not columns and not unreadable.get(0) and not stages:
             self._problem("columns", "the recipe has no columns")
-        if not columns:
+        if not columns and not stages:
             raise DatasetGenerationError(self._problems)
         recipe = Recipe(
-            columns=columns,
+            columns=() if stages else columns,
             models=models,
             seed=seed,
-            processors=processors,
+            processors=() if stages else processors,
+            stages=stages,
+            output=output,
             run=run,
             name=data.get("name"),
-            **rules,
+            **({} if stages else rules),
             base=self._access.folder / str(data.get("base", "")),
             access=self._access,
         )
@@ -124,6 +127,37 @@ class _Reader:
             found = recipe.problems(recipe.environment(), unreadable=unreadable)
             raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
         return recipe
+
+    def _columns(self, path: str, data: Mapping[str, Any]) -> tuple[list[ColumnSpec], dict[int, str], list[Any]]:
+        """Columns, the names of those that cannot be created by position, and processors of a recipe or a stage."""
+        columns: list[ColumnSpec] = []
+        unreadable: dict[int, str] = {}
+        for index, fields in enumerate(self._get("columns", list, data, path)):
+            if spec := self._column(f"{path}columns[{index}]", fields, self._column_types):
+                columns.append(spec)
+            else:
+                name = fields.get("name") if isinstance(fields, Mapping) else None
+                unreadable[index] = name if isinstance(name, str) else f"columns[{index}]"
+        of_processors = processor_types() if data.get("processors") else {}
+        # A processor that cannot be created keeps its place: others are reported by their position.
+        processors: list[Any] = [
+            self._typed(f"{path}processors[{index}]", fields, of_processors, "processor") or _Unreadable()
+            for index, fields in enumerate(self._get("processors", list, data, path))
+        ]
+        return columns, unreadable, processors
+
+    def _stage(self, path: str, fields: Any) -> tuple[Stage, dict[int, str]]:
+        """A stage, with what of it can be created, and the columns that cannot."""
+        if not isinstance(fields, Mapping):
+            self._problem(path, f"a stage is a mapping with a name and columns, not {fields!r}")
+            return Stage(""), {}
+        given = {str(name): value for name, value in fields.items()}
+        columns, unreadable, processors = self._columns(f"{path}.", given)
+        given = {name: value for name, value in given.items() if name not in ("columns", "processors")}
+        given.setdefault("name", "")
+        stage = self._construct(path, Stage, given, written={"from_": "from"}) or Stage("")
+        # A column in the place of those that cannot be created: the stage is not empty.
+        return attrs.evolve(stage, columns=columns, processors=processors), unreadable
 
     def _column(self, path: str, fields: Any, types: Mapping[str, type[ColumnSpec]]) -> ColumnSpec | None:
         spec: ColumnSpec | None = self._typed(path, fields, types, "column")
@@ -151,9 +185,15 @@ class _Reader:
             return None
         return self._construct(path, types[kind], given)
 
-    def _construct(self, path: str, cls: type, given: Mapping[str, Any]) -> Any:
-        """An instance of an attrs class; None, with every problem of its fields reported, if it cannot be created."""
-        fields = {each.alias: each for each in attrs.fields(cls) if each.init}
+    def _construct(
+        self, path: str, cls: type, given: Mapping[str, Any], *, written: Mapping[str, str] | None = None
+    ) -> Any:
+        """An instance of an attrs class; None, with every problem of its fields reported, if it cannot be created.
+
+        `written` has the names in files of fields that have another one in Python.
+        """
+        names = written or {}
+        fields = {names.get(each.name, str(each.alias)): each for each in attrs.fields(cls) if each.init}
         usable: dict[str, Any] = {}
         for name, value in given.items():
             if name not in fields:
@@ -168,21 +208,21 @@ class _Reader:
         if any(each.default is attrs.NOTHING and name not in usable for name, each in fields.items()):
             return None
         # A class raises its first problem only; without the invalid field it raises the next one.
-        while (problem := _failure(cls, **usable)) is not None:
-            field = problem.field
+        while (problem := _failure(cls, **{fields[name].alias: value for name, value in usable.items()})) is not None:
+            field = names.get(str(problem.field), problem.field)
             if field not in usable or fields[field].default is attrs.NOTHING:
                 self._problem(f"{path}.{field}" if field in usable else path, str(problem))
                 return None
             self._problem(f"{path}.{field}", str(problem))
             del usable[field]
         # Without its invalid fields it takes part in the checks of the whole recipe, which is rejected anyway.
-        return cls(**usable)
+        return cls(**{str(fields[name].alias): value for name, value in usable.items()})
 
-    def _get(self, key: str, kind: type[T]) -> T:
-        value = self._document.data.get(key)
+    def _get(self, key: str, kind: type[T], data: Mapping[str, Any] | None = None, path: str = "") -> T:
+        value = (self._document.data if data is None else data).get(key)
         if value is None or isinstance(value, kind):
             return value or kind()
-        self._problem(key, f"must be a {'list' if kind is list else 'mapping'}, not {value!r}")
+        self._problem(f"{path}{key}", f"must be a {'list' if kind is list else 'mapping'}, not {value!r}")
         return kind()
 
     def _problem(self, path: str, message: str) -> None:

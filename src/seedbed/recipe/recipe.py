@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, time, timedelta
 from pathlib import Path
@@ -14,18 +15,29 @@ from urllib.parse import urlsplit
 
 import attrs
 import polars as pl
+import pyarrow as pa
 
 from ..checks import is_whole
 from ..columns.base import Column
 from ..columns.code import is_generator_object, reference_to
 from ..columns.dtypes import dtype_text
-from ..columns.fields import Shape, column_shapes, field_problems
+from ..columns.fields import (
+    Shape,
+    column_shapes,
+    field_problems,
+    item_type,
+    not_a_list,
+    schema_shape,
+    type_shape,
+)
 from ..columns.seed import Seed
 from ..columns.spec import Access, ColumnSpec, Environment, ProcessorSpec, make_column
 from ..errors import ConfigError, DatasetGenerationError
-from ..graph import Kind, check_columns, closest, nearest
+from ..graph import Kind, check_columns, closest, nearest, topological_order
 from ..models.base import NOT_IN_FINGERPRINT, ModelSpec
 from .acceptance import RowRules, rule_problems
+from .stages import PARENT, RESERVED, ROW, Inherited, K, stage_problems
+from .stages import Stage as StageSpec
 
 # Fields that determine how a build runs and not its data, in any spec: the fingerprint omits them, as it does
 # those with the metadata `NOT_IN_FINGERPRINT`.
@@ -54,6 +66,15 @@ def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]
     return (value,) if isinstance(value, ColumnSpec) else tuple(value)
 
 
+# mypy does not infer what `tuple` returns as a converter.
+def _processors(value: Iterable[ProcessorSpec]) -> tuple[ProcessorSpec, ...]:
+    return tuple(value)
+
+
+def _stages(value: Iterable[StageSpec]) -> tuple[StageSpec, ...]:
+    return tuple(value)
+
+
 def _models(value: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
     return dict(value)
 
@@ -72,16 +93,20 @@ def _run(value: Any) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class Recipe(RowRules):
-    """Columns, the models that they use, processors of their rows, and which rows count."""
+    """Columns, the models that they use, processors and which rows count; or several stages that have these."""
 
-    columns: tuple[ColumnSpec, ...] = attrs.field(converter=_columns)
+    columns: tuple[ColumnSpec, ...] = attrs.field(default=(), converter=_columns)
     """Specs, or functions with `@seedbed.column`, in any order."""
     models: Mapping[str, ModelSpec] = attrs.field(factory=dict, converter=_models)
     """Models by alias."""
     seed: int = 0
     """Random values are the same for the same seed."""
-    processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=tuple)
+    processors: tuple[ProcessorSpec, ...] = attrs.field(default=(), converter=_processors)
     """Processors, applied in this order."""
+    stages: tuple[StageSpec, ...] = attrs.field(default=(), converter=_stages)
+    """In place of `columns` and `processors`: stages, which may take their rows from others."""
+    output: str | None = None
+    """The stage that is the dataset at the root of the directory; by default the last one."""
     run: Mapping[str, Any] = attrs.field(default=None, converter=_run)
     """Options of `RunConfig`; they determine how a build runs and not its data."""
     name: str | None = None
@@ -93,29 +118,62 @@ class Recipe(RowRules):
 
     def __attrs_post_init__(self) -> None:
         """Reject parts of other types; `problems` validates the parts themselves."""
-        columns: Sequence[object] = self.columns
-        processors: Sequence[object] = self.processors
+        stages: Sequence[object] = self.stages
         problems = [
-            f"columns[{index}] is {_described(each)}"
-            for index, each in enumerate(columns)
-            if not isinstance(each, ColumnSpec)
+            f"stages[{index}] is {each!r}, not a stage"
+            for index, each in enumerate(stages)
+            if not isinstance(each, StageSpec)
         ]
-        problems += [
-            f"processors[{index}] is {each!r}, not a processor of a recipe"
-            for index, each in enumerate(processors)
-            if not isinstance(each, ProcessorSpec)
-        ]
+        parts: list[tuple[str, Recipe | StageSpec]] = [("", self)]
+        parts += [(f"stages[{at}].", each) for at, each in enumerate(self.stages) if isinstance(each, StageSpec)]
+        for place, part in parts:
+            columns: Sequence[object] = part.columns
+            processors: Sequence[object] = part.processors
+            problems += [
+                f"{place}columns[{index}] is {_described(each)}"
+                for index, each in enumerate(columns)
+                if not isinstance(each, ColumnSpec)
+            ]
+            problems += [
+                f"{place}processors[{index}] is {each!r}, not a processor of a recipe"
+                for index, each in enumerate(processors)
+                if not isinstance(each, ProcessorSpec)
+            ]
         problems += [
             f"models.{alias} is {each!r}, not a model"
             for alias, each in self.models.items()
             if not callable(getattr(each, "problems", None))
         ]
-        if not self.columns:
+        if not self.columns and not self.stages:
             problems.append("the recipe has no columns")
+        if self.stages and (self.columns or self.processors or self.limits_rows):
+            problems.append("columns, processors and rules about rows of a recipe with stages belong to its stages")
+        if self.output is not None and not self.stages:
+            problems.append("output names a stage, and the recipe has no stages")
         if not is_whole(self.seed):
             problems.append(f"seed must be a whole number, not {self.seed!r}")
         if problems:
             raise DatasetGenerationError(problems)
+
+    @property
+    def all_columns(self) -> tuple[ColumnSpec, ...]:
+        """The columns of all stages."""
+        return tuple(column for stage in self.stages for column in stage.columns) if self.stages else self.columns
+
+    @property
+    def all_processors(self) -> tuple[ProcessorSpec, ...]:
+        """The processors of all stages."""
+        return tuple(each for stage in self.stages for each in stage.processors) if self.stages else self.processors
+
+    @property
+    def output_stage(self) -> str:
+        """The name of the stage at the root of the dataset, empty without stages."""
+        return (self.output or self.stages[-1].name) if self.stages else ""
+
+    def of_stage(self, stage: StageSpec) -> Recipe:
+        """The recipe of one stage, for itself."""
+        rules: dict[str, Any] = {field.name: getattr(stage, field.name) for field in attrs.fields(RowRules)}
+        return attrs.evolve(self, columns=stage.columns, processors=stage.processors, stages=(), output=None, **rules)
 
     def environment(self, **more: Any) -> Environment:
         """The environment of its specs; `more` has what columns need to run, such as open clients."""
@@ -125,30 +183,73 @@ class Recipe(RowRules):
         )
 
     def resolve(self, environment: Environment) -> tuple[Column, ...]:
-        """The engine's columns. Raises one error that lists all problems."""
-        columns, problems = self._resolve(environment, {})
+        """The engine's columns, of all stages. Raises one error that lists all problems."""
+        return tuple(column for stage in self.resolve_stages(environment) for column in stage.columns)
+
+    def resolve_stages(self, environment: Environment) -> tuple[ResolvedStage, ...]:
+        """Its stages with the engine's columns, each after the one that its rows come from; without stages it is one.
+
+        Raises one error that lists all problems.
+        """
+        resolved, problems = self._resolve_stages(environment, {})
         # A model that may not read its file is not checked further: that would open the file.
         in_models = self.access_problems() or [
             f"models.{alias}: {problem}" for alias, model in self.models.items() for problem in model.problems()
         ]
         if in_models or problems:
             raise DatasetGenerationError([*in_models, *problems])
-        return tuple(columns)
+        return resolved
 
-    def problems(self, environment: Environment, *, unreadable: Mapping[int, str]) -> list[str]:
+    def problems(self, environment: Environment, *, unreadable: Mapping[int, Mapping[int, str]]) -> list[str]:
         """The problems of its columns and processors, a sentence each.
 
-        `unreadable` has the names of columns that are not in `columns`, because their fields are invalid, by position.
+        `unreadable` has the names of columns that are not in `columns`, because their fields are invalid, by position;
+        by the position of their stage, which is 0 without stages.
         """
-        return self._resolve(environment, unreadable)[1]
+        return self._resolve_stages(environment, unreadable)[1]
+
+    def _resolve_stages(
+        self, environment: Environment, unreadable: Mapping[int, Mapping[int, str]]
+    ) -> tuple[tuple[ResolvedStage, ...], list[str]]:
+        if not self.stages:
+            columns, problems, _ = self._resolve(environment, unreadable.get(0, {}), None, is_open=False)
+            return (ResolvedStage(recipe=self, environment=environment, columns=tuple(columns)),), problems
+        problems = stage_problems(self.stages, self.output)
+        parents = {stage.from_ for stage in self.stages}
+        found: dict[str, _Visible] = {}
+        resolved: list[ResolvedStage] = []
+        owners: dict[str, str] = {}  # of all outputs so far
+        for at, stage in _in_order(self.stages):
+            parent = found.get(stage.from_ or "")
+            # What an invalid stage would hand on is not known; neither are the columns that it may have.
+            is_open = stage.from_ is not None and (parent is None or parent.is_open)
+            problems += [f"stages[{at}].{each}" for each in _intake_problems(stage, parent)]
+            recipe = self.of_stage(stage)
+            own = attrs.evolve(environment, columns=recipe.environment().columns)
+            inherited = _inherit(stage, parent, is_parent=stage.name in parents)
+            clashes = _clashes(stage, inherited, owners)
+            problems += [f"stages[{at}].{each}" for each in clashes.values()]
+            usable = inherited.without(clashes)
+            columns, more, is_unknown = recipe._resolve(  # noqa: SLF001  of this class
+                own, unreadable.get(at, {}), usable.column, is_open=is_open
+            )
+            problems += [f"stages[{at}]{'.' if _FIELD.match(each) else ': '}{each}" for each in more]
+            owners |= {name: stage.name for name in _outputs(columns) if name not in owners}
+            found[stage.name] = _Visible.of(stage, columns, inherited, parent, is_open=is_open or is_unknown)
+            used = inherited.only(name for column in columns for name in column.requires)
+            everything = columns if used.column is None else [used.column, *columns]
+            resolved.append(
+                ResolvedStage(recipe=recipe, environment=own, columns=tuple(everything), stage=stage, inherited=used)
+            )
+        return tuple(resolved), problems
 
     def access_problems(self) -> list[str]:
         """Header variables, and paths of its models, that are not allowed; columns check their paths themselves."""
         if self.access is None:
             return []
-        declared = {getattr(each, "api_key_env", None) for each in (*self.models.values(), *self.columns)}
+        declared = {getattr(each, "api_key_env", None) for each in (*self.models.values(), *self.all_columns)}
         specs: list[tuple[str, object]] = [(f"models.{alias}", model) for alias, model in self.models.items()]
-        specs += [(f"columns.{column.name}", column) for column in self.columns]
+        specs += [(f"columns.{column.name}", column) for column in self.all_columns]
         problems = [
             f"{place}: headers send the environment variable {name}; to allow it, pass --allow-env {name}"
             for place, spec in specs
@@ -166,7 +267,7 @@ class Recipe(RowRules):
     def contacts(self) -> list[Contact]:
         """The servers that it contacts: models, remote validation and remote seeds."""
         specs: list[tuple[str, object]] = [(f"models.{alias}", model) for alias, model in self.models.items()]
-        specs += [(f"columns.{column.name}", column) for column in self.columns]
+        specs += [(f"columns.{column.name}", column) for column in self.all_columns]
         return [
             Contact(place=place, url=_shown(url), env=_sent(spec))
             for place, spec in specs
@@ -175,9 +276,15 @@ class Recipe(RowRules):
 
     def reads_files(self) -> bool:
         """True if it names local files or code, which are looked up below `base`."""
-        return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.columns)
+        return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.all_columns)
 
-    def _resolve(self, environment: Environment, unreadable: Mapping[int, str]) -> tuple[list[Column], list[str]]:
+    def _resolve(
+        self, environment: Environment, unreadable: Mapping[int, str], inherited: Column | None, *, is_open: bool
+    ) -> tuple[list[Column], list[str], bool]:
+        """The engine's columns of a recipe without stages, its problems, and whether it may have other columns too.
+
+        `inherited` has the columns of other stages; with `is_open` there may be more of them.
+        """
         made: list[Column] = []
         problems: list[str] = []
         failed = list(unreadable.values())
@@ -205,23 +312,28 @@ class Recipe(RowRules):
             failed.append(spec.name)
             has_unread_seed = has_unread_seed or isinstance(spec, Seed)
         problems += [column.problem for column in made if column.problem is not None]
-        shapes = column_shapes(made)
+        known = made if inherited is None else [inherited, *made]
+        shapes = column_shapes(known)
         for index, spec in zip(positions, self.columns, strict=True):
             for field, text in spec.texts().items():
                 where = f"column {spec.name!r}, {field}"
                 problems += [f"columns[{index}].{field}: {each}" for each in field_problems(text, shapes, where=where)]
         placeholders: list[Column] = []
-        if failed:
+        if failed or is_open:
             # Others may refer to a column that could not be created, and its outputs are unknown: an unknown name is a
             # problem only if it looks like a typo. A seed that was not read may have any column.
-            names = _outputs([*made, *map(_placeholder, failed)])
+            names = _outputs([*known, *map(_placeholder, failed)])
             named = {name for column in made for name in column.requires}
             named |= {name for processor in self.processors for name in processor.names()}
-            possible = {name for name in named - set(names) if has_unread_seed or closest(name, names) is None}
-            placeholders = [_placeholder(failed[0], *possible), *map(_placeholder, failed[1:])]
-        problems += check_columns([*made, *placeholders])
-        problems += rule_problems(self, _outputs([*made, *placeholders]), shapes)
-        return made, [*problems, *self._processor_problems(made, placeholders, shapes)]
+            is_any = has_unread_seed or is_open
+            possible = {name for name in named - set(names) if is_any or closest(name, names) is None}
+            first, *others = failed or [""]
+            placeholders = [_placeholder(first, *possible), *map(_placeholder, others)]
+        problems += check_columns([*known, *placeholders])
+        problems += rule_problems(self, _outputs([*known, *placeholders]), shapes)
+        stored = [*made, *([inherited] if inherited is not None else [])]
+        problems += self._processor_problems(stored, placeholders, shapes)
+        return made, problems, bool(placeholders)
 
     def _processor_problems(
         self, made: Sequence[Column], placeholders: Sequence[Column], shapes: Mapping[str, Shape]
@@ -245,6 +357,144 @@ class Recipe(RowRules):
                     problems.append(f"processors[{index}]: {processor.label}: removes the last column")
                 seen, known = left, processor.shapes_after(known)
         return problems
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedStage:
+    """A stage with the engine's columns; that of a recipe without stages has no `stage` and no name."""
+
+    recipe: Recipe
+    environment: Environment
+    columns: tuple[Column, ...]
+    stage: StageSpec | None = None
+    inherited: Inherited = attrs.field(factory=Inherited)
+
+    @property
+    def name(self) -> str:
+        return "" if self.stage is None else self.stage.name
+
+
+# The start of a problem that names a field of its recipe.
+_FIELD = re.compile(r"(columns|processors)\[|(accept|unique|near_duplicates|max_candidates|on_exhausted)\b")
+
+
+def _in_order(stages: Sequence[StageSpec]) -> list[tuple[int, StageSpec]]:
+    """The stages with their positions, each after the one that its rows come from; those of a cycle last."""
+    at = {stage.name: index for index, stage in enumerate(stages)}
+    order = topological_order(
+        [[at[stage.from_]] if stage.from_ in at and stage.from_ != stage.name else [] for stage in stages]
+    )
+    return [(index, stages[index]) for index in (*order, *sorted(set(range(len(stages))) - set(order)))]
+
+
+@attrs.frozen(kw_only=True)
+class _Visible:
+    """The columns that a stage hands on to those that take its rows, each with the stage that stores it."""
+
+    stage: str
+    owners: Mapping[str, str]
+    dtypes: Mapping[str, Any]
+    schemas: Mapping[str, Mapping[str, Any]]
+    is_open: bool
+
+    @classmethod
+    def of(
+        cls,
+        stage: StageSpec,
+        columns: Sequence[Column],
+        inherited: Inherited,
+        parent: _Visible | None,
+        *,
+        is_open: bool,
+    ) -> _Visible:
+        given = [] if inherited.column is None else [inherited.column]
+        owners = {name: stage.name for name in _outputs([*given, *columns]) if name not in RESERVED}
+        if parent is not None and stage.group is None:
+            owners = {**parent.owners, **{name: each for name, each in owners.items() if name not in inherited.owners}}
+        dtypes = {name: dtype for column in (*given, *columns) for name, dtype in column.dtypes().items()}
+        schemas = {name: schema for column in (*given, *columns) for name, schema in column.schemas.items()}
+        return cls(stage=stage.name, owners=owners, dtypes=dtypes, schemas=schemas, is_open=is_open)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """What is known of the values of its columns."""
+        return {name: type_shape(dtype) for name, dtype in self.dtypes.items()} | {
+            name: schema_shape(schema) for name, schema in self.schemas.items()
+        }
+
+
+def _intake_problems(stage: StageSpec, parent: _Visible | None) -> Iterator[str]:
+    """What is wrong with the columns of another stage that decide which rows this one has."""
+    if parent is None:
+        return
+    field = "each" if stage.group is None else "group.by"
+    for name in stage.needs:
+        if name not in parent.owners and not parent.is_open:
+            yield f"{field}: stage {parent.stage!r} has no column {name!r}{nearest(name, parent.owners)}"
+    if isinstance(stage.each, str) and set(stage.needs) <= parent.owners.keys():
+        condition = stage.condition
+        yield from (f"each: {each}" for each in field_problems(condition, parent.shapes, where=repr(stage.each)))
+        if problem := not_a_list(condition, parent.shapes):
+            yield f"each: {stage.each!r} is {problem} and not a list"
+
+
+def _inherit(stage: StageSpec, parent: _Visible | None, *, is_parent: bool) -> Inherited:
+    """What the rows of a stage get from others, and their numbers."""
+    outputs: dict[str, Any] = {ROW: pa.int64()} if is_parent else {}
+    schemas: dict[str, Mapping[str, Any]] = {}
+    owners: dict[str, str] = {}
+    if stage.group is not None:
+        outputs |= {PARENT: pa.large_list(pa.int64())}
+        outputs |= {name: parent.dtypes.get(name) if parent is not None else None for name in stage.group.by}
+        outputs |= {str(stage.from_): None}
+    elif stage.from_ is not None:
+        outputs |= {PARENT: pa.int64(), K: pa.int64()}
+        if stage.item_column is not None:
+            dtype = parent.dtypes.get(stage.condition.text.strip("{} ")) if parent is not None else None
+            outputs[stage.item_column] = item_type(dtype)
+        if parent is not None:
+            owners = {name: owner for name, owner in parent.owners.items() if name not in outputs}
+            outputs |= {name: parent.dtypes.get(name) for name in owners}
+            schemas = {name: schema for name, schema in parent.schemas.items() if name in owners}
+    if not outputs:
+        return Inherited()
+    column = Column(
+        next(iter(outputs)),
+        _handed_over,
+        kind=Kind.FROM_SCRATCH,
+        outputs=tuple(outputs),
+        dtype={name: dtype for name, dtype in outputs.items() if dtype is not None},
+        schemas=schemas,
+    )
+    return Inherited(column=column, owners=owners)
+
+
+def _handed_over(rows: range) -> Any:  # noqa: ARG001  it stands for the values in the graph
+    raise AssertionError("rows get their numbers and the values of their parents when they are admitted")
+
+
+def _clashes(stage: StageSpec, inherited: Inherited, owners: Mapping[str, str]) -> dict[str, str]:
+    """Names that more than one column of the recipe would have, each with the problem."""
+    given = () if inherited.column is None else inherited.column.outputs
+    problems: dict[str, str] = {}
+    for at, spec in enumerate(stage.columns):
+        name = spec.name
+        if name in RESERVED:
+            problems[name] = f"columns[{at}]: column {name!r}: this name is for a column of seedbed's own"
+        elif name in owners:
+            problems[name] = (
+                f"columns[{at}]: column {name!r} is also a column of stage {owners[name]!r}; "
+                "a name belongs to one column of one stage"
+            )
+        elif name in given:
+            of = "with the item of each; 'item' names it otherwise" if name == stage.item_column else "of the group"
+            problems[name] = f"columns[{at}]: column {name!r} is also the column {of}"
+    if stage.item_column is not None and stage.item_column in owners:
+        problems[stage.item_column] = (
+            f"item: {stage.item_column!r} is also a column of stage {owners[stage.item_column]!r}; "
+            "name the column with the item otherwise, as in item: question"
+        )
+    return problems
 
 
 def _outputs(columns: Iterable[Column]) -> list[str]:
@@ -338,11 +588,22 @@ def recipe_fields(recipe: Recipe, *, determining: bool) -> dict[str, Any]:
         "columns": [typed(spec) for spec in recipe.columns],
         "processors": [typed(spec) for spec in recipe.processors],
         **_rules(recipe, determining),
+        "stages": [
+            {
+                **stage_fields(stage),
+                **({} if stage.rows is None else {"rows": stage.rows}),
+                "columns": [typed(spec) for spec in stage.columns],
+                **({"processors": [typed(spec) for spec in stage.processors]} if stage.processors else {}),
+                **_rules(stage, determining),
+            }
+            for stage in recipe.stages
+        ],
+        "output": recipe.output,
     }
     return {key: value for key, value in data.items() if value or key == "seed"}
 
 
-def _rules(recipe: Recipe, determining: bool) -> dict[str, Any]:
+def _rules(recipe: RowRules, determining: bool) -> dict[str, Any]:
     """The fields about which rows count that differ from their defaults."""
     found: dict[str, Any] = {}
     for field in attrs.fields(RowRules):
@@ -351,6 +612,13 @@ def _rules(recipe: Recipe, determining: bool) -> dict[str, Any]:
             # Whole, defaults of its fields included: they determine the data.
             found[field.name] = attrs.asdict(given) if attrs.has(type(given)) else plain(given)
     return found
+
+
+def stage_fields(stage: StageSpec) -> dict[str, Any]:
+    """The name of a stage and where its rows come from, as JSON values."""
+    named = {"name": stage.name, "from": stage.from_, "each": stage.each, "item": stage.item}
+    found = {name: value for name, value in named.items() if value is not None}
+    return found if stage.group is None else {**found, "group": _fields(stage.group, determining=False)}
 
 
 def _fields(value: Any, determining: bool) -> dict[str, Any]:

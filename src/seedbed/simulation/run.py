@@ -139,7 +139,7 @@ def _sample(run: Run) -> Sample:
     }
     has_slot, has_budget = counts.active < config.max_active_tasks, counts.submitted < config.max_submitted_tasks
     # Row groups are admitted in order. Another one would have had work for a key that was idle.
-    has_more = max(groups, default=run.plan.layout.count) + 1 < run.plan.layout.count
+    has_more = any(stage.admission.has_more for stage in scheduler.stages.values())
     has_idle_key = any(used < limit for used, limit, _ in keys.values())
     waits_for_group = has_more and has_idle_key and not counts.queued
     limits = (
@@ -169,7 +169,7 @@ def simulate_once(setting: Setting, seed: int) -> Outcome:
     """Run one simulation to its end, also inside a running event loop; a very large one from two smaller ones."""
     parts = scaled_settings(setting)
     if parts is not None:
-        small, large = ((part.rows, simulate_once(part, seed)) for part in parts)
+        small, large = ((part.root_rows, simulate_once(part, seed)) for part in parts)
         return scale(setting, small, large)
     # Imported here: it takes longer than the rest of trio, and only simulations need it.
     from trio.testing import MockClock  # noqa: PLC0415
@@ -187,7 +187,7 @@ async def _simulate(staged: Staged, seed: int) -> Outcome:
 
     async with staged.source.resources(), trio.open_nursery() as nursery:
         try:
-            report = await run_build(staged.plan, store=None, emitter=Events(), deliver=lambda _: None, on_start=watch)
+            report = await run_build(staged.plan, stores=None, emitter=Events(), deliver=lambda _: None, on_start=watch)
         except BuildError as error:
             if error.report is None:
                 raise
@@ -223,7 +223,7 @@ def simulate_all(jobs: Sequence[tuple[Setting, int]], *, processes: int | None =
     A recipe with functions of a script or a notebook cannot be pickled: its simulations run here, one by one.
     """
     count = min(len(jobs), processes or os.cpu_count() or 1)
-    cells = sum(setting.rows * len(setting.specs) for setting, _ in jobs)
+    cells = sum(setting.root_rows * len(setting.specs) for setting, _ in jobs)
     wanted = count > 1 and (processes is not None or cells >= _WORTH_PROCESSES)
     shares = _pickled([jobs[at::count] for at in range(count)]) if wanted else None
     if shares is None:
@@ -283,7 +283,7 @@ _LARGE = 250_000
 def simulate(
     recipe: Recipe | Iterable[Column],
     *,
-    rows: checks.RowCount,
+    rows: checks.RowCounts = None,
     calls: Mapping[str, CallProfile | Mapping[str, Any]] | None = None,
     measured_from: str | os.PathLike[str] | None = None,
     probe: int = 0,
@@ -294,6 +294,7 @@ def simulate(
     processors: Iterable[Processor] = (),
     run_code: Iterable[str] = (),
     overhead: float = OVERHEAD,
+    items: Mapping[str, int] | None = None,
     processes: int | None = None,
 ) -> Simulation:
     """Run a recipe in virtual time to predict its duration, usage, cost and bottleneck.
@@ -304,7 +305,8 @@ def simulate(
 
     `vary` also simulates every combination of changes: `{"models.writer.max_parallel_requests": [32, 64]}`.
     User-defined functions run only if `run_code` names their columns. `overhead` is the time of the engine itself for
-    each call, which limits a run whose models are very fast. Works also inside a running event loop.
+    each call, which limits a run whose models are very fast. `items` has, by stage, how many items the lists have that
+    its rows come from; lists that models write are placeholders here. Works also inside a running event loop.
     """
     own = RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     if seeds is not None and (not checks.is_whole(seeds) or seeds < 1):
@@ -313,10 +315,10 @@ def simulate(
         raise ConfigError(f"overhead must be seconds between 0 and 1, not {overhead!r}")
     if not checks.is_whole(probe) or probe < 0:
         raise ConfigError(f"probe must be a number of rows, not {probe!r}")
-    rows = checks.row_count(rows)
+    counts = checks.row_counts(rows)
     setting = Setting(
         recipe=recipe if isinstance(recipe, Recipe) else tuple(recipe),
-        rows=rows,
+        rows=counts,
         config=config or own,
         limits=dict(limits or {}),
         processors=tuple(processors),
@@ -324,6 +326,7 @@ def simulate(
         measured=() if measured_from is None else (measure_path(Path(measured_from)),),
         run_code=frozenset(run_code),
         overhead=overhead,
+        items=dict(items or {}),
     )
     settings = [({}, setting), *(variants(setting, vary) if vary else ())]
     # Problems are raised here and not in another process, and before a probe costs anything.
@@ -333,9 +336,11 @@ def simulate(
     if probe:
         measured, probed = _probe(setting, probe)
         settings = [(changes, attrs.evolve(each, measured=(measured, *each.measured))) for changes, each in settings]
-    count = seeds or (3 if rows * len(setting.specs) <= _LARGE else 2)
+    count = seeds or (3 if setting.root_rows * len(setting.specs) <= _LARGE else 2)
     outcomes = simulate_all([(each, seed) for _, each in settings for seed in range(count)], processes=processes)
-    base, *others = [make_estimate(rows, outcomes[at * count : (at + 1) * count]) for at in range(len(settings))]
+    base, *others = [
+        make_estimate(setting.root_rows, outcomes[at * count : (at + 1) * count]) for at in range(len(settings))
+    ]
     return Simulation(
         base=base,
         variants=tuple(

@@ -28,15 +28,17 @@ _TURNS = 40
 def scaled_settings(setting: Setting) -> tuple[Setting, Setting] | None:
     """The two smaller runs, of as many row groups as are open at once and of twice as many; None for a smaller run."""
     columns = len(setting.specs)
-    if setting.rows * columns <= MOST_CELLS:
+    if not isinstance(setting.rows, int) or setting.root_rows * columns <= MOST_CELLS:
         return None
+    if isinstance(setting.recipe, Recipe) and setting.recipe.stages:
+        return None  # what a row adds depends on its children
     config = setting.config
     models = setting.recipe.models.values() if isinstance(setting.recipe, Recipe) else ()
     parallel = sum(model.max_parallel_requests for model in models) or config.max_parallel_requests
     groups = config.max_concurrent_row_groups
     rows = max(_CELLS, _TURNS * parallel) // columns
     size = min(config.buffer_size, max(1, rows // (2 * groups)))
-    if 2 * groups * size >= setting.rows:
+    if 2 * groups * size >= setting.root_rows:
         return None
     # What ends the whole run early is found in its scaled figures.
     small = attrs.evolve(config, buffer_size=size, max_cost=None, max_tokens=None, deadline=None)
@@ -50,7 +52,7 @@ def scale(setting: Setting, small: tuple[int, Outcome], large: tuple[int, Outcom
     """The outcome of the whole run, from those of two smaller ones with their numbers of rows."""
     if large[1].stopped is not None:
         return attrs.evolve(large[1], scaled_from=large[0])
-    whole = _at(setting.rows, small, large)
+    whole = _at(setting.root_rows, small, large)
     config = setting.config
     used = sum(whole.usage.values(), Usage())
     limits = (
@@ -62,7 +64,7 @@ def scale(setting: Setting, small: tuple[int, Outcome], large: tuple[int, Outcom
     if not shares:
         return whole
     share, why = min(shares)
-    rows = int(setting.rows * share)
+    rows = int(setting.root_rows * share)
     return attrs.evolve(_at(rows, small, large), stopped=f"{why} after about {rows:,} rows")
 
 

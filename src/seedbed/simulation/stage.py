@@ -19,12 +19,14 @@ from ..columns.custom import Custom
 from ..columns.expression import Expression
 from ..columns.templates import SkipRule
 from ..columns.validation import Validation
-from ..engine.plan import BuildPlan, plan_build
+from ..engine.plan import plan_build
 from ..engine.source import DOMAINS, make_source
 from ..errors import ConfigError
 from ..graph import Stage, nearest
 from ..models.distributions import mean, stable_seed
 from ..recipe.recipe import Recipe
+from ..recipe.stages import RESERVED
+from ..recipe.stages import Stage as StageSpec
 from .calls import (
     Caller,
     Network,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from ..columns.base import CellContext, Column
     from ..columns.spec import ColumnSpec
     from ..engine.config import RunConfig
+    from ..engine.plan import StagePlan
     from ..engine.source import Source
     from ..engine.tasks import Processor, Step
     from ..runtime.throttle import KeyLimits
@@ -55,12 +58,17 @@ _MANY = 100_000
 _ROUNDING = 0.08
 
 
+# The items of a list that is a placeholder, unless their number is given, and what they are.
+ITEMS = 3
+_ITEM = "placeholder"
+
+
 @attrs.frozen(kw_only=True)
 class Setting:
     """A simulation without its seed; it can be sent to another process if the recipe can."""
 
     recipe: Recipe | tuple[Column, ...]
-    rows: int
+    rows: int | Mapping[str, int] | None
     config: RunConfig
     limits: Mapping[str, KeyLimits] = attrs.field(factory=dict)
     processors: tuple[Processor, ...] = ()
@@ -68,11 +76,22 @@ class Setting:
     measured: tuple[Measured, ...] = ()  # the first precedes
     run_code: frozenset[str] = frozenset()  # columns whose code is run
     overhead: float = 0.0
+    # By stage: how many items its lists have, where they are not generated in the simulation.
+    items: Mapping[str, int] = attrs.field(factory=dict)
 
     @property
     def specs(self) -> tuple[ColumnSpec | None, ...]:
         """The spec of each column, None for columns without a recipe."""
-        return self.recipe.columns if isinstance(self.recipe, Recipe) else (None,) * len(self.recipe)
+        return self.recipe.all_columns if isinstance(self.recipe, Recipe) else (None,) * len(self.recipe)
+
+    @property
+    def root_rows(self) -> int:
+        """The rows of the stages that have a number of rows, together."""
+        if isinstance(self.rows, int):
+            return self.rows
+        stages = self.recipe.stages if isinstance(self.recipe, Recipe) else ()
+        given = self.rows or {}
+        return sum(given.get(stage.name, stage.rows or 0) for stage in stages if stage.from_ is None)
 
 
 class Staged:
@@ -90,14 +109,13 @@ class Staged:
         self._models = {alias: SimulatedModel(alias=alias, spec=specs[alias], caller=self._of_alias) for alias in specs}
         self._network = Network(overhead=setting.overhead, chance=random.Random(stable_seed(seed, "network")).random)
         self.source = self._make_source()
-        plan = plan_build(self.source, rows=setting.rows)
         self._real: set[str] = set()  # columns with the values of a real run
-        steps = list(plan.steps)
-        for node in plan.graph.order:
-            steps[node] = self._fill_step(plan, steps[node], setting.specs[node])
-        self.plan = attrs.evolve(plan, steps=tuple(steps))
+        plan = plan_build(self.source, rows=setting.rows)
+        stages = tuple(map(self._fill_stage, plan.stages))
+        output = stages[plan.stages.index(plan.output)]
+        self.plan = attrs.evolve(plan, stages=stages, output=output)
         latencies = [mean(profile.latency) for profile, _ in self.profiles.values()]
-        if plan.rows * len(latencies) >= _MANY:
+        if sum(stage.rows for stage in stages) * len(latencies) >= _MANY:
             self._network.rounding = _ROUNDING * min((each for each in latencies if each > 0), default=0.0)
 
     def aliases(self, key: str) -> tuple[str, ...]:
@@ -119,12 +137,39 @@ class Staged:
         unknown = sorted(setting.run_code.difference(names, (each.label for each in source.processors)))
         if unknown:
             raise ConfigError(f"unknown column {unknown[0]!r} in run_code{nearest(unknown[0], names)}")
-        return attrs.evolve(source, processors=self._choose_processors(source.processors))
+        unknown = [name for name in setting.items if name not in {part.stage for part in source.parts if part.parent}]
+        if unknown:
+            raise ConfigError(f"items are given for {unknown[0]!r}, which is no stage that takes rows from another")
+        chosen = tuple(self._choose_processors(part.processors) for part in source.stages)
+        if not source.parts:
+            return attrs.evolve(source, processors=chosen[0])
+        parts = tuple(attrs.evolve(part, processors=each) for part, each in zip(source.parts, chosen, strict=True))
+        return attrs.evolve(source, processors=tuple(each for some in chosen for each in some), parts=parts)
+
+    def _fill_stage(self, plan: StagePlan) -> StagePlan:
+        """The stage with what fills its columns in the simulation."""
+        specs = {spec.name: spec for spec in self._setting.specs if spec is not None}
+        steps, inherited = list(plan.steps), plan.inherited_step
+        for node in plan.graph.order:
+            if steps[node] is not inherited:
+                steps[node] = self._fill_step(plan, steps[node], specs.get(steps[node].name))
+        spec, source = plan.source.spec, plan.source
+        if spec is not None and isinstance(spec.each, str) and not self._real.issuperset(spec.needs):
+            items = self._setting.items.get(spec.name, ITEMS)
+            if spec.name not in self._setting.items:
+                self.notes.setdefault(
+                    f"stage {spec.name!r}: lists are placeholders, taken to have {ITEMS} items; set their length"
+                )
+            fields = {each.name: getattr(spec, each.name) for each in attrs.fields(StageSpec)}
+            source = attrs.evolve(source, spec=_SimulatedStage(**fields, items=items))
+        elif inherited is not None:
+            self._real.update(name for name in inherited.outputs if name in (*RESERVED, spec and spec.item_column))
+        return attrs.evolve(plan, steps=tuple(steps), source=source)
 
     def _choose_processors(self, processors: Iterable[Processor]) -> tuple[Processor, ...]:
         """The pre-batch processors that run: they decide for which rows calls are made."""
         recipe, chosen = self._setting.recipe, []
-        specs = recipe.processors if isinstance(recipe, Recipe) else ()
+        specs = recipe.all_processors if isinstance(recipe, Recipe) else ()
         safe = {spec.label for spec in specs if _is_built_in(type(spec))} | self._setting.run_code
         for processor in processors:
             if processor.stage is not Stage.PRE_BATCH:
@@ -177,7 +222,7 @@ class Staged:
     def _of_alias(self, alias: str, domain: str) -> Caller:
         return self._caller("", alias, domain, self._models[alias].key(domain))
 
-    def _fill_step(self, plan: BuildPlan, step: Step, spec: ColumnSpec | None) -> Step:
+    def _fill_step(self, plan: StagePlan, step: Step, spec: ColumnSpec | None) -> Step:
         """The step with its generator for the simulation; its lane, limits and slots are those of the build."""
         column = step.column
         assert column is not None  # not a processor
@@ -211,7 +256,7 @@ class Staged:
         return SkipRule(requires=rule.requires, decide=decide)
 
     def _filler(
-        self, plan: BuildPlan, step: Step, spec: ColumnSpec | None, *, is_real: bool
+        self, plan: StagePlan, step: Step, spec: ColumnSpec | None, *, is_real: bool
     ) -> Callable[..., Any] | None:
         """The function that fills the column; None for its own generator. Notes which outputs are real."""
         own = step.call.function
@@ -257,6 +302,16 @@ class Staged:
                 await caller.make_calls(context, key=None if key == step.key else key)
 
         return code_filler(step, fallback, work)
+
+
+@attrs.frozen(kw_only=True)
+class _SimulatedStage(StageSpec):
+    """A stage whose lists are placeholders: they have `items` items, whatever is in them."""
+
+    items: int
+
+    def count(self, values: Mapping[str, Any]) -> tuple[int, Sequence[Any]]:  # noqa: ARG002
+        return self.items, [_ITEM] * self.items
 
 
 def _is_user_code(spec: ColumnSpec | None) -> bool:
@@ -315,18 +370,23 @@ def _change(setting: Setting, path: str, value: Any) -> Setting:
     recipe = setting.recipe
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"{path}: {kind} can be varied only in a recipe")
-    known = tuple(recipe.models) if kind == "models" else tuple(spec.name for spec in recipe.columns)
+    known = tuple(recipe.models) if kind == "models" else tuple(spec.name for spec in recipe.all_columns)
     if name not in known:
         raise ConfigError(f"{path}: unknown {kind[:-1]} {name!r}{nearest(name, known)}")
     if kind == "models":
         models = {**recipe.models, name: _evolve(path, recipe.models[name], field, value)}
         return attrs.evolve(setting, recipe=attrs.evolve(recipe, models=models))
-    columns = tuple(_evolve(path, spec, field, value) if spec.name == name else spec for spec in recipe.columns)
+
+    def varied(specs: Iterable[ColumnSpec]) -> tuple[ColumnSpec, ...]:
+        return tuple(_evolve(path, spec, field, value) if spec.name == name else spec for spec in specs)
+
+    stages = [attrs.evolve(stage, columns=varied(stage.columns)) for stage in recipe.stages]
+    changed = attrs.evolve(recipe, columns=varied(recipe.columns), stages=stages)
     access = recipe.access
     if access is not None:  # paths that come from the user and not from the file are allowed
-        before, after = ({given for spec in specs for given in spec.paths()} for specs in (recipe.columns, columns))
+        before, after = ({given for spec in each.all_columns for given in spec.paths()} for each in (recipe, changed))
         access = access.granting(recipe.base / given for given in after - before)
-    return attrs.evolve(setting, recipe=attrs.evolve(recipe, columns=columns, access=access))
+    return attrs.evolve(setting, recipe=attrs.evolve(changed, access=access))
 
 
 def _evolve(path: str, value: Any, field: str, changed: Any) -> Any:

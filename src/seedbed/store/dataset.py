@@ -17,7 +17,7 @@ from ..errors import ConfigError, PartError, StoreError
 from ..observe.report import REJECTED, TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
 from .accepted import unplaced_rows
 from .entries import Purpose
-from .files import PRIVATE, read_file, write_file
+from .files import PRIVATE, STAGES, read_file, stage_folder, write_file
 from .journal import inspect_journal
 from .manifest import Manifest, read
 from .parts import damage, open_part, part_errors, read_table
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..observe.report import BuildReport, Drop, TaskTrace
-    from .manifest import GroupRecord, Placed
+    from .manifest import GroupRecord, Header, Placed
     from .parts import PartRecord
 
 
@@ -48,8 +48,9 @@ class Dataset:
     # The columns whose values have no one type, and where.
     conflicts: tuple[Conflict, ...]
 
-    def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False) -> None:
+    def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False, root: Path | None = None) -> None:
         self.path = path
+        self._root = path if root is None else root  # of the directory, whose journal serves all stages
         self._manifest = manifest
         self._report: BuildReport | None = None
         # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
@@ -70,7 +71,56 @@ class Dataset:
 
     def raw(self) -> Dataset:
         """Return the dataset as generated, before the after-generation processors."""
-        return Dataset(self.path, self._manifest, raw=True)
+        return Dataset(self.path, self._manifest, raw=True, root=self._root)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of its recipe, in order; empty if that has none."""
+        return self._root_header.stages
+
+    @property
+    def _root_header(self) -> Header:
+        header = (self._manifest if self.path == self._root else read(self._root)).header
+        assert header is not None  # a manifest without one cannot be read
+        return header
+
+    @property
+    def _header(self) -> Header:
+        assert self._manifest.header is not None  # a manifest without one cannot be read
+        return self._manifest.header
+
+    def stage(self, name: str) -> Dataset:
+        """The dataset of a stage, that of the root or another one; `KeyError` if the recipe has no such stage."""
+        root = self._root_header
+        if name not in root.stages:
+            known = ", ".join(map(repr, root.stages)) or "none"
+            raise KeyError(f"the dataset has no stage {name!r}; it has {known}")
+        if name == root.stage:
+            return Dataset.open(self._root)
+        folder = stage_folder(name)
+        for part in (STAGES, folder):
+            if (self._root / part).is_symlink():
+                raise StoreError(f"{part!r} in {str(self._root)!r} is a symbolic link, which is not followed")
+        path = self._root / folder
+        return Dataset(path, read(path), root=self._root)
+
+    def joined(self) -> pl.DataFrame:
+        """The rows with the columns of the rows that they were made from, and of those before.
+
+        The numbers that join them are in `_row` and `_parent` of this stage, and `STAGE._row` and so on of the others.
+        A row with several parents is there once for each. Without stages these are the rows.
+        """
+        frame, source = self.to_polars(), self._header.source
+        if source is None:
+            return frame
+        parents = self.stage(source.stage).joined()
+        taken = {"_row", "_parent", "_k"}.union(frame.columns)
+        parents = parents.rename({name: f"{source.stage}.{name}" for name in parents.columns if name in taken})
+        if source.by is not None:
+            parents = parents.drop(f"{source.stage}.{name}" for name in source.by)
+            frame = frame.drop(source.stage).explode("_parent")
+        number = f"{source.stage}._row"
+        return frame.join(parents, left_on="_parent", right_on=number, how="left", maintain_order="left")
 
     @property
     def rows(self) -> int:
@@ -168,17 +218,20 @@ class Dataset:
         ledger.resize(self._resized)
         ledger.written = self.rows
         ledger.conflicts = list(map(str, self.conflicts))
-        journal = inspect_journal(self.path, commits=manifest.commits)
+        journal = inspect_journal(self._root, commits=manifest.commits)
         # The usage since the last checkpoint is in the journal only.
         ledger.take_over((*manifest.usage, *(journal.usage if journal else ())))
+        layout = manifest.layout
+        requested = header.rows if header.source is None else layout.rows
         if header.candidates is None:
-            unfinished = header.layout.rows_of_others(group.index for group in manifest.current)
-            return ledger.report(rows=header.rows, unfinished=unfinished)
-        recorded = {key.group for key in journal.groups if key.purpose is Purpose.BUILD} if journal else set[int]()
-        begun = [header.layout.group_rows(index) for index in sorted(recorded - manifest.groups.keys())]
+            unfinished = layout.rows_of_others(group.index for group in manifest.current)
+            return ledger.report(rows=requested, unfinished=unfinished)
+        keys = () if journal is None else journal.groups
+        recorded = {key.group for key in keys if key.purpose is Purpose.BUILD and key.stage == header.stage}
+        begun = [layout.group_rows(index) for index in sorted(recorded - manifest.groups.keys())]
         candidates = sum(group.stop - group.start for group in manifest.groups.values()) + sum(map(len, begun))
         surplus = unplaced_rows(manifest)
-        return ledger.report(rows=header.rows, candidates=candidates, surplus=surplus, unfinished=begun)
+        return ledger.report(rows=requested, candidates=candidates, surplus=surplus, unfinished=begun)
 
     @property
     def damaged_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -287,9 +340,17 @@ class Dataset:
         found += [f"{wrong}; the rows as generated are still there" for wrong in map(self._wrong, published) if wrong]
         if manifest.finished is not None and (wrong := self._wrong(manifest.finished.dropped)) is not None:
             found.append(f"{wrong}; the drop reasons are still there")
-        journal = inspect_journal(self.path, commits=manifest.commits)
+        is_root = self.path == self._root
+        stages = [self.stage(name) for name in self.stages if name != self._header.stage] if is_root else []
+        for stage in stages:
+            found += [f"stage {stage._header.stage!r}: {each}" for each in stage.damage()]  # noqa: SLF001
+        manifests = [manifest, *(stage._manifest for stage in stages)]  # noqa: SLF001
+        journal = None
+        if is_root:
+            journal = inspect_journal(self.path, commits=max(each.commits for each in manifests))
         if journal is not None:
-            lost = None if manifest.damaged else journal.missing_groups(len(manifest.groups))
+            is_damaged = any(each.damaged for each in manifests)
+            lost = None if is_damaged else journal.missing_groups(sum(len(each.groups) for each in manifests))
             found += [*journal.damage, *([] if lost is None else [lost])]
         return tuple(found)
 

@@ -39,6 +39,7 @@ class Key(msgspec.Struct, array_like=True, frozen=True, kw_only=True, cache_hash
     group: Count
     revision: Count = 0
     purpose: Purpose = Purpose.BUILD
+    stage: str = ""  # all stages of a dataset share the journal
 
     @property
     def is_long_lived(self) -> bool:

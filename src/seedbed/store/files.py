@@ -29,6 +29,9 @@ PRIVATE = ".seedbed"
 # The same folder of a dataset that is being removed.
 REPLACED = ".seedbed.replaced.tmp"
 
+# The folder of the stages that are not at the root of a dataset, each with the layout of a dataset.
+STAGES = f"{PRIVATE}/stages"
+
 _SUFFIX = ".tmp"
 # How many links an error names.
 _NAMED_LINKS = 5
@@ -39,6 +42,11 @@ _MAX_RATIO = 64
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NO_BLOCK = getattr(os, "O_NONBLOCK", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
+
+
+def stage_folder(name: str) -> str:
+    """The folder of a stage that is not at the root."""
+    return f"{STAGES}/{name}"
 
 
 def temporary_name(name: str) -> str:

@@ -23,6 +23,7 @@ from ..errors import ManifestError, OutputDirectoryError
 from ..observe.report import Count, Drop, Resized  # noqa: TC001 - msgspec reads the annotations
 from ..runtime import faults
 from . import log
+from .children import Children, SourceSpec, Taken
 from .entries import UsageEntries  # noqa: TC001 - as above
 from .files import PRIVATE, create, exists, open_file, read_file
 from .parts import DROPPED, PartRecord, accepted_name, generated_name, internal_name, is_staged_name, part_name
@@ -66,6 +67,15 @@ class Layout:
                 return range(run[left], min(run[left] + self.size, run.stop))
             left -= len(run)
         raise IndexError(f"there is no row group {index}, only {self.count}")
+
+    def index_of(self, row: int) -> int:
+        """The row group that a row is in."""
+        index = 0
+        for run in self._runs():
+            if row < run.stop:
+                return index + (row - run.start) // self.size
+            index += len(run)
+        raise IndexError(f"there is no row {row}, only {self.rows}")
 
     def rows_of_others(self, done: Iterable[int], *, start: int = 0) -> list[range]:
         """Return the rows of all groups from `start` on that are not in `done`, as few ranges as possible."""
@@ -118,6 +128,11 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     late: tuple[str, ...] = ()
     # Not every row counts: how many candidates there may be. `rows` are those that count.
     candidates: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    # The stage of the recipe, and where its rows come from if that is another stage; `rows` is 0 then. The dataset at
+    # the root names all stages.
+    stage: str = ""
+    source: SourceSpec | None = None
+    stages: tuple[str, ...] = ()
     created: float
     version: str
     format: int = FORMAT
@@ -282,6 +297,7 @@ Record: TypeAlias = (
     | Published
     | UsageRecord
     | States
+    | Taken
     | Pending
     | Switched
     | Abandoned
@@ -346,12 +362,15 @@ class Manifest:
     # A revision that is being generated, and what a pending one regenerates.
     pending: Manifest | None = None
     redo: Redo | None = None
+    # The rows that the stage took from its parent, in this order.
+    taken: list[Taken] = attrs.field(factory=list)
+    is_gapless: bool = True  # no record of them is lost
     # Ranges of bytes of the file that cannot be read, and the length of what counts: what follows is a record that was
     # being written when the process died.
     damaged: tuple[tuple[int, int], ...] = ()
     length: int = 0
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: Record) -> None:  # noqa: PLR0912  one branch per kind of record
         """Apply the next record; the last one of a kind counts."""
         match record:
             case Pending(header=header, redo=redo):
@@ -366,7 +385,11 @@ class Manifest:
             case _ if self.pending is not None:
                 self.pending.apply(record)
                 self.usage = self.pending.usage  # it was spent, whatever becomes of the revision
+            case Taken():
+                self._take(record)
             case Header():
+                if self.header is not None and self.header.source != record.source:
+                    self.taken.clear()  # nothing was generated of these rows
                 # The unified schema and the published files of a dataset that was grown cover only a part of it.
                 self.header = record
                 self.finished = None
@@ -398,12 +421,18 @@ class Manifest:
             case States():
                 self.states = record
 
+    def _take(self, record: Taken) -> None:
+        self.is_gapless = self.is_gapless and record.number <= len(self.taken)
+        if record.number == len(self.taken):  # else it is the copy of one
+            self.taken.append(record)
+            self.finished = None
+
     def records(self) -> Iterator[Record]:
         """Yield records that add up to this."""
         usage = UsageRecord(entries=self.usage) if self.usage else None
         decided: list[Record] = [*self.decisions, *self.placed.values()]
         last: tuple[Record | None, ...] = (usage, self.published, self.finished, self.states)
-        found = (self.header, *self.groups.values(), *decided, *last)
+        found = (self.header, *self.taken, *self.groups.values(), *decided, *last)
         yield from (record for record in found if record is not None)
         if (new := self.pending) is not None:
             assert new.header is not None
@@ -481,8 +510,14 @@ class Manifest:
         return 0 if self.finished is not None else max((group.commits for group in self.groups.values()), default=0)
 
     @property
+    def layout(self) -> Layout | Children:
+        """The rows of each row group; of a stage that takes its rows from another as far as they were taken."""
+        assert self.header is not None  # a manifest without one cannot be read
+        return self.header.layout if self.header.source is None else children_of(self.header, self.taken)
+
+    @property
     def expected_groups(self) -> int:
-        return self.header.layout.count if self.header else 0
+        return self.layout.count if self.header else 0
 
     @property
     def complete(self) -> bool:
@@ -492,9 +527,18 @@ class Manifest:
         return self.finished is not None and all(index in self.groups for index in range(self.expected_groups))
 
 
+def children_of(header: Header, taken: Iterable[Taken]) -> Children:
+    """The rows of a stage that takes them from another."""
+    assert header.source is not None
+    children = Children(header.source, header.buffer_size)
+    for each in taken:
+        children.take(each)
+    return children
+
+
 def encode(record: Record) -> bytes:
-    """Return the record as it is appended to the log."""
-    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, Header | Pending) else 1)
+    """Return the record as it is appended to the log; what everything after it depends on is written twice."""
+    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, Header | Pending | Taken) else 1)
 
 
 def _check_names(record: Record) -> None:
@@ -572,9 +616,14 @@ def read(directory: Path) -> Manifest:
 
 def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
     """Raise `ManifestError` if the rows of a row group are not those of its number."""
-    layout = header.layout
     if any(before > after for before, after in pairwise((*header.segments, header.rows))):
         raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
+    if not manifest.is_gapless:
+        raise ManifestError(f"{str(path)!r} has lost which rows stage {header.stage!r} took from another stage")
+    try:
+        layout = manifest.layout
+    except ValueError as error:  # as many numbers as rows
+        raise ManifestError(f"{str(path)!r} holds rows of a stage that no run wrote: {error}") from error
     count = layout.count
     for index, group in manifest.groups.items():
         if index >= count or layout.group_rows(index) != range(group.start, group.stop):

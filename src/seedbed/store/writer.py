@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from ..observe.report import Resized
+    from .children import Taken
     from .entries import UsageEntries
 
 
@@ -178,6 +179,19 @@ class DatasetWriter:
     def groups(self) -> list[GroupRecord]:
         with self._lock:
             return self._manifest.working.in_order
+
+    def group(self, index: int) -> GroupRecord | None:
+        """What is listed of a row group."""
+        with self._lock:
+            return self._manifest.groups.get(index)
+
+    @property
+    def placed(self) -> list[tuple[int, PartRecord]]:
+        """The files of rows that count, in order, each with its row group."""
+        with self._lock:
+            manifest = self._manifest
+            found = (placed for _, placed in sorted(manifest.placed.items()))
+            return [(manifest.decisions[each.decision].group, each.part) for each in found]
 
     def _part_name(self, index: int, edition: int | None = None) -> str:
         """The name of a row group's part: what an earlier recipe wrote is not in the root."""
@@ -451,7 +465,8 @@ class DatasetWriter:
                 provenance = joined(known, before.rows, provenance, height, order)
             if before.part is not None:
                 old = read_table(self.path, before.part)
-                old = old.drop_columns([each for each in old.column_names if is_provenance(each)])
+                if self.header.provenance:  # it is joined by itself
+                    old = old.drop_columns([each for each in old.column_names if is_provenance(each)])
                 table, more = _joined([old, table], self.declared, self.header.columns, name)
                 conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
             table = table.take(pa.array(order, pa.int64()))
@@ -509,6 +524,12 @@ class DatasetWriter:
                 remove(self.path, part.name)
         self._manifest.groups[group.index] = group = self._placed(group)
         return group
+
+    def take(self, taken: Taken) -> None:
+        """Record which rows of its parent the stage takes next, before anything is generated of them."""
+        with self._alone():
+            self._append(taken)
+        faults.reach("rows taken")
 
     def write_usage(self, usage: UsageEntries) -> None:
         with self._lock:
