@@ -194,7 +194,7 @@ def make_source(
         async with (
             open_models(used) as opened,
             open_http() as connected,
-            open_servers(in_use, environment.path("", "tools")) as open_tools,
+            open_servers(in_use, environment.path("", "tools") if in_use else environment.base) as open_tools,
         ):
             clients.update(opened)
             connections.append(connected)
