@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 # Longer cells of a record are cut; the dataset has all of their text.
 _LONGEST = 1_000
+_PIPE_WIDTH = 119
 
 
 def console(*, error: bool = False) -> Console:
-    """Standard output or standard error; a pipe, which has no width, gets lines of 160 characters.
+    """Standard output or standard error; a pipe, which has no width, gets tables of 119 characters.
 
     COLUMNS sets another width for both.
     """
     stream = sys.stderr if error else sys.stdout
     has_width = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return PipeConsole(file=stream, highlight=False, soft_wrap=False, width=None if has_width else 160)
+    return PipeConsole(file=stream, highlight=False, soft_wrap=False, width=None if has_width else _PIPE_WIDTH)
 
 
 def print_line(text: str, *, error: bool = False, style: str | None = None) -> None:
@@ -82,8 +83,8 @@ def print_preview_row(row: PreviewRow) -> None:
 
 
 def _print_record(title: str, row: Mapping[str, Any], prompts: Sequence[Prompt] = ()) -> None:
-    table = Table(show_header=False, title_justify="left", title_style="bold", expand=False)
-    table.title = Text(title, style="bold", overflow="fold")
+    print_line(title, style="bold")
+    table = Table(show_header=False, expand=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for prompt in prompts:
