@@ -28,10 +28,10 @@ TYPES = {
     for name, cls in types().items()
     if cls.__module__.startswith("seedbed.")  # not of a plug-in that happens to be installed
 }
-TOOLS = {"function": seedbed.FunctionTool, "MCP server": seedbed.MCPServer}
+PARTS = {"function": seedbed.FunctionTool, "MCP server": seedbed.MCPServer, "speaker": seedbed.Speaker}
 FIELDS = {
     f"{what}: {field.name}": (what, field)
-    for what, cls in {**TYPES, "run": seedbed.RunConfig, "score": Score, **TOOLS}.items()
+    for what, cls in {**TYPES, "run": seedbed.RunConfig, "score": Score, **PARTS}.items()
     for field in reference.fields(cls, in_files=True)
 }
 # Values that no file has.
@@ -98,6 +98,8 @@ def used_fields() -> Iterator[tuple[str, str]]:
         for kind, key in (("column", "columns"), ("processor", "processors")):
             for each in document.get(key, ()):
                 yield from ((f"{kind} {each['type']}", name) for name in each)
+                speakers = each.get("speakers", ())
+                yield from (("speaker", name) for speaker in speakers for name in speaker)
                 for tool in (tool for tool in each.get("tools", ()) if isinstance(tool, dict)):
                     yield from (("function" if "function" in tool else "MCP server", name) for name in tool)
                 for score in each.get("scores", {}).values():
@@ -113,7 +115,7 @@ def test_every_field_has_an_example() -> None:
     used = set(used_fields()) | ONLY_IN_PYTHON
     owners = {
         what: {field.name: field.owner for field in reference.fields(cls, in_files=True)}
-        for what, cls in {**TYPES, **TOOLS}.items()
+        for what, cls in {**TYPES, **PARTS}.items()
     }
     shown = {(owners[what][name], name) for what, name in used if name in owners.get(what, {})}
     missing = [

@@ -11,6 +11,8 @@ from typing import Any
 
 _NAMES_BY_MODULE = {
     "columns.base": "CellContext Column Model",
+    "columns.best_of": "BestOf PreferencePair",
+    "columns.conversation": "Conversation Speaker",
     "columns.custom": "column Custom bridge",
     "columns.distributions": "Bernoulli Binomial Gaussian Poisson Scipy Uniform",
     "columns.expression": "Expression",

@@ -1,4 +1,6 @@
 from .columns.base import CellContext, Column, Model
+from .columns.best_of import BestOf, PreferencePair
+from .columns.conversation import Conversation, Speaker
 from .columns.custom import Custom, bridge, column
 from .columns.distributions import Bernoulli, Binomial, Gaussian, Poisson, Scipy, Uniform
 from .columns.expression import Expression
@@ -66,6 +68,7 @@ __all__ = [
     "Anthropic",
     "BadOutput",
     "Bernoulli",
+    "BestOf",
     "Binomial",
     "BudgetExceeded",
     "Build",
@@ -81,6 +84,7 @@ __all__ = [
     "CellTimeout",
     "Column",
     "ConfigError",
+    "Conversation",
     "Custom",
     "Dataset",
     "DatasetGenerationError",
@@ -116,6 +120,7 @@ __all__ = [
     "Permanent",
     "Person",
     "Poisson",
+    "PreferencePair",
     "Preview",
     "PreviewRow",
     "Processor",
@@ -134,6 +139,7 @@ __all__ = [
     "Seed",
     "SeedbedError",
     "Simulation",
+    "Speaker",
     "Stage",
     "StoreError",
     "Subcategory",

@@ -7,7 +7,7 @@ import binascii
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -48,7 +48,8 @@ def check_prompt(spec: ModelColumnSpec, attribute: attrs.Attribute[Any], value: 
 
 
 @checks.field_check
-def _check_parameters(spec: ColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
+def check_own_parameters(spec: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Inference parameters that are no fields of the column."""
     check_parameters(spec, attribute, value)
     if reserved := [name for name in value if name in _RESERVED]:
         raise ConfigError(
@@ -99,7 +100,7 @@ class ModelColumnSpec(ColumnSpec):
         validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
     )
     """The alias of the model."""
-    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_check_parameters)
+    parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_own_parameters)
     """Inference parameters that override those of the model."""
 
     def texts(self) -> dict[str, Text]:
@@ -112,13 +113,19 @@ class ModelColumnSpec(ColumnSpec):
 
     def throttle_options(self, environment: Environment, domain: str) -> dict[str, Any]:
         """The throttle key of its calls, and the limit of its alias if aliases with other limits share the key."""
-        model = environment.model(self.model, self.error_prefix)
-        key = model.key(domain)
-        limits = {other.max_parallel_requests for other in environment.models.values() if other.key(domain) == key}
-        if len(limits) == 1:
-            return {"key": key}
-        # The limit of the throttle is the largest of them.
-        return {"key": key, "lane": f"{self.model} {domain}", "lane_limit": model.max_parallel_requests}
+        environment.model(self.model, self.error_prefix)
+        return throttle_options(environment, self.model, domain)
+
+
+def throttle_options(environment: Environment, alias: str, domain: str) -> dict[str, Any]:
+    """The throttle key of the calls of an alias, and its limit if aliases with other limits share the key."""
+    model = environment.model(alias)
+    key = model.key(domain)
+    limits = {other.max_parallel_requests for other in environment.models.values() if other.key(domain) == key}
+    if len(limits) == 1:
+        return {"key": key}
+    # The limit of the throttle is the largest of them.
+    return {"key": key, "lane": f"{alias} {domain}", "lane_limit": model.max_parallel_requests}
 
 
 @attrs.frozen(kw_only=True)
@@ -150,6 +157,11 @@ class ChatSpec(ModelColumnSpec):
         if self.dedupe and (self.n > 1 or self.tools):
             other = "tools, whose results may differ" if self.tools else "n, which asks for different answers"
             raise ConfigError(f"{self.error_prefix}dedupe cannot be combined with {other}", field="dedupe")
+
+    @property
+    def is_list(self) -> bool:
+        """True if a cell holds a list of answers."""
+        return self.n > 1
 
     def tool_sources(self) -> Mapping[str, tuple[ToolSource, ...]]:
         return {"tools": self.tools}
@@ -204,8 +216,9 @@ def as_text(value: Any) -> str:
 
 Read = Callable[[str], Any]
 """From the text of an answer to the value of the cell. Raises `BadOutput` with what is wrong."""
-Ask = Callable[[Mapping[str, Any]], "str | None"]
-"""From the values of a row to the prompt; None for a cell that is null without a call."""
+Ask = Callable[[Mapping[str, Any]], "str | list[str] | None"]
+"""From the values of a row to the prompt, or to a list of prompts for a cell that is a list of answers; None for a cell
+that is null without a call."""
 # A longer answer is read in a thread: validating 100 kB may take 50 ms.
 _LONG = 20_000
 _SHOWN = 1_000
@@ -254,12 +267,14 @@ class _Asker:
     expected: str
     schema: Mapping[str, Any] | None
 
-    async def ask(self, context: CellContext, messages: Sequence[Message], row: Mapping[str, Any]) -> list[_Answered]:
-        """The answers of a cell."""
+    async def ask(
+        self, context: CellContext, conversations: Iterable[Sequence[Message]], row: Mapping[str, Any]
+    ) -> list[_Answered]:
+        """The answers of a cell, to one conversation or to several."""
         model = self.environment.bind(context, self.spec.model, self.dedupe)
         counts = Counter[tuple[str, str]]()
         # One after the other: a cell has one permit at a time, and other cells use the rest.
-        return [await self._ask_once(context, model, [*messages], row, counts) for _ in range(self.spec.n)]
+        return [await self._ask_once(context, model, [*each], row, counts) for each in conversations]
 
     async def _ask_once(
         self,
@@ -345,23 +360,25 @@ def chat_column(
     side_effects |= {reasoning_name: pl.String} if spec.reasoning else {}
 
     async def fill(context_: CellContext, /, **values: Any) -> Any:
-        prompt = ask(values)
-        if prompt is None:
+        prompts = ask(values)
+        if prompts is None:
             return {spec.name: None} if side_effects else None
-        if not prompt.strip() and not spec.images:
+        if isinstance(prompts, str):
+            prompts = [prompts] * spec.n
+        if not all(prompt.strip() for prompt in prompts) and not spec.images:
             raise Permanent(f"{where}: its prompt is empty", code="empty_prompt")
         messages = [] if system is None else [Message(role="system", content=system.render(values))]
         pictures: list[Image] = []
         for name in spec.images:
             pictures += await _load_pictures(values[name], environment, f"{where}, images: {name!r}")
-        messages.append(Message(role="user", content=prompt, images=tuple(pictures)))
-        answers = await asker.ask(context_, messages, values)
+        asked = ((*messages, Message(role="user", content=prompt, images=tuple(pictures))) for prompt in prompts)
+        answers = await asker.ask(context_, asked, values)
         cell: dict[str, Any] = {spec.name: [answer.value for answer in answers]}
         if spec.trace:
             cell[trace_name] = [chat_format(answer.messages, with_tools=bool(box)) for answer in answers]
         if spec.reasoning:
             cell[reasoning_name] = [answer.reasoning for answer in answers]
-        if spec.n == 1:
+        if not spec.is_list:
             cell = {name: value for name, (value,) in cell.items()}
         return cell if side_effects else cell[spec.name]
 
@@ -387,7 +404,11 @@ def chat_column(
 
 def _listed(spec: ChatSpec, dtypes: dict[str, Any]) -> dict[str, Any]:
     """The types of a column's outputs from those of one answer; a column of JSON holds lists as well."""
-    return dtypes if spec.n == 1 else {name: each if is_json(each) else pl.List(each) for name, each in dtypes.items()}
+    return (
+        dtypes
+        if not spec.is_list
+        else {name: each if is_json(each) else pl.List(each) for name, each in dtypes.items()}
+    )
 
 
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)

@@ -100,7 +100,9 @@ def column_shapes(columns: Iterable[Column]) -> dict[str, Shape]:
     for column in columns:
         for name, dtype in column.dtypes().items():
             shapes[name] = type_shape(dtype)
-        shapes |= {name: schema_shape(schema) for name, schema in column.schemas.items() if shapes[name] == ANY}
+        shapes |= {
+            name: schema_shape(schema) for name, schema in column.schemas.items() if shapes.get(name, ANY) == ANY
+        }
     return shapes
 
 
@@ -391,6 +393,8 @@ def _text(node: nodes.Expr) -> str:
             return f"{_text(owner)}.{name}"
         case nodes.Getitem(node=owner, arg=nodes.Const(value=index)):
             return f"{_text(owner)}[{index}]"
+        case nodes.Getitem(node=owner, arg=nodes.Neg(node=nodes.Const(value=index))):
+            return f"{_text(owner)}[-{index}]"
         case nodes.Filter(node=nodes.Node() as value, name=name):
             return f"{_text(value)} | {name}"
     return "…"

@@ -12,7 +12,7 @@ import polars as pl
 
 from .. import checks
 from ..checks import is_number
-from ..errors import BadOutput, ConfigError
+from ..errors import BadOutput, ConfigError, Permanent
 from ..graph import nearest
 from .chat import ChatSpec, as_text, chat_column, check_prompt, extract_json
 
@@ -175,13 +175,19 @@ class Judge(ChatSpec):
     """The columns that are judged; where all of them are null, the result is null."""
     prompt: str | None = attrs.field(default=None, validator=checks.optional(check_prompt))
     """What to judge, or how: a template, in front of the columns."""
+    each: str | None = attrs.field(default=None, validator=checks.optional(checks.name))
+    """A column that holds a list, such as the answers of a column with `n`: each item is judged by itself, in a call of
+    its own, and the result is a list."""
     explain: bool = attrs.field(default=True, validator=checks.flag)
     """Ask for the reasoning of each score and store it as `NAME_reasoning`."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        if not self.of and self.prompt is None:
+        if not self.of and self.prompt is None and self.each is None:
             raise ConfigError(f"column {self.name!r} has nothing to judge: name a column with of, or write a prompt")
+        if self.each is not None and (self.n > 1 or self.each in self.of):
+            problem = "n" if self.n > 1 else f"of: {self.each}, whose items it judges"
+            raise ConfigError(f"{self.error_prefix}each cannot be combined with {problem}", field="each")
         for name in self.scores:
             if f"{name}_reasoning" in self.scores:
                 raise ConfigError(
@@ -189,15 +195,28 @@ class Judge(ChatSpec):
                     "which is the name of another score"
                 )
 
+    @property
+    def is_list(self) -> bool:
+        return super().is_list or self.each is not None
+
     def to_column(self, environment: Environment) -> Column:
         prompt = None if self.prompt is None else self.template("prompt")
         rubric = self._rubric()
 
-        def ask(values: Mapping[str, Any]) -> str | None:
-            if self.of and all(values[name] is None for name in self.of):
-                return None
+        def ask(values: Mapping[str, Any]) -> str | list[str] | None:
+            if self.each is None:
+                if self.of and all(values[name] is None for name in self.of):
+                    return None
+                return show(values, self.of)
+            items = values[self.each]
+            if items is not None and not isinstance(items, list):
+                raise Permanent(f"{self.error_prefix}each: {self.each!r} is no list but {as_text(items)[:100]!r}")
+            shown = (*self.of, self.each)
+            return None if items is None else [show({**values, self.each: item}, shown) for item in items]
+
+        def show(values: Mapping[str, Any], names: Iterable[str]) -> str:
             shown = [] if prompt is None else [prompt.render(values)]
-            shown += [f"<{name}>\n{as_text(values[name])}\n</{name}>" for name in self.of]
+            shown += [f"<{name}>\n{as_text(values[name])}\n</{name}>" for name in names]
             return "\n\n".join([*shown, rubric])
 
         return chat_column(
@@ -206,13 +225,14 @@ class Judge(ChatSpec):
             ask=ask,
             read=lambda text: self._read(extract_json(text)),
             expected=f"one JSON object that has {', '.join(self.scores)}",
-            requires=(*self.of, *(prompt.requires if prompt else ())),
+            requires=(*self.of, *((self.each,) if self.each else ()), *(prompt.requires if prompt else ())),
             dtype=self._struct(),
             schema=self._schema(),
         )
 
     def _rubric(self) -> str:
-        what = f" {' and '.join(self.of)}" if self.of else ""
+        names = self.of if self.each is None else (self.each, *self.of)
+        what = f" {' and '.join(names)}" if names else ""
         lines = [f"Judge{what} by these scores:"]
         for name, score in self.scores.items():
             about = f": {score.description}" if score.description else ""

@@ -275,6 +275,10 @@ class ColumnSpec:
     def _skip_condition(self, text: str) -> Condition:
         return compile_condition(text, where=f"column {self.name!r}, skip_when")
 
+    def local_shapes(self) -> Mapping[str, Shape]:
+        """The names that its templates and expressions have besides columns, with what is known of them."""
+        return {}
+
     def skip_rule(self) -> SkipRule | None:
         """The compiled `skip_when`."""
         if self.skip_when is None:
@@ -374,7 +378,7 @@ class ProcessorSpec:
 
 # The modules of this package that define specs. They are imported when a type is looked up by its name.
 _OWN = (
-    *("custom", "distributions", "expression", "judge", "person", "processors"),
+    *("best_of", "conversation", "custom", "distributions", "expression", "judge", "person", "processors"),
     *("sampler", "seed", "structured", "text", "validation"),
 )
 # An entry point of a plug-in names a module, whose specs are registered, or one spec.

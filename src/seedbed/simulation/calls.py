@@ -293,7 +293,7 @@ def with_callers(function: Callable[..., Any], callers: Mapping[str, Caller]) ->
 def model_filler(
     column: str,
     function: Callable[..., Any],
-    caller: Caller,
+    callers: Sequence[Caller],
     fallback: Any,
     notes: Notes,
     *,
@@ -303,10 +303,11 @@ def model_filler(
     """A column of model calls: its own generator fills the first cells, the others make a call and repeat their values.
 
     Rendering every prompt and parsing every answer takes twice as long (benchmarks/simulation.py). With `always` every
-    cell is filled by the generator, because its prompt decides whether there is a call; with `never_more` no more than
-    the first are, even if none of them has an answer yet.
+    cell is filled by the generator, because its values decide how many calls it makes, and of which models; with
+    `never_more` no more than the first are, even if none of them has an answer yet.
     """
-    generate = with_callers(function, {caller.alias: caller})
+    generate = with_callers(function, {caller.alias: caller for caller in callers})
+    caller = callers[0]
     started, pool = 0, list[Any]()
 
     async def fill(context_: CellContext, /, **values: Any) -> Any:

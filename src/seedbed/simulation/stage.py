@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import yaml
 
+from ..columns.chat import ChatSpec
+from ..columns.conversation import Conversation
 from ..columns.custom import Custom
 from ..columns.expression import Expression
 from ..columns.templates import SkipRule
@@ -277,9 +279,17 @@ class Staged:
             self.notes.setdefault(f"column {step.name!r}: dedupe is not simulated where prompts contain placeholders")
         if getattr(spec, "repair_with", None) is not None:
             self.notes.setdefault(f"column {step.name!r}: repairs are not simulated; set how many calls a cell makes")
-        ((alias, domain, key),) = self._called_by(step, spec)
-        caller = self._caller(step.name, alias, domain, key, step.tokens)
-        return model_filler(step.name, own, caller, fallback, self.notes, always=dedupe and is_real, never_more=dedupe)
+        if spec is not None and any(True for _ in spec.sources()):
+            self.notes.setdefault(f"column {step.name!r}: tools are not simulated; set how many calls a cell makes")
+        called = self._called_by(step, spec)
+        if isinstance(spec, Conversation):
+            if spec.until is not None:
+                self.notes.setdefault(f"column {step.name!r}: until reads placeholders, so that most have max_turns")
+            called = [(alias, "chat", self._models[alias].key("chat")) for alias in spec.aliases()]
+        callers = [self._caller(step.name, alias, domain, key, step.tokens) for alias, domain, key in called]
+        is_list = isinstance(spec, ChatSpec) and spec.is_list
+        always = (dedupe and is_real) or is_list or isinstance(spec, Conversation)
+        return model_filler(step.name, own, callers, fallback, self.notes, always=always, never_more=dedupe)
 
     def _code(self, step: Step, spec: ColumnSpec | None, fallback: Any, *, is_real: bool) -> Callable[..., Any] | None:
         name = step.name
