@@ -302,7 +302,9 @@ class _Side:
             if text.strip():
                 break
         else:
-            raise Retryable(f"{where}: model {self.speaker.model!r} returned an empty answer as {name}", code="empty_answer")
+            raise Retryable(
+                f"{where}: model {self.speaker.model!r} returned an empty answer as {name}", code="empty_answer"
+            )
         said = [*messages[before:], Message(role=self.role, content=text.strip())]
         # Only an assistant calls tools.
         talk.add(name, self.role, said if self.role == "assistant" else said[-1:])

@@ -315,10 +315,10 @@ class Recipe(RowRules):
         known = made if inherited is None else [inherited, *made]
         shapes = column_shapes(known)
         for index, spec in zip(positions, self.columns, strict=True):
-            known = {**shapes, **spec.local_shapes()}
+            visible = {**shapes, **spec.local_shapes()}
             for field, text in spec.texts().items():
                 where = f"column {spec.name!r}, {field}"
-                problems += [f"columns[{index}].{field}: {each}" for each in field_problems(text, known, where=where)]
+                problems += [f"columns[{index}].{field}: {each}" for each in field_problems(text, visible, where=where)]
         placeholders: list[Column] = []
         if failed or is_open:
             # Others may refer to a column that could not be created, and its outputs are unknown: an unknown name is a
