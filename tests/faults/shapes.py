@@ -56,6 +56,8 @@ class Shape:
     """`less` takes rows out before the group's cells are made, `more` adds some, `both` does both."""
     post: bool = False
     after: bool = False
+    accept: Mapping[str, Any] = attrs.field(factory=dict)
+    """Which rows count: `accept` and the like, as a recipe has them."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is sent to a child."""
@@ -84,7 +86,8 @@ class Shape:
 
     def group_rows(self, group: int) -> list[int]:
         """The numbers of a row group's rows, as its cells see them: by position."""
-        rows = list(range(group * self.buffer_size, min(self.rows, (group + 1) * self.buffer_size)))
+        stop = 20 * self.rows if self.accept else self.rows
+        rows = list(range(group * self.buffer_size, min(stop, (group + 1) * self.buffer_size)))
         if self.pre in ("less", "both"):
             rows = [n for n in rows if not _taken_out(n)]
         if self.pre in ("more", "both"):
@@ -280,6 +283,7 @@ def make_recipe(shape: Shape, *, url: str | None = None, ask: Ask | None = None,
             base_url=url, model="small", max_parallel_requests=8, headers={"x-run": str(run)}, timeout=30
         )
     return sb.Recipe(
+        **shape.accept,
         seed=5,
         models=models,
         columns=[sb.Custom("n", numbers), *(_column(column, ask) for column in shape.columns)],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 
 class Progress(Protocol):
@@ -99,7 +99,7 @@ class Admission:
 
 # Standard deviations. A high estimate of the rate keeps a run that knows little of it from starting too much; what
 # chance may take away from the open rows keeps the end of a run from being one row group after the other.
-_CAUTION = 2.0
+_CAUTION = 3.0
 _RESERVE = 2.0
 
 
@@ -123,23 +123,27 @@ class AcceptedAdmission(Admission):
     complete_candidates: int = attrs.field(init=False, default=0)
     _due: set[int] = attrs.field(init=False, factory=set)  # complete row groups that are to be decided
     _again: list[int] = attrs.field(init=False, factory=list)  # row groups that are decided again, in order
+    _retried: frozenset[int] = attrs.field(init=False, default=frozenset())
     _reached: int = attrs.field(init=False, default=0)  # row groups below it were decided once
 
-    def resume(self, complete: Iterable[tuple[int, int, int]], *, reached: int, kept: int) -> None:
+    def resume(
+        self, complete: Iterable[tuple[int, int, int]], *, retried: Collection[int], reached: int, kept: int
+    ) -> None:
         """Continue from earlier runs.
 
         `complete` are the row groups in the manifest: their index, the rows of their parts, and how many of these are
-        decided. All below `reached` were decided once, and `kept` rows count.
+        decided; `retried` are those of them whose dropped rows are to be retried. All below `reached` were decided
+        once, and `kept` rows count.
         """
-        self.kept, self._reached = kept, reached
+        self.kept, self._reached, self._retried = kept, reached, frozenset(retried)
         for index, rows, decided in complete:
             self._decided[index] = decided
             self.compared += decided
             self._note_rows(index, rows)
-            if not self._is_open(index) and (rows > decided or index >= reached):
+            if index not in retried and (rows > decided or index >= reached):
                 self._due.add(index)
         self._again = [
-            index for index in range(reached) if self._is_open(index) or index not in self._rows or index in self._due
+            index for index in range(reached) if index in retried or index not in self._rows or index in self._due
         ]
 
     @property
@@ -191,7 +195,7 @@ class AcceptedAdmission(Admission):
 
     def passed_over(self, index: int) -> None:
         """Nothing of a row group could be retried."""
-        if index in self._again or index >= self._reached:
+        if index in self._retried:
             self._due.add(index)
 
     def next_decision(self) -> tuple[int, int, int] | None:
@@ -226,8 +230,8 @@ class AcceptedAdmission(Admission):
         The rate has a Beta distribution, uniform before anything is known.
         """
         index = self._next_open()
-        if index is None or index < self._reached:
-            return True
+        if index is None or index < self._reached or index < max(self._due, default=0):
+            return True  # what comes after it waits for it to be decided
         judged, accepted, undecided, likely = self.complete_candidates, self.written, 0, self.written - self.compared
         for at, group in self._visited.items():
             if at in self._rows:

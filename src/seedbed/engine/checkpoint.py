@@ -338,6 +338,8 @@ async def _finish_stage(services: Services) -> Sequence[Conflict]:
     if store is None:
         return ()
     writer, journal = store.writer, store.journal
+    if services.recorder is not None and plan.acceptance is not None:
+        await services.recorder.flush()  # what open row groups left is for a dataset that grows
     try:
         if plan.after_generation:
             await _wind_up(services, lambda abandoned: writer.unify(abandoned=abandoned))

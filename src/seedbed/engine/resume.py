@@ -176,7 +176,7 @@ class History:
             for index, group in manifest.groups.items()
             if group.skipped is None or self.is_done(index)
         ]
-        admission.resume(complete, reached=reached, kept=manifest.kept_rows)
+        admission.resume(complete, retried=self.retrying, reached=reached, kept=manifest.kept_rows)
 
     def unfinished(self) -> list[range]:
         """The source rows of all row groups that are not done, as few ranges as possible."""

@@ -626,7 +626,8 @@ class Scheduler:
                 for key, lanes in self._lanes_of_key.items()
                 if not without_permit.isdisjoint(lanes)
             )
-            or not self.groups
+            or self.admission.visited > len(self.groups)
+            or self.done
         )
         if not waits_outside:
             lanes = "; ".join(f"lane {lane!r} waits for {why.value}" for lane, why in self._blocked.items())

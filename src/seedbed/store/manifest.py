@@ -616,7 +616,8 @@ def read(directory: Path) -> Manifest:
 
 def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
     """Raise `ManifestError` if the rows of a row group are not those of its number."""
-    if any(before > after for before, after in pairwise((*header.segments, header.rows))):
+    rows = header.rows if header.candidates is None else header.candidates
+    if any(before > after for before, after in pairwise((*header.segments, rows))):
         raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
     if not manifest.is_gapless:
         raise ManifestError(f"{str(path)!r} has lost which rows stage {header.stage!r} took from another stage")
