@@ -626,7 +626,7 @@ class Scheduler:
                 for key, lanes in self._lanes_of_key.items()
                 if not without_permit.isdisjoint(lanes)
             )
-            or self.admission.visited > len(self.groups)
+            or sum(stage.admission.visited for stage in self.stages.values()) > len(self.groups)
             or self.done
         )
         if not waits_outside:
