@@ -61,7 +61,7 @@ def test_every_kind_names_its_model() -> None:
     ("field", "value", "problem"),
     [
         ("model", "", "model must be the alias of a model, not ''"),
-        ("model", None, "model must be the alias of a model, not None"),
+        ("model", None, "give the alias of a model in model, or several in models"),
         ("parameters", ["temperature"], "parameters must be a mapping of names to values"),
         ("parameters", {"messages": []}, "parameters cannot have 'messages', which is a field of the column"),
     ],

@@ -70,6 +70,14 @@ class CellContext(Protocol):
     def answered_by(self, model: str) -> None:
         """Name the model whose answer the cell's value is, for its provenance; by default the one called last."""
 
+    async def first_available(self, tries: Sequence[tuple[str, Callable[[], Awaitable[T]]]]) -> T:
+        """Return the first result of these functions, each with the throttle key that it calls.
+
+        The next one is awaited where a call fails twice in a retryable way, its server cannot be reached, it is
+        rate-limited for longer than `fallback_after`, or the function raises `BadOutput`. Raises the error of the last.
+        The keys are in `other_keys` of the column, and those after the first in `fallback_keys`.
+        """
+
     async def call(
         self,
         send: Callable[[], Awaitable[T]],
@@ -369,6 +377,8 @@ class Column:
     """The throttle key of its calls, if it makes any."""
     other_keys: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
     """Other keys of its calls through `CellContext.call`; they may have limits too."""
+    fallback_keys: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
+    """Keys that a task may be started with while its own is rate-limited for long: `CellContext.first_available`."""
     tokens: int = 0
     """How many tokens one call is expected to use, for `tokens_per_minute` and `max_tokens`."""
     outputs: tuple[str, ...] = attrs.field(default=None, converter=checks.as_names)

@@ -7,10 +7,10 @@ import binascii
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import attrs
 import polars as pl
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .base import CellContext, Model
     from .fields import Text
 
+
+T = TypeVar("T")
 
 # Arguments of a call that are fields of the column.
 _RESERVED = frozenset({"images", "input", "messages", "model", "n", "prompt", "schema", "stream", "system", "tools"})
@@ -92,16 +94,45 @@ def _inline_validation(spec: RepairedSpec, fields: Mapping[str, Any]) -> ColumnS
         raise ConfigError(f"{spec.error_prefix}repair_with: {problem}") from None
 
 
+_check_alias = checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
+
+
+@checks.field_check
+def _check_models(spec: ModelColumnSpec, attribute: attrs.Attribute[Any], value: Any) -> None:
+    checks.names(spec, attribute, value)
+    if spec.model is None and not value:
+        raise ConfigError(f"{spec.error_prefix}give the alias of a model in model, or several in models", field="model")
+    if spec.model is not None and value:
+        raise ConfigError(f"{spec.error_prefix}model and models exclude each other: list all of them in models")
+    if len(set(value)) < len(value):
+        raise ConfigError(f"{spec.error_prefix}models lists an alias twice: {', '.join(map(repr, value))}")
+
+
 @attrs.frozen(kw_only=True)
 class ModelColumnSpec(ColumnSpec):
-    """The fields of all columns of one model."""
+    """The fields of all columns of models."""
 
-    model: str = attrs.field(
-        validator=checks.expect("the alias of a model", lambda value: isinstance(value, str) and bool(value))
-    )
-    """The alias of the model."""
+    model: str | None = attrs.field(default=None, validator=checks.optional(_check_alias))
+    """The alias of the model; required, unless `models` lists several."""
+    models: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=_check_models)
+    """Aliases of several models in place of `model`: the next one is called where a model cannot be reached, fails
+    twice or is rate-limited for long, and where its answers do not fit after `max_repairs`."""
     parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=check_own_parameters)
     """Inference parameters that override those of the model."""
+
+    def aliases(self) -> tuple[str, ...]:
+        """The aliases of its models, in the order in which they are called."""
+        return self.models or (() if self.model is None else (self.model,))
+
+    async def ask_models(
+        self, environment: Environment, context: CellContext, domain: str, ask: Callable[[str], Awaitable[T]]
+    ) -> T:
+        """The result of `ask(alias)` for the first of its models that is available and gives one."""
+        aliases = self.aliases()
+        if len(aliases) == 1:
+            return await ask(aliases[0])
+        tries = [(environment.model(alias).key(domain), partial(ask, alias)) for alias in aliases]
+        return await context.first_available(tries)
 
     def texts(self) -> dict[str, Text]:
         written = [field for field in ("prompt", "system") if getattr(self, field, None) is not None]
@@ -112,9 +143,12 @@ class ModelColumnSpec(ColumnSpec):
         return compile_template(getattr(self, field), where=f"column {self.name!r}, {field}")
 
     def throttle_options(self, environment: Environment, domain: str) -> dict[str, Any]:
-        """The throttle key of its calls, and the limit of its alias if aliases with other limits share the key."""
-        environment.model(self.model, self.error_prefix)
-        return throttle_options(environment, self.model, domain)
+        """The throttle keys of its calls, and the limit of its alias if aliases with other limits share the key."""
+        keys = [environment.model(alias, self.error_prefix).key(domain) for alias in self.aliases()]
+        options = throttle_options(environment, self.aliases()[0], domain)
+        if others := tuple(dict.fromkeys(key for key in keys if key != keys[0])):
+            options |= {"fallback_keys": others, "other_keys": others}
+        return options
 
 
 def throttle_options(environment: Environment, alias: str, domain: str) -> dict[str, Any]:
@@ -271,10 +305,21 @@ class _Asker:
         self, context: CellContext, conversations: Iterable[Sequence[Message]], row: Mapping[str, Any]
     ) -> list[_Answered]:
         """The answers of a cell, to one conversation or to several."""
-        model = self.environment.bind(context, self.spec.model, self.dedupe)
         counts = Counter[tuple[str, str]]()
+        bound: dict[str, Model] = {}
+
+        async def ask_model(messages: Sequence[Message], alias: str) -> _Answered:
+            if alias not in bound:
+                bound[alias] = self.environment.bind(context, alias, self.dedupe)
+            return await self._ask_once(context, bound[alias], [*messages], row, counts)
+
         # One after the other: a cell has one permit at a time, and other cells use the rest.
-        return [await self._ask_once(context, model, [*each], row, counts) for each in conversations]
+        aliases, spec = self.spec.aliases(), self.spec
+        if len(aliases) == 1:  # no coroutine in between (overhead benchmark)
+            model = self.environment.bind(context, aliases[0], self.dedupe)
+            return [await self._ask_once(context, model, [*each], row, counts) for each in conversations]
+        asking = (partial(ask_model, each) for each in conversations)
+        return [await spec.ask_models(self.environment, context, "chat", each) for each in asking]
 
     async def _ask_once(
         self,
@@ -300,7 +345,7 @@ class _Asker:
                 answer = await model.complete(messages, schema=self.schema, **spec.parameters)
             thoughts, text = split_thoughts(answer.text)
             if not text.strip():
-                raise Retryable(f"{where}: model {spec.model!r} returned an empty answer", code="empty_answer")
+                raise Retryable(f"{where}: model {model.alias!r} returned an empty answer", code="empty_answer")
             value, problem = await self.reader.read_answer(context, text, row)
             if problem is None:
                 break
@@ -318,7 +363,8 @@ class _Asker:
             # Only first requests are shared: a cell that waits for the repair of another would still hold its own
             # permit, and the other may wait for that permit.
             if self.dedupe is not None and repairs == 0:
-                model = self.environment.bind(context, spec.model)
+                model = self.environment.bind(context, model.alias)
+        context.answered_by(model.alias)
         messages.append(Message(role="assistant", content=text))
         return _Answered(value=value, reasoning=answer.reasoning or thoughts, messages=messages)
 
@@ -341,14 +387,15 @@ def chat_column(
     """
     where = f"column {spec.name!r}"
     system = None if spec.system is None else spec.template("system")
-    model_spec = environment.model(spec.model, spec.error_prefix)
+    model_spec, *other_specs = (environment.model(alias, spec.error_prefix) for alias in spec.aliases())
     verifier = spec.repair_verifier(environment)
     # The answers of a simulation are placeholders, which no validation would accept.
     reader = _Reader(column=spec.name, read=read, verifier=None if environment.is_simulated else verifier)
     parameters = {**model_spec.parameters, **spec.parameters}
     # With a temperature that is random, or not 0, equal prompts should have different answers.
-    temperature = parameters.get("temperature")
-    dedupe = Dedupe() if spec.dedupe and not (is_distribution(temperature) or temperature) else None
+    temperatures = [{**each.parameters, **spec.parameters}.get("temperature") for each in (model_spec, *other_specs)]
+    is_random = any(is_distribution(each) or each for each in temperatures)
+    dedupe = Dedupe() if spec.dedupe and not is_random else None
     if spec.images:
         environment.path("", f"{where}, images")  # relative paths of pictures start there
     box = ToolBox(spec.tools, environment, f"{where}, tools")
@@ -384,7 +431,9 @@ def chat_column(
 
     limits = (parameters.get(name) for name in ("max_tokens", "max_completion_tokens"))
     # Without pictures, tools and other cells' answers a cell first waits for a call, and after one that failed it ends.
-    is_simple = not (spec.images or spec.dedupe or box)
+    is_simple = not (spec.images or spec.dedupe or box or other_specs)
+    throttling = spec.throttle_options(environment, "chat")
+    throttling["other_keys"] = (*throttling.get("other_keys", ()), *(verifier.keys if verifier is not None else ()))
     return Column(
         spec.name,
         fill,
@@ -393,12 +442,11 @@ def chat_column(
             *(*requires, *(system.requires if system else ()), *spec.images),
             *(verifier.requires if verifier is not None else ()),
         ),
-        other_keys=verifier.keys if verifier is not None else (),
         repaired_by=verifier.validation if verifier is not None else None,
         tokens=next((limit for limit in limits if isinstance(limit, int)), 0),
         side_effects=tuple(side_effects),
         dtype=_listed(spec, ({} if dtype is None else {spec.name: dtype}) | side_effects) or None,
-        **spec.throttle_options(environment, "chat"),
+        **throttling,
     )
 
 

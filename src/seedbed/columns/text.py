@@ -145,8 +145,12 @@ class Embedding(ModelColumnSpec):
             value = values[self.of]
             if value is None:
                 return None
-            (vector,) = await environment.bind(context_, self.model).embed([as_text(value)], **self.parameters)
-            return vector
+
+            async def embed(alias: str) -> list[float]:
+                (vector,) = await environment.bind(context_, alias).embed([as_text(value)], **self.parameters)
+                return vector
+
+            return await self.ask_models(environment, context_, "embedding", embed)
 
         return Column(
             self.name,
@@ -179,7 +183,13 @@ class Image(ModelColumnSpec):
         folder = f"{PRIVATE}/images/{quote(self.name, safe='').replace('.', '%2E')}"
 
         async def fill(context_: CellContext, /, **values: Any) -> bytes | str:
-            picture = await environment.bind(context_, self.model).image(prompt.render(values), **self.parameters)
+            text = prompt.render(values)
+            picture = await self.ask_models(
+                environment,
+                context_,
+                "image",
+                lambda alias: environment.bind(context_, alias).image(text, **self.parameters),
+            )
             if artifacts is None:
                 return picture.data
             # The row and a hash: rows that a processor copied have one number, and may have different pictures.

@@ -48,6 +48,9 @@ class RunConfig:
     """The upper bound of every such wait."""
     throttle_patience: float = attrs.field(default=300.0, validator=checks.at_least(0))
     """How long a throttle key may rate-limit every call before the run stops."""
+    fallback_after: float = attrs.field(default=10.0, validator=checks.at_least(0))
+    """How long a model must be rate-limited before the next one of a column's `models` is called. For as long, one that
+    failed is passed over."""
     grace: float = attrs.field(default=5.0, validator=checks.at_least(0))
     """How long calls in flight may continue after a stop."""
     max_cost: float | None = attrs.field(default=None, validator=checks.optional(checks.at_least(0)))

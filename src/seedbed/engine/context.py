@@ -13,6 +13,7 @@ import trio
 
 from ..columns.base import SyncModel
 from ..errors import (
+    BadOutput,
     BuildStopped,
     CellTimeout,
     ModelMisconfigured,
@@ -29,6 +30,7 @@ from ..models.urls import server_of
 from ..observe import events
 from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
+from ..runtime.policy import backoff_base, backoff_delay
 from ..runtime.threads import current_portal
 from .tasks import RUN_ONCE, PermitRequest, TaskUsage
 
@@ -62,6 +64,9 @@ class Context:
         # Answers of calls that have an idempotency key; the first `_recorded` of them are in the journal.
         self._answers: list[tuple[Callable[[], bytes], Any]] = []
         self._recorded = 0
+        # Another model is called where this one is not available, and a rate limit showed that it is not for long.
+        self._falls_back = False
+        self._limited_for_long = False
         # The error of the last call that failed in a retryable way.
         self._failure: Retryable | None = None
         # Seconds in calls, and of waiting for permits.
@@ -207,6 +212,41 @@ class Context:
                 journal.answered(self._task, key(), answer, spent)
         self._recorded = len(self._answers)
 
+    async def first_available(self, tries: Sequence[tuple[str, Callable[[], Awaitable[T]]]]) -> T:
+        services = self._services
+        config, availability, throttle = services.plan.config, services.availability, services.throttle
+        *others, (last_key, last) = tries
+        for key, function in others:
+            if availability.passes_over(key, services.now()) or throttle(key).pause_left > config.fallback_after:
+                continue
+            for is_retry in (False, True):
+                self._falls_back = True
+                try:
+                    result = await function()
+                except RateLimited:
+                    # After a short one, and at the end of the run, the cell returns to its lane.
+                    if not self._limited_for_long:
+                        raise
+                    break
+                except BadOutput:
+                    availability.answered(key)  # it is there, and may fit for other rows
+                    break
+                except Retryable as error:
+                    if is_retry or error.code == "unreachable":
+                        availability.failed(key, services.now())
+                        break
+                    base = backoff_base(throttle(key).mean_latency, config.backoff_base)
+                    with self._timeout_suspended():
+                        await trio.sleep(backoff_delay(1, base, config.backoff_max, services.shared.rng))
+                else:
+                    availability.answered(key)
+                    return result
+                finally:
+                    self._falls_back = False
+        result = await last()
+        availability.answered(last_key)
+        return result
+
     async def call(
         self,
         send: Callable[[], Awaitable[T]],
@@ -245,13 +285,8 @@ class Context:
                     self.called += services.now() - sent
             except RateLimited as error:
                 rate_limits += 1
-                try:
-                    delay = permit.rate_limited(error, rate_limits)
-                except QuotaExhausted as exhausted:
-                    services.scheduler.stop(exhausted)
-                    services.wake()
-                    raise error from exhausted
-                if not self._answered:
+                delay = self._note_rate_limit(permit, error, rate_limits)
+                if not self._answered or self._limited_for_long:
                     self.retry_delay = delay
                     raise
                 with self._timeout_suspended():
@@ -318,6 +353,22 @@ class Context:
             # Flow control and not a failure: the row is unfinished and not dropped.
             raise RateLimited(problem)
 
+    def _note_rate_limit(self, permit: Permit, error: RateLimited, count: int) -> float:
+        """End the permit of a rate-limited call; returns how long to wait. Stops the run when patience ends."""
+        services = self._services
+        try:
+            delay = permit.rate_limited(error, count)
+        except QuotaExhausted as exhausted:
+            if self._falls_back:
+                self._limited_for_long = True
+                return 0.0
+            services.scheduler.stop(exhausted)
+            services.wake()
+            raise error from exhausted
+        limited_for = services.throttle(permit.key).limited_for if self._falls_back else 0.0
+        self._limited_for_long = self._falls_back and max(delay, limited_for) > services.plan.config.fallback_after
+        return delay
+
     async def _note_failure(
         self,
         error: BaseException,
@@ -361,7 +412,7 @@ class Context:
         task = self._task
         if self._answered and self.scope is not None and self.deadline is not None:
             self.scope.deadline, self.deadline = self.deadline, None
-        if task.permit is not None and key == task.step.key:
+        if task.permit is not None and key == task.permit.key:
             permit, task.permit = task.permit, None
         else:
             # Two tasks that each hold a permit of one key and wait for one of the other would wait for ever.

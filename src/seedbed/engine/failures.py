@@ -1,4 +1,4 @@
-"""Consequences of failed attempts: retries in salvage rounds, waits after rate limits, the end of the run."""
+"""Consequences of failed attempts: retries, waits, models that are passed over, the end of the run."""
 
 from __future__ import annotations
 
@@ -195,6 +195,33 @@ class Salvage:
     def discard(self, task: Task) -> None:
         """A task is no longer deferred: its row was dropped, or an earlier run retried it."""
         self._deferred.pop(task, None)
+
+
+@attrs.define(eq=False)
+class Availability:
+    """The keys that failed not long ago: cells with other models pass them over. Used on one thread."""
+
+    _seconds: float
+    _down_until: dict[str, float] = attrs.field(init=False, factory=dict)
+
+    def failed(self, key: str, now: float) -> None:
+        """Calls of a key failed, and another model was called."""
+        self._down_until[key] = now + self._seconds
+
+    def answered(self, key: str) -> None:
+        """A key answers."""
+        if self._down_until:
+            self._down_until.pop(key, None)
+
+    def passes_over(self, key: str, now: float) -> bool:
+        """True if a cell should not call a key now; when the time is over, one cell tries it for all."""
+        until = self._down_until.get(key)
+        if until is None:
+            return False
+        if now >= until:
+            self._down_until[key] = now + self._seconds
+            return False
+        return True
 
 
 @attrs.define(eq=False)

@@ -635,7 +635,8 @@ def _step(column: Column, node: Node, graph: Graph, position: int, config: RunCo
     if column.lane_limit is not None:
         lane = (column.key, column.lane or column.name)
     elif column.key is not None:
-        lane = column.key
+        # Tasks that may use another key are not behind tasks that may not.
+        lane = (column.key, *column.fallback_keys) if column.fallback_keys else column.key
     elif column.process:
         lane = PROCESS_LANE
     else:

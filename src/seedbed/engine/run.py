@@ -31,7 +31,7 @@ from .admission import AcceptedAdmission, Admission
 from .budget import Budget
 from .checkpoint import checkpoint, finish, finished_group, write_usage
 from .decisions import Decisions
-from .failures import UnkeyedSteps, breakdown, error_text, is_panic, locate
+from .failures import Availability, UnkeyedSteps, breakdown, error_text, is_panic, locate
 from .intake import Intake
 from .opening import open_group
 from .resume import History, take_over_usage
@@ -185,6 +185,7 @@ class Run:
         states: list[StageState] = []
         stages: dict[str, Services] = {}
         confirming, store_limiter = trio.Lock(), trio.CapacityLimiter(STORE_THREADS)
+        availability = Availability(config.fallback_after)
         for stage in plan.stages:
             store = None if stores is None else stores.by_stage[stage.stage]
             own = ledger if stage is plan.output else ledger.for_stage()
@@ -219,6 +220,8 @@ class Run:
                 now=now,
                 wake=self._wake,
                 stages=stages,
+                throttle=self._throttle,
+                availability=availability,
                 confirming=confirming,
                 store_limiter=store_limiter,
             )

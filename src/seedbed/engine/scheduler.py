@@ -126,9 +126,12 @@ class Scheduler:
         # Why each blocked lane is blocked; a lane is blocked if and only if it is here.
         self._blocked: dict[Hashable, Blocked] = {}
         self._lanes_of_key: dict[str, set[Hashable]] = {}
+        self._fallback_lanes: dict[str, set[Hashable]] = {}  # lanes of other keys, whose tasks may use this one
         for step in (step for stage in stages for step in stage.shared.steps):
             if step.key is not None:
                 self._lanes_of_key.setdefault(step.key, set()).add(self._lane(step))
+            for key in step.fallback_keys:
+                self._fallback_lanes.setdefault(key, set()).add(self._lane(step))
         # Calls of running tasks that wait for a permit, by key, in order.
         self._requests: dict[str, deque[PermitRequest]] = {}
         self._submitted = 0  # running tasks
@@ -201,6 +204,9 @@ class Scheduler:
         group.in_flight -= 1
         self._touched.add(group)
         status = outcome.status
+        if status is Status.RATE_LIMITED and task.step.fallback_keys:
+            # Its key may be paused for so long now that the others are used.
+            self._unblock(self._lane(task.step), Blocked.PERMIT)
         if status is not Status.RATE_LIMITED and status is not Status.CANCELLED and task.step.node >= 0:
             self._count_outcome(group, outcome)
         group.apply(outcome, stopping=self.stopping is not None)
@@ -228,8 +234,9 @@ class Scheduler:
 
     def permits_available(self, key: str) -> None:
         """The throttle of `key` may grant a permit that it did not grant before."""
-        for lane in self._lanes_of_key.get(key, ()):
-            self._unblock(lane, Blocked.PERMIT)
+        for lanes in (self._lanes_of_key, self._fallback_lanes):
+            for lane in lanes.get(key, ()):
+                self._unblock(lane, Blocked.PERMIT)
 
     def request_permit(self, request: PermitRequest) -> Permit | None:
         """A running task wants to send another call; returns its permit, or None if it comes with a later `Grant`."""
@@ -505,7 +512,8 @@ class Scheduler:
                 self._blocked[lanes.block().key] = missing
                 continue
             key = task.step.key
-            if key is not None and not self._sequential and self._throttle(key).full:
+            is_alone = not task.step.fallback_keys  # others may start with another permit
+            if key is not None and is_alone and not self._sequential and self._throttle(key).full:
                 # The next task of the lane has the same key and would find no permit.
                 lanes.block().pop()
                 self._blocked[lane.key] = Blocked.PERMIT
@@ -534,7 +542,7 @@ class Scheduler:
                     return Blocked.FOR_GOOD
             if self._requests.get(step.key):  # calls of running tasks go first
                 return Blocked.PERMIT
-            task.permit = self._throttle(step.key).try_acquire(step.tokens)
+            task.permit = self._throttle(step.key).try_acquire(step.tokens) or self._fallback_permit(step)
             if task.permit is None:
                 return Blocked.PERMIT
             if budget.limited:
@@ -546,6 +554,14 @@ class Scheduler:
             self._active_processes += step.process
             task.has_slot = True
         return None
+
+    def _fallback_permit(self, step: Step) -> Permit | None:
+        """A permit of another key, for a step that has several and whose own is rate-limited for long."""
+        assert step.key is not None
+        if not step.fallback_keys or self._throttle(step.key).pause_left <= self._shared.config.fallback_after:
+            return None
+        keys = (key for key in step.fallback_keys if not self._requests.get(key))
+        return next(filter(None, (self._throttle(key).try_acquire(step.tokens) for key in keys)), None)
 
     def _start(self, task: Task, now: float) -> None:
         group = self.groups[task.step.stage, task.group]

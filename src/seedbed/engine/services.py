@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from ..observe.report import Ledger
     from ..runtime.threads import Processes
-    from ..runtime.throttle import Permit
+    from ..runtime.throttle import Permit, Throttle
     from ..store.entries import Key, UsageEntries
     from .decisions import Decisions
+    from .failures import Availability
     from .plan import StagePlan
     from .resume import History, RenewedRows, RetriedRows
     from .row_group import RowGroup, Shared
@@ -91,6 +92,8 @@ class Services:
     ledger: Ledger
     notify: Notices
     now: Callable[[], float]
+    throttle: Callable[[str], Throttle]
+    availability: Availability  # of the throttle keys
     wake: Callable[[], None]  # called after a report to the scheduler: it may have new actions
     # Those of every stage of the run, by name.
     stages: Mapping[str, Services] = attrs.field(factory=dict)

@@ -86,6 +86,7 @@ class Step:
     # The columns that it requires and that may be skipped, if it is skipped with them.
     skipped_with: tuple[int, ...] = ()
     key: str | None = _of_column("key")
+    fallback_keys: tuple[str, ...] = _of_column("fallback_keys", ())
     tokens: int = _of_column("tokens", 0)
     lane_limit: int | None = _of_column("lane_limit")
     process: bool = _of_column("process", default=False)

@@ -77,11 +77,12 @@ class ThrottleStatistics:
 class Permit:
     """Permission to send one call, which counts as in flight from now on; exactly one of its methods ends it."""
 
-    __slots__ = ("_throttle", "sent", "tokens")
+    __slots__ = ("_throttle", "key", "sent", "tokens")
 
     def __init__(self, throttle: Throttle, tokens: int) -> None:
         self._throttle = throttle
         self.tokens = tokens  # the estimate
+        self.key = throttle.key
         self.sent: Sent | None = None  # the policy's record, set by the throttle while the call is on the wire
 
     def accepted(self, tokens: int | None = None) -> None:
@@ -143,6 +144,16 @@ class Throttle:
     def limit(self) -> int:
         """Calls that may be in flight at once; 0 during a pause."""
         return int(self._limiter.total_tokens)
+
+    @property
+    def pause_left(self) -> float:
+        """The seconds for which nothing will be sent, because the server said so or nearly everything was refused."""
+        return 0.0 if self._paused_until is None else max(0.0, self._paused_until - trio.current_time())
+
+    @property
+    def limited_for(self) -> float:
+        """The seconds for which every call has been rate-limited."""
+        return 0.0 if self._limited_since is None else trio.current_time() - self._limited_since
 
     @property
     def full(self) -> bool:
