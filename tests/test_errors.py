@@ -17,6 +17,7 @@ WITH_ARGUMENTS = [
     errors.ThreadsStuck(["a", "b"], "all 2 execution slots", 0.5),
     errors.NodeFailed("no such key", node="fetch"),
     errors.InvalidPlan([("UNKNOWN_OP", "$.nodes[0].op", "unknown op 'sortt'")]),
+    errors.InvalidRequest([("MISSING_FIELD", "$.user_id", "the field 'user_id' is required")]),
 ]
 
 

@@ -252,9 +252,13 @@ class InvalidPlan(PlanError):
 
 
 class InvalidRequest(PlanError):
-    """The request does not fit the plan's inputs."""
+    """The request does not fit the plan's inputs; `problems` holds (code, JSON path, message) of each problem."""
 
     code = "INVALID_REQUEST"
+
+    def __init__(self, problems: Iterable[tuple[str, str, str]]) -> None:
+        self.problems: tuple[tuple[str, str, str], ...] = tuple(problems)
+        super().__init__(problem_listing("the request is", self.problems))
 
 
 class Overloaded(PlanError):

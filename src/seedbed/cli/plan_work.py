@@ -29,6 +29,7 @@ from .output import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from types import ModuleType
 
     from ..plans.compile import Explanation, SegmentPlan
     from ..plans.format import Plan
@@ -103,6 +104,17 @@ def read_registries(source: PlanSource) -> Registries:
     path = source.registries
     with _readable(f"the registries {str(path)!r}"):
         return default_registries() if path is None else load_registries(path)
+
+
+def serve_module() -> ModuleType:
+    """The module of the plan server, which needs an extra."""
+    try:
+        from ..plans.serve import processes
+    except ImportError as error:
+        raise ConfigError(
+            f"serving plans needs uvicorn, which is not installed ({error}): install seedbed[serve]"
+        ) from error
+    return processes
 
 
 @contextmanager

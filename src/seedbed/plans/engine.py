@@ -26,7 +26,7 @@ from .ops import default_ops
 from .opspec import RequestContext
 from .redis import open_endpoints
 from .registries import default_registries
-from .request import Request, Response, build_candidates, parse_request
+from .request import Request, RequestEnd, Response, build_candidates, parse_request
 from .rowset import NO_ROWS, concat
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .ops import OpRegistry
     from .redis import EndpointSource
     from .registries import Registries
+    from .request import Trace
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -126,6 +127,8 @@ class PlanEngine:
     fusion: Fusion = attrs.field(default="auto", validator=checks.one_of(*FUSIONS))
     grace: float = attrs.field(default=5.0, validator=checks.at_least(0, "seconds"))
     costs: Costs = DEFAULT_COSTS
+    # Called at the end of every request, for metrics and traces of other systems; all requests are traced then.
+    on_request: Callable[[RequestEnd], object] | None = None
 
     drained: DrainReport | None = attrs.field(default=None, init=False)
     _outcomes: Counter[str] = attrs.field(factory=Counter, init=False)
@@ -212,14 +215,17 @@ class PlanEngine:
         trace: bool = False,
         fusion: Fusion | None = None,
         partial: bool = False,
+        parent: str | None = None,
     ) -> Response:
         """Answer a request, or raise a PlanError.
 
         `deadline` is seconds from now for the whole request, `node_timeout` seconds for each node. With `partial`, a
         request that misses its deadline is answered by the nodes that finished, and `coverage` names the others.
+        `parent` is a W3C traceparent, which `on_request` gets.
         """
         arrival = self._clock()
         # Before a slot is requested: a failure between the claim and the request would not release it.
+        traces: list[Trace] | None = None if self.on_request is None else []
         deadline = arrival + _seconds("deadline", deadline)
         node_timeout = _seconds("node_timeout", node_timeout)
         try:
@@ -229,16 +235,49 @@ class PlanEngine:
             # Nothing is allocated for a request that is rejected: that must be cheap under overload.
             claim = self._admission.ask(deadline, _cached(self._forecasts, plan.name, Forecast))
             response = await self._answer(
-                claim, schedule, request, node_timeout=node_timeout, arrival=arrival, trace=trace, partial=partial
+                claim,
+                schedule,
+                request,
+                node_timeout=node_timeout,
+                arrival=arrival,
+                trace=trace,
+                partial=partial,
+                traces=traces,
             )
         except PlanError as error:
             self._outcomes[error.code] += 1
+            if traces is not None:
+                self._report(plan, request, error, parent=parent, arrival=arrival, traces=traces)
             if isinstance(error, Overloaded | RequestDeadlineExceeded):
                 # Perhaps nothing was waited for. A caller that retries at once must not keep the loop for itself.
                 await trio.lowlevel.checkpoint()
             raise
         self._outcomes["OK"] += 1
+        if traces is not None:
+            self._report(plan, request, None, parent=parent, arrival=arrival, traces=traces)
         return response
+
+    def _report(
+        self,
+        plan: Plan,
+        request: Request | Source,
+        error: PlanError | None,
+        *,
+        parent: str | None,
+        arrival: float,
+        traces: list[Trace],
+    ) -> None:
+        assert self.on_request is not None
+        end = RequestEnd(
+            plan=plan.name,
+            code="OK" if error is None else error.code,
+            error=error,
+            request_id=request.request_id if isinstance(request, Request) else None,
+            parent=parent,
+            seconds=self._clock() - arrival,
+            trace=traces[0] if traces else None,
+        )
+        self.on_request(end)
 
     async def _answer(
         self,
@@ -250,6 +289,7 @@ class PlanEngine:
         arrival: float,
         trace: bool,
         partial: bool,
+        traces: list[Trace] | None,
     ) -> Response:
         compiled = schedule.compiled
         if not isinstance(request, Request):
@@ -270,7 +310,7 @@ class PlanEngine:
             arrival=arrival,
             deadline=claim.deadline,
             node_timeout=node_timeout,
-            traced=trace,
+            traced=trace or traces is not None,
         )
         execution = Execution(schedule, shared, self._pool, self.costs.hop)
         began = self._clock()
@@ -292,6 +332,8 @@ class PlanEngine:
             self._executions.discard(execution)
             self._late_results += execution.late
             self._admission.leave(claim, in_time=complete)
+            if traces is not None:
+                traces.append(execution.trace(began, self._clock()))
         if candidates is None:
             raise execution.deadline_error()
         engine_id = f"{self._name}-{next(self._numbers)}"

@@ -182,6 +182,7 @@ class Execution:
             total_ms=(ended - self._shared.arrival) * 1000,
             queued_ms=(began - self._shared.arrival) * 1000,
             nodes=tuple(self._traces),
+            reads=tuple(self._shared.reads),
             critical_path=tuple(reversed(path)),
         )
 

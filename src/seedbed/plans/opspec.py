@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import math
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
@@ -14,6 +15,7 @@ from ..runtime.asyncio import for_runtime
 from .documents import INT64_MAX, INT64_MIN, Code, shown
 from .redis.reads import OnceEndpoint
 from .registries import KeyType
+from .request import ReadTrace
 from .rowset import RowSet, make_column, new_rows
 
 if TYPE_CHECKING:
@@ -270,6 +272,7 @@ class RequestContext:
     deadline: float
     node_timeout: float  # seconds
     traced: bool
+    reads: list[ReadTrace] = attrs.field(factory=list, init=False)  # if it is traced, in the order they ended
     _used_endpoints: dict[str, Any] = attrs.field(factory=dict, init=False)
 
     def endpoint(self, endpoint_id: str) -> Any:
@@ -277,9 +280,16 @@ class RequestContext:
         found = self._used_endpoints.get(endpoint_id)
         if found is None:
             endpoint = self.endpoints.get(endpoint_id)
-            found = OnceEndpoint(endpoint) if hasattr(endpoint, "hgetall_many") else endpoint
+            found = endpoint
+            if hasattr(endpoint, "hgetall_many"):
+                record = functools.partial(self._record_read, endpoint_id) if self.traced else None
+                found = OnceEndpoint(endpoint, record=record)
             self._used_endpoints[endpoint_id] = found
         return found
+
+    def _record_read(self, endpoint_id: str, command: str, keys: int, began: float) -> None:
+        start, end = ((instant - self.arrival) * 1000 for instant in (began, self.clock()))
+        self.reads.append(ReadTrace(endpoint=endpoint_id, command=command, keys=keys, start_ms=start, end_ms=end))
 
 
 @attrs.define(eq=False)

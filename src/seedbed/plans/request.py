@@ -52,7 +52,7 @@ def parse_request(data: Source, registries: Registries) -> Request:
         else:
             value.problem(Code.WRONG_TYPE, f"expected a {param.type.value}, found null")
     if user_id is None or problems.found:
-        raise InvalidRequest(problems.listing("the request is"))
+        raise InvalidRequest(problems.found)
     return Request(user_id=user_id, request_id=request_id, param_overrides=overrides)
 
 
@@ -83,13 +83,38 @@ class NodeTrace:
 
 
 @attrs.frozen(kw_only=True)
+class ReadTrace:
+    """Commands that a node sent together to an endpoint; times are milliseconds since the request arrived."""
+
+    endpoint: str
+    command: str
+    keys: int
+    start_ms: float
+    end_ms: float
+
+
+@attrs.frozen(kw_only=True)
 class Trace:
     """Where and when nodes ran; `critical_path` are the nodes that the response waited for, first to last."""
 
     total_ms: float
     queued_ms: float
     nodes: tuple[NodeTrace, ...]  # in the order they ended
+    reads: tuple[ReadTrace, ...]  # in the order they ended
     critical_path: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class RequestEnd:
+    """A request that has ended, for metrics and traces of other systems."""
+
+    plan: str
+    code: str  # OK, or that of the error
+    error: Exception | None
+    request_id: str | None
+    parent: str | None  # the W3C traceparent that the caller gave
+    seconds: float  # since it arrived
+    trace: Trace | None  # None if it was not started
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     Read = Callable[[Sequence[str]], Awaitable[list[Any]]]
+    Record = Callable[[str, int, float], None]  # the command, the number of keys, when it began
 
 
 class RedisReads(Protocol):
@@ -78,8 +79,9 @@ class EndpointStatistics:
 class OnceEndpoint(RedisReads):
     """An endpoint as one request sees it: identical reads within the request happen once."""
 
-    def __init__(self, endpoint: RedisReads) -> None:
+    def __init__(self, endpoint: RedisReads, *, record: Record | None = None) -> None:
         self._endpoint = endpoint
+        self._record = record  # called with what was read from the endpoint itself
         # By key, and for lists by range: the answer, or an event that is set when a read in progress ends. Changed by
         # the tasks of the request only.
         self._hashes: dict[str, Any] = {}
@@ -87,12 +89,27 @@ class OnceEndpoint(RedisReads):
 
     @anywhere
     async def hgetall_many(self, keys: Sequence[str]) -> list[dict[str, str]]:
-        return await _read(self._hashes, keys, self._endpoint.hgetall_many)
+        return await _read(self._hashes, keys, self._recorded("HGETALL", self._endpoint.hgetall_many))
 
     @anywhere
     async def lrange_many(self, keys: Sequence[str], start: int, stop: int) -> list[list[str]]:
         endpoint, known = self._endpoint, self._lists.setdefault((start, stop), {})
-        return await _read(known, keys, lambda missing: endpoint.lrange_many(missing, start, stop))
+        read = self._recorded("LRANGE", lambda missing: endpoint.lrange_many(missing, start, stop))
+        return await _read(known, keys, read)
+
+    def _recorded(self, command: str, read: Read) -> Read:
+        record = self._record
+        if record is None:
+            return read
+
+        async def recorded(keys: Sequence[str]) -> list[Any]:
+            began = trio.current_time()
+            try:
+                return await read(keys)
+            finally:
+                record(command, len(keys), began)
+
+        return recorded
 
 
 async def _read(known: dict[str, Any], keys: Sequence[str], read: Read) -> list[Any]:
