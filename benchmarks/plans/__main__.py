@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from ..common import Findings, main
-from . import fusion, holds, overhead, overload, throughput
+from . import fusion, holds, overhead, overload, served, throughput
 from .server import serve
 
 
@@ -18,6 +18,7 @@ def measure(short: bool) -> Findings:
     found = [overhead.measure(short=short), fusion.measure(short=short)]
     with serve() as port:
         found.append(throughput.measure(port, short=short))
+        found.append(served.measure(port, short=short))
         found.append(overload.measure(port, short=short))
         found.append(holds.measure(port, short=short))
     return Findings(
