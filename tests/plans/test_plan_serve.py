@@ -11,11 +11,12 @@ from plan_helpers import node
 from serving import call, document, taking, write
 
 from seedbed.errors import ConfigError
+from seedbed.observe.metrics import Metrics
 from seedbed.plans.digest import plan_digest
 from seedbed.plans.endpoint import Endpoint
 from seedbed.plans.registries import Registries, default_registries
 from seedbed.plans.serve import ServeConfig, app
-from seedbed.plans.serve.metrics import Metrics, exposition
+from seedbed.plans.serve.metrics import BUCKETS, HELP, exposition_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -229,10 +230,10 @@ async def test_metrics_count_requests(tmp_path: Path) -> None:
 
 def test_a_histogram_counts_values_up_to_each_bound() -> None:
     """A value counts for its own bound and for all above."""
-    metrics = Metrics()
+    metrics = Metrics(HELP, BUCKETS)
     for seconds in (0.001, 0.3, 99.0):
         metrics.observe("seedbed_plan_request_seconds", seconds)
-    lines = exposition([metrics.counters, metrics.counters]).splitlines()
+    lines = exposition_of([metrics.samples, metrics.samples]).splitlines()
     assert 'seedbed_plan_request_seconds_bucket{le="0.001"} 2' in lines
     assert 'seedbed_plan_request_seconds_bucket{le="0.25"} 2' in lines
     assert 'seedbed_plan_request_seconds_bucket{le="0.5"} 4' in lines

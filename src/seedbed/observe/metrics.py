@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -53,8 +54,15 @@ def exposition(help: Mapping[str, tuple[str, str]], samples: Mapping[tuple[str, 
         rows = [(name, labels, value) for (name, labels), value in samples.items() if name in names]
         if rows:
             lines += [f"# HELP {metric} {text}", f"# TYPE {metric} {kind}"]
-            lines += [f"{name}{_shown(labels)} {value:.17g}" for name, labels, value in sorted(rows)]
+            lines += [f"{name}{_shown(labels)} {value:.17g}" for name, labels, value in sorted(rows, key=_order)]
     return "\n".join(lines) + "\n"
+
+
+def _order(row: tuple[str, tuple[Label, ...], float]) -> tuple[str, tuple[Label, ...], float]:
+    """Buckets of a histogram are in the order of their bounds, as its readers expect."""
+    name, labels, _ = row
+    bound = next((math.inf if text == "+Inf" else float(text) for key, text in labels if key == "le"), 0.0)
+    return name, tuple(label for label in labels if label[0] != "le"), bound
 
 
 def _shown(labels: Iterable[Label]) -> str:

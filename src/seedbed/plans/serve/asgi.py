@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import ConfigError, InvalidRequest, PlanError
 from ..documents import Code, Problems, read_document
-from .metrics import exposition
+from .metrics import exposition_of
 from .service import PlanService, ServeConfig
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class PlanApp:
         return Reply(200 if service.is_ready else 503, msgspec.json.encode(found))
 
     def _metrics(self) -> Reply:
-        return Reply(200, exposition(self.service.all_samples()).encode(), _TEXT)
+        return Reply(200, exposition_of(self.service.all_samples()).encode(), _TEXT)
 
     def _listing(self) -> Reply:
         catalog = self.service.catalog

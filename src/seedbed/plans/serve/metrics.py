@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
-import math
 import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from ...observe.metrics import exposition
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-Label = tuple[str, str]
-# A metric's name and labels: its value.
-Samples = dict[tuple[str, tuple[Label, ...]], float]
+    from ...observe.metrics import Label, Samples
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-_HELP: Final[Mapping[str, tuple[str, str]]] = {
+HELP: Final[Mapping[str, tuple[str, str]]] = {
     "seedbed_plan_requests_total": ("counter", "Answered requests by plan and code; OK or the code of the error."),
     "seedbed_plan_request_seconds": ("histogram", "Seconds from the head of a request to its answer, by plan."),
     "seedbed_plan_partial_total": ("counter", "Answers without some nodes, by plan."),
@@ -41,26 +39,8 @@ _HELP: Final[Mapping[str, tuple[str, str]]] = {
 _STALE: Final = 5.0  # seconds after which the gauges of another process do not count any more
 
 
-class Metrics:
-    """The counters of one process; `add` and `observe` change them."""
-
-    def __init__(self) -> None:
-        self.counters: Counter[tuple[str, tuple[Label, ...]]] = Counter()
-
-    def add(self, name: str, *labels: Label, by: float = 1) -> None:
-        self.counters[name, labels] += by  # type: ignore[assignment]
-
-    def observe(self, name: str, seconds: float, *labels: Label) -> None:
-        """Count a value in a histogram."""
-        for bound in BUCKETS[bisect.bisect_left(BUCKETS, seconds) :]:
-            self.add(f"{name}_bucket", *labels, ("le", str(bound)))
-        self.add(f"{name}_bucket", *labels, ("le", "+Inf"))
-        self.add(f"{name}_sum", *labels, by=seconds)
-        self.add(f"{name}_count", *labels)
-
-
 def _kind(name: str) -> str:
-    found = _HELP.get(name) or _HELP.get(name.rpartition("_")[0])
+    found = HELP.get(name) or HELP.get(name.rpartition("_")[0])
     return "counter" if found is None else found[0]
 
 
@@ -89,28 +69,9 @@ def read_samples(folder: Path) -> list[Samples]:
     return found
 
 
-def exposition(all_samples: Iterable[Samples]) -> str:
+def exposition_of(all_samples: Iterable[Samples]) -> str:
     """The sums of samples in Prometheus' text format."""
     total: Counter[tuple[str, tuple[Label, ...]]] = Counter()
     for samples in all_samples:
-        total.update(samples)
-    lines: list[str] = []
-    for metric, (kind, text) in _HELP.items():
-        names = (metric,) if kind != "histogram" else tuple(f"{metric}_{part}" for part in ("bucket", "sum", "count"))
-        rows = [(name, labels, value) for (name, labels), value in total.items() if name in names]
-        if rows:
-            lines += [f"# HELP {metric} {text}", f"# TYPE {metric} {kind}"]
-            lines += [f"{name}{_labels(labels)} {value:.17g}" for name, labels, value in sorted(rows, key=_order)]
-    return "\n".join(lines) + "\n"
-
-
-def _order(row: tuple[str, tuple[Label, ...], float]) -> tuple[str, tuple[Label, ...], float]:
-    """Buckets of a histogram are in the order of their bounds, as its readers expect."""
-    name, labels, _ = row
-    bound = next((math.inf if text == "+Inf" else float(text) for key, text in labels if key == "le"), 0.0)
-    return name, tuple(label for label in labels if label[0] != "le"), bound
-
-
-def _labels(labels: Iterable[Label]) -> str:
-    shown = ",".join(f"{key}={json.dumps(text, ensure_ascii=False)}" for key, text in labels)
-    return f"{{{shown}}}" if shown else ""
+        total.update(samples)  # type: ignore[arg-type]
+    return exposition(HELP, total)

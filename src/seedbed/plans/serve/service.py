@@ -12,6 +12,7 @@ import trio
 
 from ... import checks
 from ...errors import ConfigError
+from ...observe.metrics import Metrics
 from ...runtime.asyncio import anywhere_context
 from ...runtime.tasks import open_hidden_nursery
 from ..engine import PlanEngine
@@ -19,17 +20,17 @@ from ..ops import default_ops
 from ..redis import open_endpoints
 from ..registries import default_registries
 from .catalog import Catalog
-from .metrics import Metrics, read_samples, write_samples
+from .metrics import BUCKETS, HELP, read_samples, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from ...observe.metrics import Samples
     from ..ops import OpRegistry
     from ..redis import Endpoints
     from ..registries import Registries
     from ..request import RequestEnd
-    from .metrics import Samples
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +66,7 @@ class PlanService:
         self.registries = default_registries() if registries is None else registries
         self.ops = default_ops() if ops is None else ops
         self.catalog = Catalog(directory, self.registries, self.ops)
-        self.metrics = Metrics()
+        self.metrics = Metrics(HELP, BUCKETS)
         self.draining = False  # set by the server when it is asked to end
         self._metrics_folder = metrics_folder
         self._on_request = on_request
@@ -144,7 +145,7 @@ class PlanService:
     def _samples(self) -> Samples:
         statistics = self.engine.statistics()
         found: dict[Any, float] = {
-            **self.metrics.counters,
+            **self.metrics.samples,
             ("seedbed_requests_running", ()): statistics.running,
             ("seedbed_requests_queued", ()): statistics.queued,
             ("seedbed_threads_busy", ()): statistics.threads_busy,
