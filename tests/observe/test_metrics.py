@@ -72,9 +72,9 @@ def test_names_and_labels_have_the_form_of_prometheus() -> None:
         'calls_total{model="a \\"b\\"\\nc"} 1',
         "# HELP seconds Seconds.",
         "# TYPE seconds histogram",
-        'seconds_bucket{le="+Inf"} 3',
         'seconds_bucket{le="1"} 1',
         'seconds_bucket{le="2"} 2',
+        'seconds_bucket{le="+Inf"} 3',
         "seconds_count 3",
         "seconds_sum 7",
     ]

@@ -73,5 +73,5 @@ def exposition_of(all_samples: Iterable[Samples]) -> str:
     """The sums of samples in Prometheus' text format."""
     total: Counter[tuple[str, tuple[Label, ...]]] = Counter()
     for samples in all_samples:
-        total.update(samples)  # type: ignore[arg-type]
+        total.update(samples)
     return exposition(HELP, total)
