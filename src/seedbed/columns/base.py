@@ -49,7 +49,10 @@ class CellContext(Protocol):
 
     @property
     def rows(self) -> Sequence[tuple[int, int]]:
-        """The rows of a task for a whole row group, in order: source row and copy (0: the row itself)."""
+        """The rows of a task for a whole row group, in order: source row and copy (0: the row itself).
+
+        In a stage whose rows come from another: the row that each was made from, and which of its rows it is.
+        """
         ...
 
     def report_usage(
@@ -415,6 +418,8 @@ class Column:
     """The limit of its concurrent calls, if it is lower than that of its key."""
     repaired_by: str | None = None
     """The validation whose verdict on each value decides whether the generator repairs it."""
+    # It generates from scratch and takes pairs as those of `CellContext.rows` in place of a range, too.
+    takes_pairs: bool = attrs.field(default=False, repr=False)
     # The columns whose values its generator gets: `requires` without those that only its skip rule reads.
     inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
     # How the generator is called, or why it cannot be.

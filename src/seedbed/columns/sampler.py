@@ -182,10 +182,10 @@ class Sampler(ColumnSpec):
         references = self.references()
         if not references:
 
-            def from_scratch(rows: range) -> Any:
+            def from_scratch(rows: Rows) -> Any:
                 return sample(draw(rows=rows))
 
-            return Column(self.name, from_scratch, kind=Kind.FROM_SCRATCH, dtype=dtype)
+            return Column(self.name, from_scratch, kind=Kind.FROM_SCRATCH, dtype=dtype, takes_pairs=True)
 
         def transform(frame: pl.DataFrame, context: CellContext) -> Any:
             given = {name: reference.look_up(self.name, frame) for name, reference in references.items()}

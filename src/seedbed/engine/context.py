@@ -32,6 +32,7 @@ from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.policy import backoff_base, backoff_delay
 from ..runtime.threads import current_portal
+from ..store.children import Children
 from .tasks import RUN_ONCE, PermitRequest, TaskUsage
 
 if TYPE_CHECKING:
@@ -87,6 +88,12 @@ class Context:
     @property
     def row(self) -> int | None:
         return self._group.number(self._task)
+
+    @property
+    def drawn_for(self) -> object:
+        """What values that a cell draws depend on besides its column: its row, or that which it was made from."""
+        row, children = self.row, self._services.plan.layout
+        return children.origin(row) if row is not None and isinstance(children, Children) else row
 
     @property
     def attempt(self) -> int:
@@ -565,7 +572,7 @@ class CellModel:
         self._calls += 1
         context = self._context
         context.model = self.alias
-        parts = (self._seed, context.column, context.row, self.alias, self._calls)
+        parts = (self._seed, context.column, context.drawn_for, self.alias, self._calls)
         parameters = {**self._spec.parameters, **given}
         for name, value in parameters.items():
             if is_distribution(value):

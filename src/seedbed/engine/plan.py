@@ -468,7 +468,7 @@ def _new_header(
         columns=tuple(name for name in graph.outputs if name not in source.inherited.owners),
         declared=pa.schema(written),
         fingerprint=dict(fingerprint),
-        recipe=None if source.recipe is None or not stored or not is_root else recipe_text(source.recipe),
+        recipe=None if source.whole is None or not stored or not is_root else recipe_text(source.whole),
         provenance=source.config.provenance and stored,
         publishes_at_end=any(each.stage is Stage.AFTER_GENERATION for each in source.processors),
         stage=source.stage,

@@ -9,6 +9,7 @@ import polars as pl
 from ..graph import Stage
 from ..observe.report import REJECTED, Drop
 from ..recipe.stages import ROW
+from ..store.children import Children
 from ..store.entries import Rebuilt
 from ..store.provenance import match_rows
 from ..store.schema import arrow_table
@@ -104,6 +105,17 @@ class Rows:
 
     def identities(self, rows: Sequence[int]) -> list[Identity]:
         return [self.identity(row) for row in rows]
+
+    def pairs(self, rows: Sequence[int] | None = None) -> list[tuple[int, int]]:
+        """What random values of rows depend on, by default of all source rows: their identities, or their origins.
+
+        So a row that was made from another one has the same values whatever its number is.
+        """
+        identities = [(row, 0) for row in self.source] if rows is None else self.identities(rows)
+        children = self._plan.layout
+        if not isinstance(children, Children):
+            return identities
+        return [children.origin(row) for row, _ in identities]
 
     def positions(self) -> list[int] | None:
         """The positions of its rows among the source rows; None if it has all of these."""

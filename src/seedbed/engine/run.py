@@ -37,7 +37,7 @@ from .opening import open_group
 from .resume import History, take_over_usage
 from .row_group import Shared
 from .scheduler import Scheduler, StageState
-from .services import STORE_THREADS, OpenGroup, Services
+from .services import OpenGroup, Services, make_store_limiter
 from .storage import Recorder
 from .taking import take
 from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Start, Take, WakeAt
@@ -184,8 +184,12 @@ class Run:
         touched: set[RowGroup] = set()
         states: list[StageState] = []
         stages: dict[str, Services] = {}
+<<<<<<< HEAD
         confirming, store_limiter = trio.Lock(), trio.CapacityLimiter(STORE_THREADS)
         availability = Availability(config.fallback_after)
+=======
+        confirming, store_limiter = trio.Lock(), make_store_limiter()
+>>>>>>> d7b9bae (Values of a stage's rows are drawn by the row that they were made from; the recipe of all stages is stored)
         for stage in plan.stages:
             store = None if stores is None else stores.by_stage[stage.stage]
             own = ledger if stage is plan.output else ledger.for_stage()

@@ -34,6 +34,10 @@ T = TypeVar("T")
 STORE_THREADS = 4
 
 
+def make_store_limiter() -> trio.CapacityLimiter:
+    return trio.CapacityLimiter(STORE_THREADS)
+
+
 @attrs.define(eq=False)
 class OpenGroup:
     """The trio side of a row group. `state` is None if it is only replayed."""
@@ -103,7 +107,7 @@ class Services:
     # Without a directory: the rows of finished row groups that other stages take.
     finished_rows: dict[int, dict[str, list[Any]]] = attrs.field(factory=dict)
     confirming: trio.Lock = attrs.field(factory=trio.Lock)  # held during the small call that confirms a failure
-    store_limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(STORE_THREADS))
+    store_limiter: trio.CapacityLimiter = attrs.field(factory=make_store_limiter)
 
     @property
     def stage(self) -> str:

@@ -88,6 +88,7 @@ class Source:
     rows: int | None = None
     inherited: Inherited = attrs.field(factory=Inherited)
     rows_from: SourceSpec | None = None
+    whole: Recipe | None = None  # the recipe of all stages, which is stored with the dataset
     spec: StageSpec | None = None
 
     @property
@@ -271,6 +272,7 @@ def _part(common: Source, resolved: ResolvedStage, more: Sequence[Processor]) ->
         retyped=_retyped(recipe.processors, more),
         fingerprint=fingerprint,
         recipe=recipe,
+        whole=common.recipe,
         stage=resolved.name,
         rows=None if spec is None else spec.rows,
         inherited=resolved.inherited,

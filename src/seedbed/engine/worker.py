@@ -161,8 +161,9 @@ async def _generate_group(
     from_scratch = step.kind is Kind.FROM_SCRATCH
     if from_scratch:
         rows = list(range(len(rows_of.source)))
-        make_argument: Callable[[], Any] = lambda: rows_of.source  # noqa: E731
-        identities = [(row, 0) for row in rows_of.source]
+        pairs = rows_of.pairs()
+        takes_pairs = services.plan.parent is not None and step.column is not None and step.column.takes_pairs
+        make_argument: Callable[[], Any] = lambda: pairs if takes_pairs else rows_of.source  # noqa: E731
     else:
         rows = group.missing_rows(step)
         if step.has_skip_rule:
@@ -172,9 +173,9 @@ async def _generate_group(
         # The lists are taken now, on the loop; the frame is built from them wherever the generator runs.
         inputs = rows_of.buffer.take(step.inputs, rows)
         make_argument = lambda: make_frame(inputs, len(rows), documents=services.plan.documents)  # noqa: E731
-        identities = [rows_of.identity(row) for row in rows]
+        pairs = rows_of.pairs(rows)
     if context is not None:
-        context.rows = identities
+        context.rows = pairs
 
     def work() -> list[list[Any]]:
         return group_values(step, bind_group(step, make_argument(), context)(), len(rows))
