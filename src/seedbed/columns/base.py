@@ -51,7 +51,8 @@ class CellContext(Protocol):
     def rows(self) -> Sequence[tuple[int, int]]:
         """The rows of a task for a whole row group, in order: source row and copy (0: the row itself).
 
-        In a stage whose rows come from another: the row that each was made from, and which of its rows it is.
+        In a stage whose rows come from another: the row that each was made from, and which of its rows it is (a number
+        that stands for it if there are stages between).
         """
         ...
 

@@ -32,7 +32,6 @@ from ..observe.report import Usage
 from ..runtime.asyncio import anywhere
 from ..runtime.policy import backoff_base, backoff_delay
 from ..runtime.threads import current_portal
-from ..store.children import Children
 from .tasks import RUN_ONCE, PermitRequest, TaskUsage
 
 if TYPE_CHECKING:
@@ -92,8 +91,8 @@ class Context:
     @property
     def drawn_for(self) -> object:
         """What values that a cell draws depend on besides its column: its row, or that which it was made from."""
-        row, children = self.row, self._services.plan.layout
-        return children.origin(row) if row is not None and isinstance(children, Children) else row
+        row, plan = self.row, self._services.plan
+        return row if row is None or plan.parent_plan is None else plan.origin(row)
 
     @property
     def attempt(self) -> int:

@@ -17,10 +17,12 @@ from ..checks import is_number, is_whole
 from ..columns.base import Column
 from ..errors import ConfigError, DatasetGenerationError, ManifestError, OutputDirectoryError
 from ..graph import Graph, Kind, Stage, build_graph, check_columns, nearest
+from ..models.distributions import stable_seed
 from ..recipe.file import recipe_text
 from ..recipe.recipe import code_fields
 from ..runtime.threads import check_main_guard
 from ..runtime.throttle import KeyLimits
+from ..store.children import Children
 from ..store.entries import Key, Purpose
 from ..store.files import stage_folder
 from ..store.manifest import Header, Layout, Manifest, children_of, is_dataset
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from ..columns.base import Call
     from ..graph import Node
     from ..recipe.acceptance import Acceptance
-    from ..store.children import Children
     from ..store.manifest import GroupRecord, Redo
     from .redo import RedoRequest
     from .source import Source
@@ -72,6 +73,7 @@ class StagePlan:
     source: Source
     layout: Layout | Children
     """The rows of each row group; `Children`, which grow while the run takes rows, if they come from another stage."""
+    parent_plan: StagePlan | None = None
     done: Manifest | None = None  # of earlier runs, if this one resumes them
     retry_dropped: bool = False  # rows that earlier runs dropped are retried
     overwrite: bool = False  # a dataset in the directory is removed first
@@ -129,6 +131,17 @@ class StagePlan:
         """The columns from scratch that pre-batch processors see."""
         late = self.header.late
         return frozenset(step.name for step in self.steps if step.kind is Kind.FROM_SCRATCH and step.name not in late)
+
+    def origin(self, row: int) -> tuple[int, int]:
+        """What random values of a row depend on: a row of the first stage, and which of the rows made from it it is.
+
+        So they do not depend on the number of the row, nor on those of the rows between.
+        """
+        if self.parent_plan is None or not isinstance(self.layout, Children):
+            return row, 0
+        parent, k = self.layout.origin(row)
+        first, path = self.parent_plan.origin(parent)
+        return first, k if self.parent_plan.parent_plan is None else stable_seed(path, k) >> 2
 
     @property
     def wanted(self) -> int:
@@ -297,6 +310,7 @@ def plan_build(
             resumes=done is not None,
             accept_changes=accept_changes,
             redo=redo,
+            parent=next((each for each in stages if each.stage == stage.parent), None),
         )
         stages.append(attrs.evolve(planned, retry_dropped=retry_dropped, overwrite=overwrite))
     output = next(stage for stage in stages if stage.stage == source.output)
@@ -373,6 +387,7 @@ def _plan_stage(
     resumes: bool,
     accept_changes: bool,
     redo: RedoRequest | None,
+    parent: StagePlan | None,
 ) -> StagePlan:
     config, columns, processors = source.config, source.columns, source.processors
     predicate = None if source.acceptance is None else source.acceptance.predicate
@@ -421,6 +436,7 @@ def _plan_stage(
         header=header,
         source=source,
         layout=header.layout if header.source is None else children_of(header, taken),
+        parent_plan=parent,
         done=done,
         redo=revision,
     )

@@ -9,7 +9,6 @@ import polars as pl
 from ..graph import Stage
 from ..observe.report import REJECTED, Drop
 from ..recipe.stages import ROW
-from ..store.children import Children
 from ..store.entries import Rebuilt
 from ..store.provenance import match_rows
 from ..store.schema import arrow_table
@@ -112,10 +111,9 @@ class Rows:
         So a row that was made from another one has the same values whatever its number is.
         """
         identities = [(row, 0) for row in self.source] if rows is None else self.identities(rows)
-        children = self._plan.layout
-        if not isinstance(children, Children):
+        if self._plan.parent is None:
             return identities
-        return [children.origin(row) for row, _ in identities]
+        return [self._plan.origin(row) for row, _ in identities]
 
     def positions(self) -> list[int] | None:
         """The positions of its rows among the source rows; None if it has all of these."""

@@ -35,6 +35,7 @@ STORE_THREADS = 4
 
 
 def make_store_limiter() -> trio.CapacityLimiter:
+    """The limiter of the threads of a run's store."""
     return trio.CapacityLimiter(STORE_THREADS)
 
 

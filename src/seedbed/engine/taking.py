@@ -21,6 +21,7 @@ from ..store.values import values_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ..recipe.stages import Stage
     from ..store.parts import PartRecord
     from .rows import Rows
     from .services import Services
@@ -53,10 +54,10 @@ async def take(services: Services, parent: int | None) -> None:
                 keys = tuple(json.dumps(list(row.values()), default=str, ensure_ascii=False) for row in values)
                 taken = msgspec.structs.replace(taken, keys=keys)
             else:
-                counts = await services.store_thread(lambda: [spec.count(row)[0] for row in values])
+                counts = await services.store_thread(lambda: _counts(spec, new, values))
                 taken = msgspec.structs.replace(taken, counts=tuple(counts))
-        except (ConfigError, Permanent, ValueError, TypeError) as error:
-            services.scheduler.stop(BuildStopped(f"stage {services.stage!r}, rows of {of.stage!r}: {error}"))
+        except ConfigError as error:
+            services.scheduler.stop(BuildStopped(f"stage {services.stage!r}, from stage {of.stage!r}, {error}"))
             services.scheduler.taken(services.stage)
             return
     store = services.store
@@ -66,6 +67,17 @@ async def take(services: Services, parent: int | None) -> None:
     children.take(taken)
     services.notify.emit(events.RowsTaken, rows=children.rows - rows, row_groups=children.count - groups)
     services.scheduler.taken(services.stage)
+
+
+def _counts(spec: Stage, rows: Sequence[int], values: Sequence[Mapping[str, Any]]) -> list[int]:
+    """How many rows are made from each row; `ConfigError` names the first for which that is not known."""
+    counts = []
+    for row, known in zip(rows, values, strict=True):
+        try:
+            counts.append(spec.count(known)[0])
+        except (ConfigError, Permanent) as error:
+            raise ConfigError(f"row {row}: {error}") from error
+    return counts
 
 
 async def inherited_values(services: Services, step: Step, rows: Rows) -> tuple[list[int], list[list[Any]]]:
@@ -91,7 +103,7 @@ async def inherited_values(services: Services, step: Step, rows: Rows) -> tuple[
     return list(range(rows.count)), [found[name] for name in step.outputs]
 
 
-def _items(spec: Any, found: Values, origins: Sequence[tuple[int, int]]) -> list[Any]:
+def _items(spec: Stage, found: Values, origins: Sequence[tuple[int, int]]) -> list[Any]:
     """The item of each row: that of its number in the list of its parent."""
     lists: dict[int, Sequence[Any]] = {}
     items = []
