@@ -184,12 +184,8 @@ class Run:
         touched: set[RowGroup] = set()
         states: list[StageState] = []
         stages: dict[str, Services] = {}
-<<<<<<< HEAD
-        confirming, store_limiter = trio.Lock(), trio.CapacityLimiter(STORE_THREADS)
-        availability = Availability(config.fallback_after)
-=======
         confirming, store_limiter = trio.Lock(), make_store_limiter()
->>>>>>> d7b9bae (Values of a stage's rows are drawn by the row that they were made from; the recipe of all stages is stored)
+        availability = Availability(config.fallback_after)
         for stage in plan.stages:
             store = None if stores is None else stores.by_stage[stage.stage]
             own = ledger if stage is plan.output else ledger.for_stage()

@@ -224,6 +224,11 @@ class Recipe(RowRules):
             # What an invalid stage would hand on is not known; neither are the columns that it may have.
             is_open = stage.from_ is not None and (parent is None or parent.is_open)
             problems += [f"stages[{at}].{each}" for each in _intake_problems(stage, parent)]
+            if not stage.columns:
+                if not unreadable.get(at):
+                    problems.append(f"stages[{at}].columns: the stage has no columns")
+                found[stage.name] = _Visible.of(stage, (), Inherited(), parent, is_open=True)
+                continue
             recipe = self.of_stage(stage)
             own = attrs.evolve(environment, columns=recipe.environment().columns)
             inherited = _inherit(stage, parent, is_parent=stage.name in parents)

@@ -147,8 +147,6 @@ def stage_problems(stages: Sequence[Stage], output: str | None) -> list[str]:
             problems.append(f"{place}.name: a stage needs a name")
         elif stage.name.casefold() in folded:
             problems.append(f"{place}.name: duplicate stage {stage.name!r}")
-        if not stage.columns:
-            problems.append(f"{place}.columns: the stage has no columns")
         problems += [f"{place}.{problem}" for problem in _source_problems(stage, names)]
         for index, processor in enumerate(stage.processors):
             if problem := _processor_problem(stage, processor, is_parent=stage.name in parents):
