@@ -40,6 +40,8 @@ class FakeContext:
     def give_back(self) -> None:
         """A fake has no permit."""
 
+    reports_calls = False
+
     def report_usage(self, **used: Any) -> None:
         """Usage is not counted."""
 

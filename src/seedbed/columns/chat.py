@@ -280,6 +280,10 @@ class _Reader:
         return (value, None) if error is None else (None, f"it is not valid: {error}")
 
 
+# The calls of tools in a cell that has none.
+NO_TOOLS: Counter[tuple[str, str]] = Counter()
+
+
 @attrs.frozen(kw_only=True)
 class _Answered:
     """An answer that fits: its value, its reasoning, and the conversation that led to it."""
@@ -291,9 +295,10 @@ class _Answered:
 
 @attrs.frozen(kw_only=True)
 class _Asker:
-    """Asks the model of a column until an answer fits."""
+    """Asks the models of a column until an answer fits."""
 
     spec: ChatSpec
+    where: str
     environment: Environment
     reader: _Reader
     box: ToolBox
@@ -301,27 +306,27 @@ class _Asker:
     expected: str
     schema: Mapping[str, Any] | None
 
+    def new_counts(self) -> Counter[tuple[str, str]]:
+        """The calls of tools of one cell."""
+        return Counter() if self.box else NO_TOOLS
+
     async def ask(
         self, context: CellContext, conversations: Iterable[Sequence[Message]], row: Mapping[str, Any]
     ) -> list[_Answered]:
         """The answers of a cell, to one conversation or to several."""
-        counts = Counter[tuple[str, str]]()
+        counts = self.new_counts()
         bound: dict[str, Model] = {}
 
         async def ask_model(messages: Sequence[Message], alias: str) -> _Answered:
             if alias not in bound:
                 bound[alias] = self.environment.bind(context, alias, self.dedupe)
-            return await self._ask_once(context, bound[alias], [*messages], row, counts)
+            return await self.ask_once(context, bound[alias], [*messages], row, counts)
 
         # One after the other: a cell has one permit at a time, and other cells use the rest.
-        aliases, spec = self.spec.aliases(), self.spec
-        if len(aliases) == 1:  # no coroutine in between (overhead benchmark)
-            model = self.environment.bind(context, aliases[0], self.dedupe)
-            return [await self._ask_once(context, model, [*each], row, counts) for each in conversations]
         asking = (partial(ask_model, each) for each in conversations)
-        return [await spec.ask_models(self.environment, context, "chat", each) for each in asking]
+        return [await self.spec.ask_models(self.environment, context, "chat", each) for each in asking]
 
-    async def _ask_once(
+    async def ask_once(
         self,
         context: CellContext,
         model: Model,
@@ -329,9 +334,10 @@ class _Asker:
         row: Mapping[str, Any],
         counts: Counter[tuple[str, str]],
     ) -> _Answered:
-        spec, where = self.spec, f"column {self.spec.name!r}"
+        """The first answer of a model that fits; `counts` counts the calls of tools in a cell, if there are tools."""
+        spec, where = self.spec, self.where
         for repairs in range(spec.max_repairs + 1):
-            if self.box:
+            if counts is not NO_TOOLS:
                 answer = await self.box.complete(
                     context,
                     model,
@@ -400,8 +406,16 @@ def chat_column(
         environment.path("", f"{where}, images")  # relative paths of pictures start there
     box = ToolBox(spec.tools, environment, f"{where}, tools")
     asker = _Asker(
-        spec=spec, environment=environment, reader=reader, box=box, dedupe=dedupe, expected=expected, schema=schema
+        spec=spec,
+        where=where,
+        environment=environment,
+        reader=reader,
+        box=box,
+        dedupe=dedupe,
+        expected=expected,
+        schema=schema,
     )
+    is_single = not (spec.is_list or other_specs)
     trace_name, reasoning_name = f"{spec.name}__trace", f"{spec.name}__reasoning_content"
     side_effects: dict[str, Any] = {trace_name: messages_dtype(with_tools=bool(box))} if spec.trace else {}
     side_effects |= {reasoning_name: pl.String} if spec.reasoning else {}
@@ -412,14 +426,23 @@ def chat_column(
             return {spec.name: None} if side_effects else None
         if isinstance(prompts, str):
             prompts = [prompts] * spec.n
-        if not all(prompt.strip() for prompt in prompts) and not spec.images:
-            raise Permanent(f"{where}: its prompt is empty", code="empty_prompt")
+        for prompt in prompts:
+            if not prompt.strip() and not spec.images:
+                raise Permanent(f"{where}: its prompt is empty", code="empty_prompt")
         messages = [] if system is None else [Message(role="system", content=system.render(values))]
         pictures: list[Image] = []
         for name in spec.images:
             pictures += await _load_pictures(values[name], environment, f"{where}, images: {name!r}")
-        asked = ((*messages, Message(role="user", content=prompt, images=tuple(pictures))) for prompt in prompts)
-        answers = await asker.ask(context_, asked, values)
+        if is_single:  # nearly all columns: no coroutine in between (overhead benchmark)
+            messages.append(Message(role="user", content=prompts[0], images=tuple(pictures)))
+            model = environment.bind(context_, spec.aliases()[0], dedupe)
+            answer = await asker.ask_once(context_, model, messages, values, asker.new_counts())
+            if not side_effects:
+                return answer.value
+            answers = [answer]
+        else:
+            asked = ((*messages, Message(role="user", content=prompt, images=tuple(pictures))) for prompt in prompts)
+            answers = await asker.ask(context_, asked, values)
         cell: dict[str, Any] = {spec.name: [answer.value for answer in answers]}
         if spec.trace:
             cell[trace_name] = [chat_format(answer.messages, with_tools=bool(box)) for answer in answers]
