@@ -45,6 +45,7 @@ def simulate(
     *,
     rows: Rows = None,
     items: Several = (),
+    accepted: float | None = None,
     vary: Several = (),
     seeds: int | None = None,
     run_code: Several = (),
@@ -63,6 +64,9 @@ def simulate(
         stages that have a number of rows STAGE=N. May be repeated.
     items
         STAGE=N: how many items the lists have that the rows of a stage come from, 3 by default. May be repeated.
+    accepted
+        The share of candidates that become rows, with accept, unique or near_duplicates in the recipe, such as 0.3;
+        measured with --from and --probe.
     vary
         PATH=VALUE,VALUE: also simulate with these, such as models.writer.max_parallel_requests=32,64,
         run.buffer_size=200,1000 or columns.answer.model=small,large. If repeated, every combination is simulated.
@@ -90,6 +94,7 @@ def simulate(
             given,
             rows=row_counts(rows),
             items=_items(items),
+            accepted=accepted,
             calls=profiles,
             measured_from=calls.measured_from,
             probe=calls.probe,

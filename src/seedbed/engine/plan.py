@@ -117,6 +117,11 @@ class StagePlan:
         return () if predicate is None else tuple({self.graph.node(name).index: None for name in predicate.requires})
 
     @property
+    def requested(self) -> int:
+        """How many rows are requested: of a stage whose rows come from another one, those that it has so far."""
+        return self.layout.rows if self.parent is not None else self.rows
+
+    @property
     def finished_rows(self) -> int:
         """The number of rows that earlier runs wrote or dropped and that this run does not retry."""
         if self.done is not None and self.acceptance is not None:

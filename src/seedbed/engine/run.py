@@ -95,7 +95,7 @@ async def run_build(
         notify = run.notify
         notify.emit(
             events.BuildStarted,
-            rows=sum(stage.layout.rows for stage in plan.stages),
+            rows=sum(stage.requested for stage in plan.stages),
             row_groups=sum(stage.layout.count for stage in plan.stages),
             columns=tuple(name for stage in plan.stages for name in stage.stored),
             keys={step.name: step.key for step in run.shown_steps},
@@ -106,7 +106,7 @@ async def run_build(
             candidates=run.finished_candidates(),
             stages={
                 stage.stage: events.StageStarted(
-                    rows=stage.layout.rows,
+                    rows=stage.requested,
                     finished_rows=stage.finished_rows,
                     columns=tuple(step.name for step in stage.steps if step is not stage.inherited_step),
                     parent=stage.parent,
@@ -336,9 +336,9 @@ class Run:
         return report if len(own) == 1 else attrs.evolve(report, stages=own)
 
     def finished_candidates(self) -> int | None:
-        """How many candidates earlier runs finished; None where every row counts."""
-        found = [each.decisions.admission.complete_candidates for each in self.stages.values() if each.decisions]
-        return sum(found) if found else None
+        """How many candidates earlier runs finished; None where every row counts, or there are several stages."""
+        decisions = self.output.decisions if len(self.stages) == 1 else None
+        return None if decisions is None else decisions.admission.complete_candidates
 
     def _report_of(self, services: Services) -> BuildReport:
         history, plan = services.history, services.plan
@@ -346,7 +346,7 @@ class Run:
         if (decisions := services.decisions) is not None:
             candidates, surplus, unfinished = decisions.counts(history.recorded)
         return services.ledger.report(
-            rows=plan.layout.rows if plan.parent is not None else plan.rows,
+            rows=plan.requested,
             candidates=candidates,
             surplus=surplus,
             unfinished=unfinished,

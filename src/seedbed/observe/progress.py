@@ -237,7 +237,7 @@ class ProgressState:
                     self.candidates += event.rows
             case events.RowRejected():
                 self.rejected += 1
-            case events.RowsDecided():
+            case events.RowsDecided() if self.candidates is not None:
                 self.written = min(self.rows, event.accepted)
                 self.candidates, self.predicted, self._rate = event.candidates, event.predicted, event.rate
             case events.CellsCommitted():

@@ -17,7 +17,7 @@ from ..graph import nearest
 from ..models.distributions import check_amount, parse_distribution
 from ..models.scripted import Behaviour
 from ..observe.report import Usage
-from ..store.dataset import load_traces
+from ..store.dataset import Dataset, load_traces
 from ..store.manifest import is_dataset
 from ..store.manifest import read as read_manifest
 
@@ -101,10 +101,14 @@ _DEFAULTS = CallProfile(output_tokens=0, cached_tokens=0, calls=1.0, rate_limite
 
 @attrs.frozen(kw_only=True)
 class Measured:
-    """The calls of a real run, by column; `models` has the aliases that each column called, where known."""
+    """The calls of a real run, by column; `models` has the aliases that each column called, where known.
+
+    `accepted` is the share of candidates that it accepted, if not every row counted.
+    """
 
     profiles: Mapping[str, CallProfile]
     models: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    accepted: float | None = None
 
     def of(self, column: str, alias: str | None) -> CallProfile | None:
         """The profile of a column; if it has another model now, that of another column that called this model."""
@@ -215,7 +219,8 @@ def measure_path(path: Path) -> Measured:
         for column, model, used in read_manifest(path).usage:
             usage[column] += used
             models[column] = (*models.get(column, ()), model)
-        return Measured(profiles=measure(load_traces(path), usage), models=models)
+        accepted = Dataset.open(path).report.acceptance_rate
+        return Measured(profiles=measure(load_traces(path), usage), models=models, accepted=accepted)
     try:
         frame = _chrome_frame(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

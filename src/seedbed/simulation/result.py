@@ -79,6 +79,7 @@ class Outcome:
     seconds: float
     written: int
     dropped: int
+    candidates: int | None  # None if every row counts
     # By column and model.
     usage: Mapping[tuple[str, str], Usage]
     keys: tuple[KeyLoad, ...]
@@ -143,6 +144,7 @@ class Estimate:
     seconds: Spread
     written: Spread
     dropped: Spread
+    candidates: Spread | None  # None if every row counts
     total: Used
     columns: tuple[ColumnUsed, ...]
     models: Mapping[str, Used]
@@ -235,6 +237,7 @@ def make_estimate(rows: int, outcomes: Sequence[Outcome]) -> Estimate:
         seconds=Spread.of([outcome.seconds for outcome in outcomes]),
         written=Spread.of([outcome.written for outcome in outcomes]),
         dropped=Spread.of([outcome.dropped for outcome in outcomes]),
+        candidates=None if first.candidates is None else Spread.of([outcome.candidates or 0 for outcome in outcomes]),
         total=Used(**used(*pairs)),
         columns=tuple(columns),
         models={
@@ -314,6 +317,8 @@ def render(simulation: Simulation, *, width: int = 100) -> Iterator[Text | Table
             f"cost {probed.cost:.4f}, {probed.seconds:.1f} s"
         )
     dropped = f", {spread_text(base.dropped, '{:,.0f}'.format)} dropped" if base.dropped.high else ""
+    if base.candidates is not None:
+        dropped = f", {spread_text(base.candidates, '{:,.0f}'.format)} candidates{dropped}"
     seeds = f"{base.seeds} seed{'' if base.seeds == 1 else 's'}"
     time = spread_text(base.seconds, seconds_text)
     written = f"{base.written.mean:,.0f}"

@@ -200,6 +200,7 @@ async def _simulate(staged: Staged, seed: int) -> Outcome:
         seconds=report.seconds,
         written=report.written,
         dropped=len(report.dropped),
+        candidates=report.candidates if report.accepts else None,
         usage=dict(run.ledger.usage),
         keys=tuple(
             sampler.key_load(key, ceiling, staged.aliases(key), report.throttles[key].rate_limited)
@@ -207,7 +208,7 @@ async def _simulate(staged: Staged, seed: int) -> Outcome:
         ),
         limits=sampler.limit_loads(),
         tracks=tuple(sampler.track(key, ceiling, report.seconds) for key, ceiling in keys.items()),
-        stopped=stopped,
+        stopped=stopped or report.exhausted,
         notes=tuple(staged.notes),
         profiles=staged.profiles,
     )
@@ -295,6 +296,7 @@ def simulate(
     run_code: Iterable[str] = (),
     overhead: float = OVERHEAD,
     items: Mapping[str, int] | None = None,
+    accepted: float | None = None,
     processes: int | None = None,
 ) -> Simulation:
     """Run a recipe in virtual time to predict its duration, usage, cost and bottleneck.
@@ -306,7 +308,9 @@ def simulate(
     `vary` also simulates every combination of changes: `{"models.writer.max_parallel_requests": [32, 64]}`.
     User-defined functions run only if `run_code` names their columns. `overhead` is the time of the engine itself for
     each call, which limits a run whose models are very fast. `items` has, by stage, how many items the lists have that
-    its rows come from; lists that models write are placeholders here. Works also inside a running event loop.
+    its rows come from; lists that models write are placeholders here. `accepted` is the share of candidates that
+    become rows, where the recipe has `accept`, `unique` or `near_duplicates`; it is measured, too. Works also inside a
+    running event loop.
     """
     own = RunConfig.from_mapping(recipe.run) if isinstance(recipe, Recipe) else RunConfig()
     if seeds is not None and (not checks.is_whole(seeds) or seeds < 1):
@@ -315,6 +319,8 @@ def simulate(
         raise ConfigError(f"overhead must be seconds between 0 and 1, not {overhead!r}")
     if not checks.is_whole(probe) or probe < 0:
         raise ConfigError(f"probe must be a number of rows, not {probe!r}")
+    if accepted is not None and not (checks.is_number(accepted) and 0 < accepted <= 1):
+        raise ConfigError(f"accepted must be a share above 0 and at most 1, not {accepted!r}")
     counts = checks.row_counts(rows)
     setting = Setting(
         recipe=recipe if isinstance(recipe, Recipe) else tuple(recipe),
@@ -327,6 +333,7 @@ def simulate(
         run_code=frozenset(run_code),
         overhead=overhead,
         items=dict(items or {}),
+        accepted=accepted,
     )
     settings = [({}, setting), *(variants(setting, vary) if vary else ())]
     # Problems are raised here and not in another process, and before a probe costs anything.
@@ -364,4 +371,5 @@ def _probe(setting: Setting, rows: int) -> tuple[Measured, Probed]:
     used = sum(report.usage.values(), Usage())
     probed = Probed(rows=report.requested, calls=used.calls, tokens=used.tokens, cost=used.cost, seconds=report.seconds)
     models = {spec.name: spec.aliases() for spec in setting.specs if spec is not None and spec.aliases()}
-    return Measured(profiles=measure(traces_frame(report.traces), report.usage), models=models), probed
+    found = measure(traces_frame(report.traces), report.usage)
+    return Measured(profiles=found, models=models, accepted=report.acceptance_rate or None), probed

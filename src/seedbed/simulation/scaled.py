@@ -95,6 +95,7 @@ def _at(rows: int, small: tuple[int, Outcome], large: tuple[int, Outcome]) -> Ou
         seconds=grown(less.seconds, more.seconds),
         written=round(grown(less.written, more.written)),
         dropped=round(grown(less.dropped, more.dropped)),
+        candidates=None if more.candidates is None else round(grown(less.candidates or 0, more.candidates)),
         usage={pair: usage(less.usage.get(pair, Usage()), used) for pair, used in more.usage.items()},
         keys=tuple(map(key, more.keys)),
         scaled_from=many,

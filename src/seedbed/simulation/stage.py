@@ -26,6 +26,7 @@ from ..engine.source import DOMAINS, make_source
 from ..errors import ConfigError
 from ..graph import Stage, nearest
 from ..models.distributions import mean, stable_seed
+from ..recipe.acceptance import Acceptance, Predicate, RowRules
 from ..recipe.recipe import Recipe
 from ..recipe.stages import RESERVED
 from ..recipe.stages import Stage as StageSpec
@@ -63,6 +64,8 @@ _ROUNDING = 0.08
 # The items of a list that is a placeholder, unless their number is given, and what they are.
 ITEMS = 3
 _ITEM = "placeholder"
+# The share of candidates that a rule over placeholders accepts.
+ASSUMED_ACCEPTED = 0.5
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +83,7 @@ class Setting:
     overhead: float = 0.0
     # By stage: how many items its lists have, where they are not generated in the simulation.
     items: Mapping[str, int] = attrs.field(factory=dict)
+    accepted: float | None = None  # the share of candidates that are accepted, where not every row counts
 
     @property
     def specs(self) -> tuple[ColumnSpec | None, ...]:
@@ -144,9 +148,49 @@ class Staged:
             raise ConfigError(f"items are given for {unknown[0]!r}, which is no stage that takes rows from another")
         chosen = tuple(self._choose_processors(part.processors) for part in source.stages)
         if not source.parts:
-            return attrs.evolve(source, processors=chosen[0])
-        parts = tuple(attrs.evolve(part, processors=each) for part, each in zip(source.parts, chosen, strict=True))
+            return attrs.evolve(source, processors=chosen[0], acceptance=self._acceptance(source))
+        parts = tuple(
+            attrs.evolve(part, processors=each, acceptance=self._acceptance(part))
+            for part, each in zip(source.parts, chosen, strict=True)
+        )
         return attrs.evolve(source, processors=tuple(each for some in chosen for each in some), parts=parts)
+
+    def _acceptance(self, source: Source) -> Acceptance | None:
+        """The rules of a stage: by the share that is given or measured, else by themselves or an assumption.
+
+        Rows are not compared: the share has to take duplicates into account.
+        """
+        acceptance = source.acceptance
+        if acceptance is None:
+            if self._setting.accepted is not None and not any(part.acceptance for part in source.stages):
+                self.notes.setdefault("accepted: the recipe has no accept, unique or near_duplicates")
+            return None
+        rules, predicate = acceptance.rules, acceptance.predicate
+        share = self._setting.accepted
+        if share is None:
+            share = next((each.accepted for each in self._setting.measured if each.accepted is not None), None)
+        chance = random.Random(stable_seed(self._seed, source.stage, "accept")).random
+        # A duplicate is known once its row is complete.
+        outputs = tuple(name for each in source.columns for name in (*each.outputs, *each.side_effects))
+        requires = outputs if predicate is None else predicate.requires
+
+        def accepts(values: Mapping[str, Any]) -> bool:
+            if share is not None:
+                return chance() < share
+            if predicate is not None and self._real.issuperset(predicate.requires):
+                return predicate.decide(values)
+            kind = "unique and near_duplicates are not simulated" if predicate is None else "accept reads placeholders"
+            assumed = 1.0 if predicate is None else ASSUMED_ACCEPTED
+            self.notes.setdefault(f"{kind}; {assumed:.0%} of the candidates are accepted: set the share")
+            return chance() < assumed
+
+        fields = {each.name: getattr(rules, each.name) for each in attrs.fields(RowRules)}
+        fields |= {"unique": (), "near_duplicates": None, "on_exhausted": "partial"}
+        name = "accept" if predicate is None else predicate.name
+        return Acceptance(
+            rules=RowRules(**{**fields, "accept": name}),
+            predicate=Predicate(name=name, requires=requires, evaluate=accepts),
+        )
 
     def _fill_stage(self, plan: StagePlan) -> StagePlan:
         """The stage with what fills its columns in the simulation."""
