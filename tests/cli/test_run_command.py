@@ -467,3 +467,12 @@ def test_retried_rows_have_the_values_of_the_processors(tmp_path: Path) -> None:
     whole = library.Dataset.open(tmp_path / "whole").to_polars()
     assert library.Dataset.open(out).to_polars().equals(whole)
     assert whole["shout"].to_list() == [f"{thing}!" for thing in whole["thing"]]
+
+
+def test_resume_names_the_way_to_change_a_recipe(tmp_path: Path) -> None:
+    """Its recipe is the stored one: options that change it belong to `run`."""
+    for option in ("--model-override=local", "--seed=3"):
+        ended = seedbed("resume", tmp_path / "out", option)
+        assert ended.code == 2
+        assert "to change it, use seedbed run RECIPE … --resume" in ended.err
+    assert "stored" not in seedbed("resume", tmp_path / "out", "--row=3").err

@@ -56,7 +56,10 @@ def _run(given: list[str]) -> int:
         try:
             result = _app()(given, exit_on_error=False, print_error=False, result_action="return_value")
         except CycloptsError as error:
-            return _fail(str(error).strip(), ExitCode.BAD_INPUT, "usage", given)
+            message = str(error).strip()
+            if given[0] == "resume" and ("--model-override" in message or "--seed" in message):
+                message += " Resume uses the recipe that is stored: to change it, use seedbed run RECIPE … --resume."
+            return _fail(message, ExitCode.BAD_INPUT, "usage", given)
         return int(result) if isinstance(result, int) else ExitCode.OK
     except BrokenPipeError:
         raise
