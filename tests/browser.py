@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Page
+    from playwright.sync_api import ConsoleMessage, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # Without those about the background, Chromium looks for hosts of its maker at every start.
@@ -53,7 +54,9 @@ def open_page(*, width: int = 1280, height: int = 800, dark: bool = False, **con
         )
         page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: wrong.append(f"uncaught: {error}"))
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console", lambda said: wrong.append(said.text) if said.type == "error" and not _is_answer(said) else None
+        )
         page.on("request", lambda request: None if _is_local(request.url) else wrong.append(f"loads {request.url}"))
         try:
             yield page
@@ -67,6 +70,17 @@ def page() -> Iterator[Page]:
     """A page of 1280 × 800."""
     with open_page() as opened:
         yield opened
+
+
+def wait_until(page: Page, expression: str, argument: Any = None, *, seconds: float = 30) -> None:
+    """Wait until an expression of JavaScript, or a function of `argument`, is true on the page.
+
+    Playwright's own `wait_for_function` evaluates text in the page, which a content security policy refuses.
+    """
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression, argument):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {expression}\n{page.inner_text('body')[:2000]}"
+        page.wait_for_timeout(30)
 
 
 def picture(page: Page, name: str) -> None:
@@ -102,6 +116,11 @@ def _axe() -> str:
     return source.read_text(encoding="utf-8")
 
 
+def _is_answer(said: ConsoleMessage) -> bool:
+    """True for what Chromium logs of an answer such as 404, which a page may expect."""
+    return said.text.startswith("Failed to load resource: the server responded")
+
+
 def _is_local(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme in ("data", "blob", "about") or parts.hostname in ("127.0.0.1", "localhost")
+    return parts.scheme in ("data", "blob", "about", "file") or parts.hostname in ("127.0.0.1", "localhost")

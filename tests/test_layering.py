@@ -35,6 +35,7 @@ LEVELS = {
     "simulation": 7,
     "cluster": 7,
     "publish": 7,
+    "view": 7,
     "cli": 7,
     "testing": 7,
     "seedbed": 7,  # the public names

@@ -337,7 +337,11 @@ class Made:
             dataset.raw().to_polars(),
             _without_repeats(dataset.raw().provenance()),
             {(drop.row, drop.copy, drop.kind) for drop in dataset.drops},
-            {re.sub(r"-\d+\.log", "-N.log", path.relative_to(directory).as_posix()) for path in directory.rglob("*")},
+            {
+                re.sub(r"-\d+\.log", "-N.log", path.relative_to(directory).as_posix())
+                for path in directory.rglob("*")
+                if path.parent.name != "history"  # one for each run
+            },
         )
 
 

@@ -26,6 +26,8 @@ _COMMANDS = (
     ("graph", "recipes:graph", "Show the dependencies between columns, as mermaid text or an SVG drawing."),
     ("resume", "run:resume", "Resume a build that ended early, or grow a dataset."),
     ("inspect", "inspect:inspect", "Show the rows, drops, cost, schema and a sample of a dataset directory."),
+    ("view", "view:view", "Show datasets as a web page: live runs, rows, columns, drops, cost."),
+    ("report", "view:report", "Write one self-contained page about a dataset."),
     ("export", "export:export", "Write the rows to jsonl, csv, parquet, arrow or a chat format for fine-tuning."),
     ("card", "card:card", "Write the card of a dataset, for the Hugging Face hub and as Croissant."),
     ("push", "card:push", "Publish a dataset on the Hugging Face hub."),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..observe.report import ColumnProfile
     from ..store.dataset import Dataset
     from ..store.manifest import Manifest
+    from ..store.statistics import Statistics
 
 
 def inspect(
@@ -22,6 +23,7 @@ def inspect(
     /,
     *,
     sample: Annotated[int, Parameter(name=["--sample", "-n"])] = 3,
+    columns: Flag = False,
     profile: Flag = False,
     verify: Flag = False,
     machine: Machine = Machine(),
@@ -34,6 +36,8 @@ def inspect(
         The directory of a dataset, finished or not.
     sample
         The number of rows to show.
+    columns
+        Show statistics of each column: nulls, distinct values, lengths, diversity of texts, correlations.
     profile
         Show where the time went, for runs with --trace or --profile.
     verify
@@ -59,11 +63,14 @@ def inspect(
     rows = [] if damage else python_rows(dataset.head(sample, usable))
     profiles = profile_frame(load_traces(directory)) if profile else []
     if machine.json:
-        more = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
+        more: dict[str, Any] = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
+        more |= {"columns": attrs.asdict(dataset.statistics())} if columns else {}
         output.print_json({**found, "sample": rows, **more})
         return code
     _print_facts(found)
     output.print_records(rows)
+    if columns:
+        _print_statistics(dataset.statistics())
     if profile and not profiles:
         output.print_line("this directory has no traces: run with --profile or --trace FILE", error=True)
     elif profile:
@@ -143,6 +150,40 @@ def _print_facts(found: dict[str, Any]) -> None:
         rows = [list(entry.values()) for entry in found["usage"]]
         output.print_table([head.replace("_", " ") for head in found["usage"][0]], rows, title="usage")
     output.print_table(("column", "type"), found["schema"].items(), title="schema")
+
+
+def _print_statistics(found: Statistics) -> None:
+    from . import output
+
+    def share(part: float, whole: float) -> str:
+        return f"{part / whole:.1%}" if whole else "–"
+
+    def figure(value: float | None) -> str:
+        return "–" if value is None else f"{value:,.2f}".removesuffix(".00")
+
+    rows = []
+    for each in found.fields:
+        texts = each.diversity
+        rows.append(
+            (
+                each.name,
+                each.kind,
+                share(each.nulls, each.rows),
+                each.distinct,
+                figure(each.mean),
+                figure(each.median),
+                f"{figure(each.minimum)} to {figure(each.maximum)}" if each.minimum is not None else "–",
+                "–" if texts is None else f"{texts.distinct_2:.0%}",
+                "–" if texts is None else f"{texts.near_duplicates:.0%}",
+                ", ".join(f"{value[:24]} ({count:,})" for value, count in each.top[:3]) or "–",
+            )
+        )
+    heads = ("column", "kind", "nulls", "distinct", "mean", "median", "range", "pairs", "near-dup.", "most frequent")
+    title = f"columns of {found.rows:,} rows; of texts and lists the length; distributions of {found.sampled:,} rows"
+    output.print_table(heads, rows, title=title)
+    if strong := [pair for pair in found.correlations if abs(pair[2]) >= 0.3]:
+        strong.sort(key=lambda pair: -abs(pair[2]))
+        output.print_table(("column", "with", "correlation"), strong[:20], title="correlations of at least 0.3")
 
 
 _PARTS = ("queue", "slot", "permit", "call", "parse")

@@ -169,6 +169,10 @@ class Watching:
     """Store what `inspect --profile` needs; so does --trace."""
     head: int = 5
     """The number of first rows to print at the end."""
+    view: Flag = False
+    """Show the run as a web page while it runs, as `seedbed view` does."""
+    report: Path | None = None
+    """Write one self-contained page about the dataset to this file at the end."""
     verbose: Annotated[Flag, Parameter(name=["--verbose", "-v"])] = False
     """Also log salvage rounds and checkpoints."""
     metrics_port: int | None = None

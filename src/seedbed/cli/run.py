@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -243,15 +244,26 @@ def _run_watched(
 
     `resume` is the command line that resumes the build if it stops early.
     """
+    from . import output
+    from .recipes import announce_contacts
+    from .view import open_view
+
+    announce_contacts(recipe)
+    output.log_to_stderr(verbose=watching.verbose)
+    view = open_view(out) if watching.view else nullcontext()
+    with view:
+        return _run_and_report(build, out, watching=watching, machine=machine, resume=resume)
+
+
+def _run_and_report(
+    build: Callable[..., Dataset], out: Path, *, watching: Watching, machine: Machine, resume: str
+) -> int:
     from ..errors import AllRowsDropped, BuildStopped, ProcessorFailed, StoreError
     from ..observe.log import LogReader
     from ..store.dataset import Dataset
     from ..store.manifest import is_dataset
     from . import output
-    from .recipes import announce_contacts
 
-    announce_contacts(recipe)
-    output.log_to_stderr(verbose=watching.verbose)
     try:
         dataset = build(readers=[LogReader(), *watching.readers()], progress=watching.progress)
     except AllRowsDropped as error:  # a result like others, with its own status
@@ -272,6 +284,12 @@ def _run_watched(
         output.print_json({"path": str(out), **output.report_data(report)})
     else:
         _print_result(dataset, report, watching)
+    if watching.report is not None:
+        from ..view.report import write_report
+
+        write_report(out, watching.report)
+        if not machine.json:
+            output.print_line(f"report: {watching.report}")
     return _final_code(report, resume)
 
 

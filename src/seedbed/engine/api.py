@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import logging
 import math
 import os
@@ -24,18 +23,24 @@ from ..columns.spec import Grants
 from ..errors import AllRowsDropped, ConfigError, Interrupted, SeedbedError
 from ..graph import nearest
 from ..observe.events import Event, Events
+from ..observe.history import History
+from ..observe.html import rows_html
 from ..observe.log import BlockingWatch, warn_of_missing_rows
 from ..observe.preview import PreviewReader, PreviewRow
+from ..observe.progress import ProgressState
 from ..observe.show import open_display
 from ..recipe.recipe import Recipe
 from ..runtime.asyncio import anywhere, anywhere_context
 from ..runtime.tasks import open_hidden_nursery
 from ..runtime.threads import Lease, finish_in_thread, in_event_loop, new_clock, run_in_thread, virtual_clock
 from ..store.dataset import Dataset
+from ..store.history import HistoryFile
 from ..store.manifest import is_dataset
 from ..store.schema import arrow_table
+from ..store.values import is_json, python_rows
 from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup, process_all
 from .config import RunConfig
+from .describe import describe_run
 from .plan import BuildPlan, plan_build
 from .redo import RedoRequest, draws_of
 from .run import run_build
@@ -286,6 +291,12 @@ async def open_build(
     readers = [*options.get("readers", ())]
     if display is not None:
         readers.append(display)
+    history = None
+    if path is not None and virtual_clock() is None:
+        state = ProgressState() if display is None else display.state
+        history_file = HistoryFile(path)
+        history = History(state, history_file, describe_run(plan, title=title), counts=display is None)
+        readers.append(history)
     build = Build(plan, Events(readers), throttles, checks_models=options.get("check_models", False))
     try:
         async with open_hidden_nursery("the block of open_build was left") as nursery:
@@ -295,6 +306,10 @@ async def open_build(
         for reader in readers:
             if callable(close := getattr(reader, "close", None)):
                 close()
+        if history is not None:
+            if build._report is not None:  # noqa: SLF001
+                history.add_report(build._report)  # noqa: SLF001
+            history_file.close()
     if not build._failure_seen:  # noqa: SLF001
         build._raise_failure()  # noqa: SLF001
 
@@ -428,8 +443,9 @@ class Preview:
         return self.frame
 
     def _repr_html_(self) -> str:
-        missing = f"<p>{html.escape(self._summary())}</p>" if self.report.dropped or self.report.resized else ""
-        return self.frame._repr_html_() + missing
+        types = {name: "json" if is_json(dtype) else str(dtype) for name, dtype in self.frame.schema.items()}
+        rows = python_rows(self.frame)
+        return rows_html(types, rows, summary=f"Preview: {self._summary()}", total=len(rows))
 
 
 def preview(

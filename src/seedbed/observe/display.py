@@ -29,6 +29,8 @@ class Display:
 
     # The least number of seconds between two refreshes.
     interval = 1.0
+    # False where another display of the same state, which is called before, counts the events.
+    counts = True
     # As of `ProgressState`.
     wants_rows = False
     wants_ready = False
@@ -47,7 +49,8 @@ class Display:
         raise NotImplementedError
 
     def __call__(self, event: events.Event) -> None:
-        self.state(event)
+        if self.counts:
+            self.state(event)
         if isinstance(event, events.BuildStarted):
             self._now = event.time
             self._refresh()

@@ -103,6 +103,7 @@ class KeyProgress:
     limit: int | None = None
     in_flight: int = 0
     rate_limited: int = 0
+    calls: int = 0  # tasks that succeeded
     tokens: int = 0
     cached_tokens: int = 0
     tokens_per_second: float = 0.0  # as of the last `update`
@@ -114,6 +115,7 @@ class KeyProgress:
 
     def answered(self, seconds: float) -> None:
         """A task of this key succeeded after that time."""
+        self.calls += 1
         self._latencies.append(seconds)
 
     def latency(self, share: float) -> float | None:
@@ -165,6 +167,12 @@ class ProgressState:
         unfinished = [column for column in self.columns.values() if column.done < column.total]
         known = [column.eta for column in unfinished if column.eta is not None]
         return max(known) if known else None if unfinished else 0.0
+
+    @property
+    def open_groups(self) -> dict[int, float]:
+        """The share of its cells that is done, of each open row group."""
+        cells = max(1, len(self.columns))
+        return {index: sum(done.values()) / (cells * max(1, rows)) for index, (rows, done) in self._groups.items()}
 
     @property
     def tokens(self) -> int:

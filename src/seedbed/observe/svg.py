@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 import attrs
@@ -44,11 +44,8 @@ class Box:
 def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
     """An SVG document; `types` has the text below each column's name."""
     labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
-    layers, chains = order_layers(graph)
-    boxes = _place(layers, [max(len(name), len(below)) * _LETTER + 28 for name, below in labels])
-    width = max(420, *(box.x + box.width + _MARGIN for box in boxes.values()))
-    bottom = max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN
-    height = bottom + 34
+    boxes, chains, width, bottom = _laid_out(graph, labels)
+    width, height = max(420, width), bottom + 34
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="ui-sans-serif, sans-serif" font-size="13">'
@@ -56,9 +53,45 @@ def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
         '<path d="M0 0 8 4 0 8z" fill="#777"/></marker></defs>'
         '<rect width="100%" height="100%" fill="#fff"/>'
     )
-    parts = [_edge([boxes[place] for place in chain]) for chain in chains]
+    style = 'fill="none" stroke="#999" stroke-width="1.3" marker-end="url(#tip)"'
+    parts = [f'<path d="{_edge([boxes[place] for place in chain])}" {style}/>' for chain in chains]
     parts += [_box(boxes[node.index], node.kind, *labels[node.index]) for node in graph.nodes]
     return "\n".join([head, *parts, *_legend(bottom), "</svg>"]) + "\n"
+
+
+def layout_graph(graph: Graph, types: Mapping[str, str]) -> dict[str, Any]:
+    """The same drawing as JSON values, for a page that draws it itself: its size, boxes, and edges as paths."""
+    labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
+    boxes, chains, width, height = _laid_out(graph, labels)
+    return {
+        "width": width,
+        "height": height,
+        "boxes": [
+            {
+                "name": name,
+                "below": below,
+                "kind": node.kind.value,
+                "height": _HEIGHT,
+                **attrs.asdict(boxes[node.index]),
+            }
+            for node, (name, below) in zip(graph.nodes, labels, strict=True)
+        ],
+        "edges": [
+            {
+                "path": _edge([boxes[place] for place in chain]),
+                "ends": [graph.nodes[at].name for at in (chain[0], chain[-1])],
+            }
+            for chain in chains
+        ],
+    }
+
+
+def _laid_out(graph: Graph, labels: Sequence[tuple[str, str]]) -> tuple[dict[int, Box], list[list[int]], float, float]:
+    """The boxes by place, the edges as chains of places, and the width and height of the drawing."""
+    layers, chains = order_layers(graph)
+    boxes = _place(layers, [max(len(name), len(below)) * _LETTER + 28 for name, below in labels])
+    width = max(box.x + box.width + _MARGIN for box in boxes.values())
+    return boxes, chains, width, max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN
 
 
 def order_layers(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
@@ -126,14 +159,14 @@ def _place(layers: Sequence[Sequence[int]], widths: Sequence[float]) -> dict[int
 
 
 def _edge(boxes: Sequence[Box]) -> str:
-    """A line from the first box to the last, straight down through the layers between."""
+    """The path of a line from the first box to the last, straight down through the layers between."""
     path = ""
     for upper, lower in itertools.pairwise(boxes):
         y, end = upper.y + _HEIGHT, lower.y - (2 if lower is boxes[-1] else 0)  # room for the tip of the arrow
         bend = (end - y) / 2
         path += f"{'L' if path else 'M'}{upper.middle:.1f} {y:.1f} "
         path += f"C{upper.middle:.1f} {y + bend:.1f} {lower.middle:.1f} {end - bend:.1f} {lower.middle:.1f} {end:.1f} "
-    return f'<path d="{path}" fill="none" stroke="#999" stroke-width="1.3" marker-end="url(#tip)"/>'
+    return path
 
 
 def _box(box: Box, kind: Kind, name: str, below: str) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from polars.io.plugins import register_io_source
 
 from ..errors import ConfigError, PartError, StoreError
+from ..observe.html import rows_html
 from ..observe.report import REJECTED, TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
 from .accepted import unplaced_rows
 from .entries import Purpose
@@ -23,7 +24,11 @@ from .manifest import Manifest, read
 from .parts import damage, open_part, part_errors, read_table
 from .provenance import DROPPED_TYPES, IDENTITY, provenance_table, read_provenance
 from .schema import Conflict, arrow_table, conflict_error, conform, stored_table
-from .values import python_rows
+from .statistics import SAMPLE, Statistics, statistics
+from .values import is_json, python_rows
+
+# Rows that a notebook shows.
+_SHOWN = 50
 
 if TYPE_CHECKING:
     import os
@@ -253,6 +258,14 @@ class Dataset:
         names = ", ".join(self.columns)
         return f"<Dataset {str(self.path)!r}: {self.rows} rows{drops}, {state}, columns {names}>"
 
+    def _repr_html_(self) -> str:
+        """The first rows, for notebooks."""
+        conflicting = {conflict.column for conflict in self.conflicts}
+        names = [name for name in self.columns if name not in conflicting]
+        types = {name: "json" if is_json(dtype) else str(dtype) for name, dtype in self.schema.items() if name in names}
+        rows = python_rows(self.head(_SHOWN, names)) if names else []
+        return rows_html(types, rows, summary=repr(self).strip("<>"), total=self.rows)
+
     def scan(self, columns: Sequence[str] | None = None) -> pl.LazyFrame:
         """Return the rows as a lazy frame; `SchemaConflict` if a requested column has no one type."""
         schema = self._selected(columns)
@@ -288,6 +301,21 @@ class Dataset:
     def head(self, count: int, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the first rows as a frame; errors are those of `to_polars`."""
         return self._frame(columns, limit=max(0, count))
+
+    def profile(self) -> pl.DataFrame:
+        """Return statistics of each column, a row for each, and of each number within a column of structs.
+
+        Counts are those of all rows; distributions and diversity are those of an even sample of 20,000 rows. Columns
+        whose values have no one type are left out.
+        """
+        return self.statistics().frame()
+
+    def statistics(self, *, sample: int = SAMPLE) -> Statistics:
+        """Return what `profile` shows, and the correlations of numbers; `sample` rows give the distributions."""
+        conflicting = {conflict.column for conflict in self.conflicts}
+        schema = self._selected([name for name in self.columns if name not in conflicting])
+        frames = self._batches(schema, None, None, None) if schema.names else iter(())
+        return statistics(frames, rows=self.rows, sample=sample)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows as an arrow table; `SchemaConflict` if a requested column has no one type."""

@@ -1,0 +1,532 @@
+"""The server: who may ask it, what it answers, and how it runs.
+
+It binds to loopback, answers GET and HEAD only, and serves data only to who has its token, which is in the fragment of
+the URL that it prints and so in no log. The header Host must be exact, so that a name that leads here does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import secrets
+import signal
+import socket
+import sys
+import threading
+from asyncio.subprocess import PIPE
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ..errors import ManifestError, SeedbedError
+from ..models.openai import media_type_of
+from ..store.dataset import Dataset
+from ..store.files import PRIVATE, read_file
+from ..store.history import history_runs
+from ..store.manifest import is_dataset
+from . import STATISTICS, reading
+from .queries import LONG, Database, Query, QueryError, Search, Table
+from .web import web_files
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+# Rows of one page of a table at most, bytes of a picture, and datasets in one folder that are listed.
+_PAGE, _PICTURE, _DATASETS = 500, 20 << 20, 500
+# Seconds between two looks at the files of a live run, and that a page of hits is waited for.
+_POLL, _WAIT = 0.25, 15.0
+_SEARCHES = 6
+_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+class Guard:
+    """Refuses requests that are not those of the page, and adds the headers that bind it."""
+
+    def __init__(self, app: ASGIApp, *, port: int, token: str, policy: str) -> None:
+        self._app, self._token = app, token
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self._headers = [
+            (b"content-security-policy", policy.encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"cross-origin-opener-policy", b"same-origin"),
+            (b"cache-control", b"no-store"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # a websocket is closed before it is opened
+        refusal = self._refusal(scope)
+        app = self._app if refusal is None else PlainTextResponse(refusal[1], status_code=refusal[0])
+
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self._headers]
+            await send(message)
+
+        await app(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        given: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        host = given.get("host", [])
+        if len(host) != 1 or host[0] not in self._hosts:
+            return 421, "this server answers only by its own address"
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, "this server is read-only"
+        if any(origin != f"http://{host[0]}" for origin in given.get("origin", [])):
+            return 403, "another origin"
+        is_api = scope["path"].startswith("/api/")
+        site = given.get("sec-fetch-site", ["none"])[-1]
+        # A link elsewhere may lead to the page itself; it has no data.
+        is_visit = not is_api and given.get("sec-fetch-dest", [""])[-1] == "document"
+        if site not in ("same-origin", "none") and not is_visit:
+            return 403, "another site"
+        wanted = f"Bearer {self._token}".encode()
+        if is_api and not secrets.compare_digest(given.get("authorization", [""])[-1].encode("latin-1"), wanted):
+            return 401, "the token of the URL that the server printed is missing or another"
+        return None
+
+
+class Opened:
+    """One dataset directory; read again when it has changed. Its methods may be called from any thread."""
+
+    def __init__(self, directory: Path, database: Database) -> None:
+        self.directory = directory
+        self._database = database
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._signature: tuple[int, ...] | None = None
+        self._table: Table | None = None
+        self._described = reading.Described()
+        self._searches: OrderedDict[Query, Search] = OrderedDict()
+        self._statistics: tuple[tuple[int, ...], dict[str, Any]] | None = None
+
+    def current(self) -> tuple[Table, reading.Described]:
+        """The rows as they are now; `ManifestError` while there is no dataset."""
+        with self._lock:
+            found = reading.signature(self.directory)
+            if self._table is None or found != self._signature:
+                dataset = Dataset.open(self.directory)
+                self._described = described = reading.describe(self.directory)
+                rows = [] if dataset.complete else reading.read_open_rows(self.directory, described)
+                self._table = Table(self._database, dataset, rows, described.types())
+                self._signature = found
+                for search in self._searches.values():
+                    search.stop()
+                self._searches.clear()
+            return self._table, self._described
+
+    def search(self, query: Query) -> Search:
+        """The search of a query, started if it is new."""
+        table, _ = self.current()
+        with self._lock:
+            search = self._searches.pop(query, None)
+            if search is None:
+                table.check(query)
+                search = Search(table, query)
+                threading.Thread(target=search.run, daemon=True).start()
+            self._searches[query] = search
+            while len(self._searches) > _SEARCHES:
+                self._searches.popitem(last=False)[1].stop()
+            return search
+
+    def statistics(self) -> tuple[tuple[int, ...], dict[str, Any] | None]:
+        found = reading.signature(self.directory)
+        known = self._statistics
+        return found, known[1] if known is not None and known[0] == found else None
+
+    def keep(self, signature: tuple[int, ...], found: dict[str, Any]) -> None:
+        self._statistics = (signature, found)
+
+
+class Viewer:
+    """What the server knows: the datasets by their names, and what answers about them."""
+
+    def __init__(self, directories: Sequence[Path], *, folder: Path | None = None) -> None:
+        """Serve these directories or, with `folder`, those below it."""
+        self._folder = folder
+        self._database = Database([folder] if folder is not None else directories)
+        names = [each.resolve().name or "dataset" for each in directories]
+        self._opened = {
+            name if names.count(name) == 1 else f"{name}-{at}": Opened(directory, self._database)
+            for at, (name, directory) in enumerate(zip(names, directories, strict=True), 1)
+        }
+        self._counting = asyncio.Lock()
+        self.stopping = asyncio.Event()
+
+    def routes(self) -> list[Route]:
+        def route(path: str, answer: Callable[[Request], Any]) -> Route:
+            async def answered(request: Request) -> Response:
+                try:
+                    found = await run_in_threadpool(answer, request)
+                except QueryError as error:
+                    return JSONResponse({"error": str(error)}, status_code=400)
+                except LookupError as error:
+                    return JSONResponse({"error": str(error.args[0]) if error.args else "not found"}, status_code=404)
+                except ManifestError as error:
+                    return JSONResponse({"error": str(error), "waiting": True}, status_code=404)
+                except (SeedbedError, OSError, ValueError) as error:
+                    return JSONResponse({"error": str(error)}, status_code=422)
+                return found if isinstance(found, Response) else JSONResponse(found)
+
+            return Route(f"/api/{path}", answered, methods=["GET"])
+
+        return [
+            route("datasets", self._datasets),
+            route("d/{name:path}/overview", self._overview),
+            route("d/{name:path}/rows", self._rows),
+            route("d/{name:path}/row", self._row),
+            route("d/{name:path}/cell", self._cell),
+            route("d/{name:path}/drops", lambda request: reading.drops(*self._dataset(request))),
+            route("d/{name:path}/cost", lambda request: reading.cost(*self._dataset(request))),
+            route("d/{name:path}/graph", self._graph),
+            Route("/api/d/{name:path}/statistics", self._statistics, methods=["GET"]),
+            Route("/api/d/{name:path}/run", self._run, methods=["GET"]),
+            route("match", self._match),
+        ]
+
+    def _find(self, name: str) -> Opened:
+        if self._folder is not None and name not in self._opened:
+            self._look()
+        if name not in self._opened:
+            raise LookupError(f"there is no dataset {name!r} here")
+        return self._opened[name]
+
+    def _look(self) -> None:
+        """Find the datasets below the folder, not deeper than three levels; links are not followed."""
+        assert self._folder is not None
+        pending, seen = [(self._folder, 0)], 0
+        while pending and len(self._opened) < _DATASETS and seen < 20_000:
+            folder, depth = pending.pop(0)
+            seen += 1
+            if is_dataset(folder):
+                name = folder.relative_to(self._folder).as_posix()
+                self._opened.setdefault(folder.resolve().name if name == "." else name, Opened(folder, self._database))
+            elif depth < 3:
+                with suppress(OSError):
+                    pending += [
+                        (each, depth + 1)
+                        for each in sorted(folder.iterdir())
+                        if not each.name.startswith(".") and not each.is_symlink() and each.is_dir()
+                    ]
+
+    def _dataset(self, request: Request) -> tuple[Path, Dataset]:
+        opened = self._find(request.path_params["name"])
+        return opened.directory, opened.current()[0].dataset
+
+    def _datasets(self, _request: Request) -> Any:
+        if self._folder is not None:
+            self._look()
+        listed = []
+        for name, opened in sorted(self._opened.items()):
+            try:
+                table, described = opened.current()
+                listed.append({"name": name, **reading.overview(opened.directory, table, described)})
+            except (SeedbedError, OSError) as error:
+                listed.append({"name": name, "path": str(opened.directory), "error": str(error)})
+        return {"datasets": listed, "folder": None if self._folder is None else str(self._folder)}
+
+    def _overview(self, request: Request) -> Any:
+        opened = self._find(request.path_params["name"])
+        table, described = opened.current()
+        found = reading.overview(opened.directory, table, described)
+        return {**found, "open_rows": len(table.open_rows), "runs": history_runs(opened.directory)}
+
+    def _rows(self, request: Request) -> Any:
+        opened = self._find(request.path_params["name"])
+        query, given = _query(request), request.query_params
+        offset, limit = _whole(given.get("offset"), 0), min(_PAGE, _whole(given.get("limit"), 50))
+        table, _ = opened.current()
+        if query.is_plain:
+            numbers = list(range(offset, min(table.total, offset + limit)))
+            found, done = table.total, True
+        else:
+            search = opened.search(query)
+            search.wait(offset + limit, _WAIT)
+            if search.error is not None:
+                raise QueryError(search.error)
+            numbers, found, done = search.numbers(offset, limit), search.found, search.done
+        groups = {
+            number: table.open_rows[number - table.rows]["_row_group"] for number in numbers if number >= table.rows
+        }
+        return {
+            "total": found,
+            "of": table.total,
+            "done": done,
+            "offset": offset,
+            "numbers": numbers,
+            "open": groups,
+            "rows": table.page(numbers),
+        }
+
+    def _row(self, request: Request) -> Any:
+        opened = self._find(request.path_params["name"])
+        table, described = opened.current()
+        number, query = _whole(request.query_params.get("number"), 0), _query(request)
+        if number >= table.total:
+            raise LookupError(f"row {number:,} is not in the dataset, which has {table.total:,} rows")
+        cells = table.page([number], longest=LONG)[0]
+        row = dict(zip(table.kinds, map(_value, cells), strict=True))
+        is_stored = number < table.rows
+        neighbours: list[int | None] = [
+            number - 1 if number else None,
+            number + 1 if number + 1 < table.total else None,
+        ]
+        if not query.is_plain:
+            search = opened.search(query)
+            search.wait(1 << 62, _WAIT)
+            at = search.position(number)
+            if at is not None:
+                before, after = search.numbers(at - 1, 1) if at else [], search.numbers(at + 1, 1)
+                neighbours = [before[0] if before else None, after[0] if after else None]
+        return {
+            "number": number,
+            "total": table.total,
+            "part": table.dataset.parts[table.place(number)[0]].name if is_stored else None,
+            "cells": cells,
+            "prompts": described.prompts(row),
+            "previous": neighbours[0],
+            "next": neighbours[1],
+        }
+
+    def _cell(self, request: Request) -> Response:
+        """A whole value: a picture if it is one, else text."""
+        opened = self._find(request.path_params["name"])
+        table, _ = opened.current()
+        number, column = _whole(request.query_params.get("number"), 0), request.query_params.get("column", "")
+        if column not in table.kinds or number >= table.total:
+            raise LookupError("there is no such cell")
+        value = table.cell(number, column)
+        if table.kinds[column] == "image" and isinstance(value, str) and value.startswith(f"{PRIVATE}/images/"):
+            if ".." in value.split("/"):
+                raise LookupError("there is no such picture")
+            value = read_file(opened.directory, value, limit=_PICTURE)
+        if isinstance(value, bytes):
+            known = media_type_of(value)
+            is_picture = known != "image/png" or value.startswith(b"\x89PNG")
+            return Response(value, media_type=known if is_picture else "application/octet-stream")
+        return PlainTextResponse("" if value is None else value)
+
+    def _graph(self, request: Request) -> Any:
+        opened = self._find(request.path_params["name"])
+        table, described = opened.current()
+        return {"drawing": reading.graph(opened.directory, table.dataset, described), "rows": table.rows}
+
+    async def _statistics(self, request: Request) -> Response:
+        try:
+            opened = self._find(request.path_params["name"])
+        except LookupError as error:
+            return JSONResponse({"error": str(error.args[0])}, status_code=404)
+        async with self._counting:
+            signature, found = await run_in_threadpool(opened.statistics)
+            if found is None:
+                try:
+                    found = await _run_statistics(opened.directory)
+                except (SeedbedError, ValueError) as error:
+                    return JSONResponse({"error": str(error)}, status_code=422)
+                opened.keep(signature, found)
+        return JSONResponse(found)
+
+    async def _run(self, request: Request) -> Response:
+        """The snapshots of a run as server-sent events: all that there are, then each new one."""
+        try:
+            opened = self._find(request.path_params["name"])
+        except LookupError as error:
+            return JSONResponse({"error": str(error.args[0])}, status_code=404)
+        run = _whole(request.query_params.get("run"), 0)
+        return StreamingResponse(self._events(opened.directory, run), media_type="text/event-stream")
+
+    async def _events(self, directory: Path, run: int) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        sent, shown, last, due = 0.0, -1, b"", 0.0
+        state: dict[str, Any] = {}
+        while not self.stopping.is_set():
+            runs = await run_in_threadpool(history_runs, directory)
+            number = run or (runs[-1] if runs else 0)
+            if number != shown:
+                sent, shown = 0.0, number
+            lines = await run_in_threadpool(reading.run_lines, directory, number) if number else []
+            # The log is written anew now and then, with fewer lines; what counts is the time of each.
+            fresh = [line for line in lines[1:] if line.get("t", -1.0) > sent or "report" in line]
+            now = loop.time()
+            if now >= due:
+                state = await run_in_threadpool(reading.state, directory)
+                # A manifest of thousands of row groups takes a while to read.
+                due = loop.time() + 10 * (loop.time() - now)
+            message: dict[str, Any] = {"run": number, "runs": runs, **state}
+            if not sent:
+                message["header"] = lines[0] if lines else None
+            points = [line for line in fresh if "t" in line]
+            message["points"] = points
+            sent = points[-1]["t"] if points else sent
+            if reports := [line["report"] for line in fresh if "report" in line]:
+                message["report"] = reports[-1]
+            data = json.dumps(message).encode()
+            if data != last:
+                yield b"data: " + data + b"\n\n"
+                last = data
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), _POLL)
+
+    def _match(self, request: Request) -> Any:
+        """Rows of two datasets with the same number, side by side."""
+        given = request.query_params
+        tables = [self._find(given.get(side, "")).current()[0] for side in ("a", "b")]
+        offset, limit = _whole(given.get("offset"), 0), min(_PAGE, _whole(given.get("limit"), 20))
+        numbers = list(range(offset, min(*(table.rows for table in tables), offset + limit)))
+        return {
+            "total": min(table.rows for table in tables),
+            "numbers": numbers,
+            "columns": [list(table.kinds) for table in tables],
+            "rows": [table.page(numbers) for table in tables],
+        }
+
+
+async def _run_statistics(directory: Path) -> dict[str, Any]:
+    """Compute statistics in a process of their own: its memory is free afterwards, and a hostile file ends only it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "seedbed.view", STATISTICS, str(directory), stdout=PIPE, stderr=PIPE
+    )
+    try:
+        out, problem = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = problem.decode(errors="replace").strip().splitlines()
+        raise QueryError(f"the statistics failed: {lines[-1] if lines else f'status {process.returncode}'}")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def _query(request: Request) -> Query:
+    given = request.query_params
+    return Query(
+        where=given.get("where", "").strip(),
+        text=given.get("text", ""),
+        sort=given.get("sort", ""),
+        descending=given.get("descending") == "1",
+    )
+
+
+def _whole(text: str | None, default: int) -> int:
+    """A number of a URL that is not negative."""
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or len(text) > 12:
+        raise QueryError(f"{text[:20]!r} is not a row number")
+    return int(text)
+
+
+def _value(cell: Any) -> Any:
+    """A cell as a template sees it."""
+    if not isinstance(cell, dict):
+        return cell
+    if "json" in cell and not cell.get("cut"):
+        with suppress(ValueError):
+            return json.loads(cell["json"])
+    return cell.get("cut") if isinstance(cell.get("cut"), str) else None
+
+
+def make_app(viewer: Viewer, *, port: int, token: str) -> ASGIApp:
+    """The application for a port."""
+    found = web_files()
+    page = found["index.html"]
+    start, end = page.index(b'<script type="importmap">') + 25, page.index(b"</script>")
+    digest = base64.b64encode(hashlib.sha256(page[start:end]).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self' blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+    async def asset(request: Request) -> Response:
+        name = request.path_params.get("name") or "index.html"
+        if name not in found:
+            return PlainTextResponse("not found", status_code=404)
+        return Response(found[name], media_type=_TYPES.get(name.rpartition(".")[2], "application/octet-stream"))
+
+    routes = [*viewer.routes(), Route("/", asset), Route("/{name}", asset)]
+    return Guard(Starlette(routes=routes), port=port, token=token, policy=policy)
+
+
+def serve(
+    directories: Sequence[Path],
+    *,
+    folder: Path | None = None,
+    port: int = 0,
+    announce: Callable[[str], None] = print,
+    until: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve until Ctrl-C, or until `until` is done; `announce` is called with the URL once the server listens."""
+    token = secrets.token_urlsafe(24)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        bound = listener.getsockname()[1]
+
+        async def main() -> None:
+            viewer = Viewer(directories, folder=folder)
+            await _serve(viewer, make_app(viewer, port=bound, token=token), listener, until, ready)
+
+        def ready() -> None:
+            announce(f"http://127.0.0.1:{bound}/#token={token}")
+
+        asyncio.run(main())
+
+
+async def _serve(
+    viewer: Viewer,
+    app: ASGIApp,
+    listener: socket.socket,
+    until: Callable[[], Awaitable[None]] | None,
+    ready: Callable[[], None],
+) -> None:
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # a stream that is cancelled at the end is no error
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config, on_exit=viewer.stopping.set)
+    ready()
+    ended = asyncio.ensure_future(until()) if until is not None else None
+    if ended is not None:
+        ended.add_done_callback(lambda _: server.handle_exit(signal.SIGTERM, None))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        if ended is not None:
+            ended.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of events when it is to exit: it would wait for them."""
+
+    def __init__(self, config: uvicorn.Config, *, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._on_exit()
+        super().handle_exit(sig, frame)
