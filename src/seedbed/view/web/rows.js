@@ -26,7 +26,7 @@ export async function page({ main, dataset, overview, parameters, signal }) {
     query.where || query.text || query.sort ? h("a", { class: "button", href: link(dataset, "rows") }, "Clear") : null, status, report ? null : code(overview, query));
   text.addEventListener("search", () => form.requestSubmit());
 
-  const widths = columns.map((column) => ({ number: 110, boolean: 90, time: 170, scores: 230, image: 150, binary: 100 })[column.shown] || (columns.length < 5 ? 380 : 280));
+  const widths = columns.map((column) => ({ number: 110, boolean: 90, time: 170, scores: 230, image: 150, binary: 100 })[column.shown] || (/category/.test(column.made_by || "") ? 170 : columns.length < 5 ? 380 : 260));
   const template = `72px ${widths.map((width) => `minmax(${width}px, ${width}fr)`).join(" ")}`;
   const wide = 72 + widths.reduce((sum, width) => sum + width, 0);
   const sortable = (column) => h("button", { type: "button", class: "sort", title: `Sort by ${column.name}`, onclick: () => change({ sort: column.name, descending: query.sort === column.name && !query.descending ? "1" : "" }) }, column.name, query.sort === column.name ? (query.descending ? " ↓" : " ↑") : "");
