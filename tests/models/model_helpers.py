@@ -48,6 +48,12 @@ class FakeContext:
     usage: list[Usage] = attrs.field(factory=list)
     model: str = ""
 
+    reports_calls = False
+
+    @property
+    def drawn_for(self) -> object:
+        return self.row
+
     def answered_by(self, model: str) -> None:
         self.model = model
 
