@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import duckdb
-import jsonschema
 import pytest
 
 import seedbed.cli.init as init_module
@@ -115,37 +114,45 @@ def test_rag_questions_quote_their_passages(cook: Callable[[str], Cooked]) -> No
     assert {row["answerable"] for row in rows} == {True, False}
 
 
-def test_chats_have_three_turns_of_both_sides(cook: Callable[[str], Cooked]) -> None:
-    """Each side speaks in turn, and the first message is about the case."""
+def test_chats_end_when_the_customer_is_content(cook: Callable[[str], Cooked]) -> None:
+    """Each side speaks in turn, the assistant has the last word, and the first message is about the case."""
     rows = cook("chat").rows
     for row in rows:
-        assert conversation(row["messages"]) == ["user", "assistant"] * 3
+        assert conversation(row["messages"]) == ["user", "assistant"] * (len(row["messages"]) // 2)
+        is_settled = "settles it" in row["messages"][-2]["content"]
+        assert len(row["messages"]) == 6 or is_settled
+        assert not any("settles it" in message["content"] for message in row["messages"][:-2])
+    assert {len(row["messages"]) for row in rows} == {4, 6}
     assert any("postage" not in str(row) and "shoes" in row["messages"][0]["content"] for row in rows)
 
 
-def test_tool_calls_fit_their_tools(cook: Callable[[str], Cooked]) -> None:
-    """Every call is of the row's tool with arguments that its schema accepts, or of none where none is needed."""
+def test_tools_are_called_where_they_are_needed(cook: Callable[[str], Cooked]) -> None:
+    """The first call is of the row's tool, or there is none; wrong arguments are corrected; the answer has the result."""
     rows = cook("tool-calls").rows
     for row in rows:
-        called, arguments = row["tool_call"]["name"], json.loads(row["tool_call"]["arguments"])
+        roles = [message["role"] for message in row["messages"]]
+        calls = [call["function"] for message in row["messages"] for call in message["tool_calls"] or ()]
+        results = [message["content"] for message in row["messages"] if message["role"] == "tool"]
+        assert roles == ["system", "user", *["assistant", "tool"] * len(calls), "assistant"]
         if row["situation"] == "no tool is needed":
-            assert (called, arguments) == ("none", {})
+            assert not calls
         else:
-            assert called == row["tool"]
-            jsonschema.validate(arguments, json.loads(row["parameters"]))
-    assert "none" in {row["tool_call"]["name"] for row in rows}
-    # The script sometimes has "eighty" for a price, which the schema rejects.
-    assert "eighty" not in str(rows)
+            assert calls[0]["name"] == row["tool"]
+            assert row["messages"][-1]["content"].endswith(results[-1])
+        # The script sometimes has "eighty" for a price, which the types of the function reject.
+        assert ["eighty" in call["arguments"] for call in calls] == [result.startswith("Error: ") for result in results]
+    assert {len(row["messages"]) for row in rows} >= {3, 5}
+    assert "none" in {row["tool"] for row in rows}
 
 
-def test_preferences_do_not_depend_on_the_order_of_the_answers(cook: Callable[[str], Cooked]) -> None:
-    """The better answer is chosen, whether the judge saw it first or second."""
+def test_preferences_are_the_best_and_the_worst(cook: Callable[[str], Cooked]) -> None:
+    """Every pair has a clear winner."""
     rows = cook("preferences").rows
     for row in rows:
-        assert row["chosen"].startswith("It works in two steps")
-        assert row["rejected"].startswith("It just works")
-        assert row["margin"] >= 2
-    assert {row["swapped"] for row in rows} == {True, False}
+        assert set(row) >= {"prompt", "chosen", "rejected", "margin"}
+        assert row["margin"] >= 3
+        assert "It just works" not in row["chosen"]
+        assert "An example" not in row["rejected"]
 
 
 def test_labels_are_balanced_and_agreed_on(cook: Callable[[str], Cooked]) -> None:

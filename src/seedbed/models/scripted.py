@@ -231,7 +231,7 @@ def _read_marker(marker: str) -> tuple[dict[str, Any], int | None]:
 
 
 AnswerFunction = Callable[[ChatRequest], "str | ChatAnswer"]
-_PLACE = re.compile(r"\{(prompt|system|number|seed|after:[^{}]*|choice:[^{}]*)\}")
+_PLACE = re.compile(r"\{(prompt|system|number|seed|after:[^{}]*|choice:[^{}]*|drawn:[^{}]*)\}")
 _FAILURES = {
     "reset": "the connection was reset",
     "malformed": "answered 200 with malformed JSON",
@@ -260,9 +260,10 @@ class Scripted(Behaviour, Limits):
     """A model that answers out of a script: without a key, a network or a cost.
 
     `answers` is a template (`{prompt}`, `{system}`, `{number}`, `{seed}`, `{choice:yes|no}`, and `{after:Topic:}` for
-    what follows `Topic:` on its line of the prompt), a list of templates (the prompt decides which), a mapping of words
-    to templates (the first word that the prompt contains; `*` for the rest), or a function of the `ChatRequest`. In
-    answers to a request with a schema, inserted text is escaped for JSON. Where the column has tools, an answer such as
+    what follows `Topic:` on its line of the prompt; `{drawn:yes|no}` is a choice that differs for equal prompts), a
+    list of templates (the prompt decides which), a mapping of words to templates (the first word that the prompt contains;
+    `*` for the rest), or a function of the `ChatRequest`. In answers to a request with a schema, inserted text is
+    escaped for JSON. Where the column has tools, an answer such as
     `{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}` calls them; the next prompt is the result of the tool.
     Without `answers`, or where no word matches, the answer is generated: plausible text for the prompt, JSON that is
     valid for the schema, or first a call of a tool.
@@ -386,6 +387,8 @@ def _fill(template: str, request: ChatRequest) -> str:
         name, _, given = found.group(1).partition(":")
         if name == "choice":
             return random.Random(stable_seed(found.start(), prompt)).choice(str(given).split("|"))
+        if name == "drawn":
+            return random.Random(stable_seed(found.start(), request.seed)).choice(str(given).split("|"))
         if name == "after":
             text = prompt.partition(given)[2].partition("\n")[0].strip()
         elif name == "system":
