@@ -261,9 +261,9 @@ class Scripted(Behaviour, Limits):
 
     `answers` is a template (`{prompt}`, `{system}`, `{number}`, `{seed}`, `{choice:yes|no}`, and `{after:Topic:}` for
     what follows `Topic:` on its line of the prompt; `{drawn:yes|no}` is a choice that differs for equal prompts), a
-    list of templates (the prompt decides which), a mapping of words to templates (the first word that the prompt contains;
-    `*` for the rest), or a function of the `ChatRequest`. In answers to a request with a schema, inserted text is
-    escaped for JSON. Where the column has tools, an answer such as
+    list of templates (the prompt decides which), a mapping of words to templates (the first word that the prompt
+    contains; `*` for the rest), or a function of the `ChatRequest`. In answers to a request with a schema, inserted
+    text is escaped for JSON. Where the column has tools, an answer such as
     `{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}` calls them; the next prompt is the result of the tool.
     Without `answers`, or where no word matches, the answer is generated: plausible text for the prompt, JSON that is
     valid for the schema, or first a call of a tool.
