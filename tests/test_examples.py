@@ -127,7 +127,7 @@ def test_chats_end_when_the_customer_is_content(cook: Callable[[str], Cooked]) -
 
 
 def test_tools_are_called_where_they_are_needed(cook: Callable[[str], Cooked]) -> None:
-    """The first call is of the row's tool, or there is none; wrong arguments are corrected; answers have the results."""
+    """The first call is of the row's tool, or there is none; wrong arguments are corrected."""
     rows = cook("tool-calls").rows
     for row in rows:
         roles = [message["role"] for message in row["messages"]]

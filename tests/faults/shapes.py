@@ -12,6 +12,7 @@ import decimal
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,6 +20,7 @@ import polars as pl
 
 import seedbed as sb
 from seedbed.errors import Permanent, Retryable
+from seedbed.runtime import faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -134,8 +136,11 @@ def cell_of(prompt: str) -> tuple[str, int]:
 
 
 def answer_to(prompt: str) -> str:
-    """What a model says: something that shows every value of the prompt."""
+    """What a model says: something that shows every value of the prompt, or a call of a tool."""
     column, row = cell_of(prompt)
+    if prompt.endswith(" books"):
+        _, _, _, turn, _ = prompt.split()
+        return json.dumps({"tool_calls": [{"name": "book", "arguments": {"cell": f"{column} {row} {turn}"}}]})
     return f"{column}/{row}/{hashlib.sha256(prompt.encode()).hexdigest()[:12]}"
 
 
@@ -275,6 +280,31 @@ def _prompt_template(column: ColumnShape) -> str:
     return " ".join(["cell", column.name, "{{ n }}", *(f"{{{{ {name} }}}}" for name in column.requires)])
 
 
+BOOKINGS = Path("bookings")
+"""Where `book` notes its calls, in the directory that a build works in."""
+
+
+def book(cell: str) -> str:
+    """Books something for a turn of a cell; each call of it counts, whatever becomes of the process."""
+    hook = faults.hook or (lambda _: None)
+    hook("tool begins")
+    with BOOKINGS.open("a", encoding="utf-8") as file:
+        file.write(f"{cell}\n")
+    hook("tool has run")
+    return f"cell {cell} booked"
+
+
+def talk(name: str, *, idempotent: bool) -> sb.Conversation:
+    """A conversation of four turns, half of which call a tool."""
+    prompt = f"cell {name} {{{{ n }}}} {{{{ turns | length }}}}"
+    tools = [sb.FunctionTool(function=book, idempotent=idempotent)]
+    speakers = [
+        sb.Speaker(name="asker", model="writer", prompt=prompt),
+        sb.Speaker(name="helper", model="writer", prompt=f"{prompt} books", tools=tools),
+    ]
+    return sb.Conversation(name, speakers=speakers, max_turns=4)
+
+
 def make_recipe(shape: Shape, *, url: str | None = None, ask: Ask | None = None, run: int = 0) -> sb.Recipe:
     """The recipe; its models are at `url`, or are `ask`. Calls say in a header which `run` they are of."""
     models = {}
@@ -316,6 +346,8 @@ def _column(column: ColumnShape, ask: Ask | None) -> Any:
             return sb.Custom(name, Kept(), requires=["n", *requires])
         case "seeded":
             return sb.Custom(name, Seeded())
+        case "talk" | "booking":
+            return talk(name, idempotent=column.type == "talk")
         case "model" if ask is None:
             return sb.LLMText(name, model="writer", prompt=_prompt_template(column), skip_when=skip)
         case "model":
