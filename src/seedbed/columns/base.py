@@ -409,6 +409,8 @@ class Column:
     """Not supported: it is an error to set it."""
     retry_on: tuple[type[Exception], ...] = attrs.field(default=(), converter=_exceptions)
     """Exceptions of its own code that are retried."""
+    once_per: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names)
+    """Columns that make up a key: a cell runs once for each key, and all rows with that key have its value."""
     skip: SkipRule | None = None
     """The compiled `skip_when` of a recipe's column."""
     skip_policy: str = "run"
@@ -445,7 +447,7 @@ class Column:
             put(self, "call", attrs.evolve(call, function=function))
             put(self, "inputs", requires)
         rule = self.skip.requires if self.skip is not None else ()
-        put(self, "requires", tuple(dict.fromkeys((*self.inputs, *rule))))
+        put(self, "requires", tuple(dict.fromkeys((*self.inputs, *rule, *self.once_per))))
 
     def dtypes(self) -> dict[str, Any]:
         """The declared type of each output that has one."""

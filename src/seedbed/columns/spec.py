@@ -208,6 +208,8 @@ class ColumnSpec:
     """An expression over other columns: where it is true, the cell is null and nothing is called."""
     skip_policy: str = attrs.field(default="run", validator=checks.one_of("run", "skip"))
     """Where a column that it requires was skipped: `run` with a null, or `skip` this cell too."""
+    once_per: tuple[str, ...] = attrs.field(default=(), converter=checks.as_names, validator=checks.names)
+    """Columns that make up a key: a cell runs once for each key, and all rows with that key have its value."""
     timeout: float | None = attrs.field(default=None, validator=checks.optional(checks.seconds))
     """How long one attempt at a cell may take."""
     dtype: Annotated[Any, "the name of a type"] = attrs.field(default=None, converter=read_dtype)
@@ -400,6 +402,7 @@ def make_column(spec: ColumnSpec, environment: Environment) -> Column:
         skip=spec.skip_rule(),
         skip_policy=spec.skip_policy,
         timeout=spec.timeout if column.timeout is None else column.timeout,
+        once_per=spec.once_per or column.once_per,
         dtype=dtype,
     )
 

@@ -207,6 +207,8 @@ async def _write(services: Services, writer: DatasetWriter, group: OpenGroup, ro
         order = list(range(before, before + height))
     if recorder is not None:
         await recorder.flush_states()
+        if services.shared.once:
+            await recorder.flush()  # a value that a part holds is not generated again for another row
         dropped = [row for row in range(frontier.rows) if frontier.dropped[row]]
         if dropped:
             # For a run that retries them; post-batch processors need the other rows of the group too.
@@ -338,8 +340,9 @@ async def _finish_stage(services: Services) -> Sequence[Conflict]:
     if store is None:
         return ()
     writer, journal = store.writer, store.journal
-    if services.recorder is not None and plan.acceptance is not None:
-        await services.recorder.flush()  # what open row groups left is for a dataset that grows
+    if services.recorder is not None and (plan.acceptance is not None or services.shared.once):
+        # What open row groups left, and what all of them share, is for a dataset that grows.
+        await services.recorder.flush()
     try:
         if plan.after_generation:
             await _wind_up(services, lambda abandoned: writer.unify(abandoned=abandoned))

@@ -90,7 +90,12 @@ class Context:
 
     @property
     def drawn_for(self) -> object:
-        """What values that a cell draws depend on besides its column: its row, or that which it was made from."""
+        """What values that a cell draws depend on besides its column: its row, or that which it was made from.
+
+        With `once_per` it is the key, which is the same for all cells that share the answer.
+        """
+        if self._task.shared_key is not None:
+            return self._task.shared_key.hex()
         row, plan = self.row, self._services.plan
         return row if row is None or plan.parent_plan is None else plan.origin(row)
 

@@ -17,10 +17,11 @@ from ..errors import PartError, StoreError
 from ..graph import GROUP, Kind
 from ..observe import events
 from ..observe.report import REJECTED
-from ..store.entries import GeneratorCall, Purpose
+from ..store.entries import GeneratorCall, Key, Purpose, Shared, SharedCall
 from ..store.parts import read_table
 from ..store.provenance import Provenance, read_provenance
 from ..store.values import python_values
+from .once import SharedAnswer
 from .resume import RenewedRows, RetriedRows, plan_renewal, plan_retry, restore_entries
 from .row_group import RowGroup
 from .rows import Rows, identities_by_position
@@ -37,6 +38,27 @@ if TYPE_CHECKING:
     from .rows import Identity
     from .services import Services
     from .tasks import Step
+
+
+async def restore_shared(services: Services) -> None:
+    """Restore the answers of columns with `once_per`; a run that retries dropped rows tries their failures again."""
+    recorder, shared = services.recorder, services.shared
+    if recorder is None or not shared.once:
+        return
+    steps = {step.name: step for step in shared.steps if step.once_per}
+    for entry in await recorder.read(Key(group=0, purpose=Purpose.SHARED, stage=services.stage)):
+        match entry:
+            case Shared(column=column, key=key, value=value) if column in steps:
+                outputs = len(steps[column].outputs)
+                fits = outputs == 1 or (isinstance(value, list | tuple) and len(value) == outputs)
+                if services.plan.retry_dropped if entry.error is not None else not fits:
+                    continue
+                answer = SharedAnswer(
+                    value=value, origin=entry.origin, error=entry.error, code=entry.code, attempts=entry.attempts
+                )
+                shared.once[column].restore(key, answer)
+            case SharedCall(column=column) if column in steps:
+                shared.once[column].restore_call(entry.key, entry.call, entry.answer, entry.spent)
 
 
 async def open_group(services: Services, index: int, turn: int, nursery: trio.Nursery) -> OpenGroup | None:

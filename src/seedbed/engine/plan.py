@@ -610,6 +610,10 @@ def _check_column(column: Column) -> list[str]:
         problems.append(f"column {name!r} has skip_policy={column.skip_policy!r}; it must be 'run' or 'skip'")
     if column.skip is not None and column.kind is Kind.FROM_SCRATCH:
         problems.append(f"column {name!r} has a skip rule, but a column from scratch has no inputs to decide by")
+    if column.once_per and column.kind is not Kind.CELL:
+        problems.append(f"column {name!r} has once_per, but it is not generated cell by cell")
+    elif column.once_per and column.is_stateful:
+        problems.append(f"column {name!r} has once_per, but it is stateful: its cells may differ for one key")
     if column.lane_limit is not None and column.lane_limit < 1:
         problems.append(f"column {name!r} has lane_limit={column.lane_limit!r}; it must be 1 or more")
     if column.process and column.call is not None:

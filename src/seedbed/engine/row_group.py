@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+import msgspec
 
 from ..errors import CellError, ProcessorFailed
 from ..graph import GROUP, Kind, Stage
@@ -20,6 +21,7 @@ from ..graph.frontier import Frontier
 from ..observe import events
 from ..observe.tracebacks import user_traceback
 from .failures import Salvage, error_code, error_text
+from .once import Once, SharedAnswer
 from .stateful import Gate, Instance, always_nodes, stateful_nodes
 from .tasks import NO_USAGE, Outcome, State, Status, Task
 
@@ -54,6 +56,7 @@ class Rows(Protocol):
     @property
     def count(self) -> int: ...
     def skips(self, step: Step, row: int) -> bool: ...
+    def shared_key(self, step: Step, row: int) -> bytes: ...
     def write_cell(self, step: Step, row: int, value: Any) -> None: ...
     def write_value(self, name: str, row: int, value: Any) -> None: ...
     def accepts(self, row: int) -> bool: ...
@@ -69,6 +72,7 @@ class GroupJournal(Protocol):
     """Where a row group's outcomes are recorded, in order."""
 
     def finished(self, task: Task, value: Any, origin: Origin | None) -> None: ...
+    def shared(self, task: Task, answer: SharedAnswer) -> None: ...
     def failed(self, task: Task, error: str, consequence: Consequence, code: str) -> None: ...
     def rebuilt(self) -> None: ...
     def forgiven(self) -> None: ...
@@ -104,6 +108,7 @@ class Shared:
     touched: set[RowGroup] = attrs.field(factory=set)  # row groups that the scheduler has to look at
     instances: Mapping[int, Instance] = attrs.field(init=False)  # stateful generators, by identity
     always: frozenset[int] = attrs.field(init=False)  # nodes that run also for dropped rows
+    once: Mapping[str, Once] = attrs.field(init=False)  # columns that run once per key
 
     @instances.default
     def _instances(self) -> Mapping[int, Instance]:
@@ -112,6 +117,10 @@ class Shared:
     @always.default
     def _always(self) -> frozenset[int]:
         return always_nodes(self.graph, self.steps)
+
+    @once.default
+    def _once(self) -> Mapping[str, Once]:
+        return {step.name: Once() for step in self.steps if step.once_per}
 
     def instance_of(self, step: Step) -> Instance | None:
         """The stateful generator of a step, if it has one."""
@@ -233,7 +242,8 @@ class RowGroup:
         """A call of this task was answered in an earlier run."""
         task = self.find(column, row)
         if task is not None:
-            task.spent = spent
+            if spent.calls >= task.spent.calls:
+                task.spent = spent
             task.answers = {**(task.answers or {}), key: answer}
 
     def restore_rows(
@@ -264,6 +274,7 @@ class RowGroup:
             task = self.find(step.name, row)
             if task is not None:
                 self._done(task)
+                self._give_up_shared(task)
             self._settle(step.node, row)
         if step.node in self._shared.accept:
             ready += self._judge(rows)
@@ -448,7 +459,9 @@ class RowGroup:
     def _journal_success(self, outcome: Outcome) -> Origin | None:
         task = outcome.task
         origin = outcome.origin
-        if self._journal is not None:
+        if task.shared_key is not None:
+            origin = None if origin is None else msgspec.structs.replace(origin, shared=True)
+        elif self._journal is not None:
             if task.step.instance is not None:
                 self.note_call(task.step, task.row, outcome.value)
             self._journal.finished(task, outcome.value, origin)
@@ -467,6 +480,8 @@ class RowGroup:
         if task.row != GROUP and self.frontier.dropped[task.row]:
             self._shared.ledger.waste(step.name, *outcome.work)
         self._complete(task, outcome.value, origin)
+        if task.shared_key is not None:
+            self._share(task, SharedAnswer(value=outcome.value, origin=origin))
 
     def _note_origin(self, step: Step, row: int, origin: Origin | None) -> None:
         if origin is not None:
@@ -558,7 +573,8 @@ class RowGroup:
         if self._journal is not None:
             if task.step.instance is not None:
                 self.note_call(task.step, task.row)
-            self._journal.failed(task, error, consequence, code)
+            if task.shared_key is None or consequence is not Consequence.DROPPED:  # else its answer is the failure
+                self._journal.failed(task, error, consequence, code)
         if consequence is Consequence.DROPPED:
             self._shared.ledger.note_cause(f"{task.step.name}: {error}", outcome.error, user_traceback)
             self._fail(task, error, code)
@@ -575,6 +591,8 @@ class RowGroup:
     def _fail(self, task: Task, error: str, code: str) -> None:
         """A task failed for good: drop its row, or every row if it was for the whole group."""
         self._done(task)
+        if task.shared_key is not None:
+            self._share(task, SharedAnswer(error=error, code=code, attempts=task.attempt))
         rows, ready = self.frontier.fail(task.step.node, task.row)
         for row in rows:
             self._lost[row] = self._lost.get(row, 0.0) + task.spent.cost / len(rows)
@@ -644,6 +662,7 @@ class RowGroup:
     def _discard(self, task: Task) -> None:
         """A task is not needed any more."""
         self._done(task)
+        self._give_up_shared(task)
         if task.spent.cost:
             self._lost[task.row] = self._lost.get(task.row, 0.0) + task.spent.cost
         self._settle(task.step.node, task.row)
@@ -691,8 +710,59 @@ class RowGroup:
             gate = self._gates.get(node)
             if gate is not None:
                 gate.arrive(node, row)
+            elif step.once_per:
+                pending.extend(self._share_or_run(step, row))
             else:
                 self._new_task(step, row)
+
+    def _share_or_run(self, step: Step, row: int) -> Sequence[tuple[int, int]]:
+        """A cell of a column with `once_per` takes the answer of its key, waits for it, or runs; what becomes ready."""
+        once = self._shared.once[step.name]
+        try:
+            key = self.rows.shared_key(step, row)
+        except Exception as error:  # noqa: BLE001  it reads values that generators returned
+            return self._fail_shared(step, row, SharedAnswer(error=f"once_per: {error_text(error)}", code="exception"))
+        answer = once.find(key)
+        if answer is None:
+            if once.claim(key, partial(self._wake_shared, step.node, row)):
+                self._new_task(step, row, shared_key=key)
+            return ()
+        if answer.error is not None:
+            return self._fail_shared(step, row, answer)
+        self._note_origin(step, row, answer.origin)
+        self._write_cell(step, row, answer.value)
+        ready = self.frontier.complete_cell(step.node, row)
+        if step.node in self._shared.accept:
+            ready = [*ready, *self._judge((row,))]
+        if self._shared.notify.events.wants_rows and not self.frontier.barrier:
+            self._notify_rows((row,))
+        return ready
+
+    def _fail_shared(self, step: Step, row: int, answer: SharedAnswer) -> Sequence[tuple[int, int]]:
+        assert answer.error is not None
+        rows, ready = self.frontier.fail(step.node, row)
+        for each in rows:
+            self._drop(each, Task(step, self.index, row, attempt=answer.attempts), answer.error, answer.code)
+        self._advance_gates()
+        return ready
+
+    def _wake_shared(self, node: int, row: int) -> None:
+        """There is an answer that the cell waited for, or it may be its turn to run."""
+        if self.phase is not Phase.CLOSING and not self.frontier.is_done(node, row):
+            self._make_ready([(node, row)])
+            # The answer may have come from another row group.
+            self._shared.touched.add(self)
+
+    def _give_up_shared(self, task: Task) -> None:
+        if task.shared_key is not None:
+            self._shared.once[task.step.name].give_up(task.shared_key)
+
+    def _share(self, task: Task, answer: SharedAnswer) -> None:
+        """The cell of a key has its answer, or has failed for good."""
+        assert task.shared_key is not None
+        if self._journal is not None:
+            self._journal.shared(task, answer)
+        self._shared.once[task.step.name].finish(task.shared_key, answer)
 
     def _skip_cell(self, step: Step, row: int) -> Sequence[tuple[int, int]] | None:
         """Complete a cell that is skipped and return the tasks that become ready; None if it is to run."""
@@ -716,8 +786,10 @@ class RowGroup:
         # The turn may have come from another row group or from a thread that ended.
         self._shared.touched.add(self)
 
-    def _new_task(self, step: Step, row: int) -> None:
-        task = Task(step, self.index, row)
+    def _new_task(self, step: Step, row: int, shared_key: bytes | None = None) -> None:
+        task = Task(step, self.index, row, shared_key=shared_key)
+        if shared_key is not None and (known := self._shared.once[step.name].take_calls(shared_key)) is not None:
+            task.answers, task.spent = known
         self._alive.setdefault(row, []).append(task)
         self.ready.append(task)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -9,6 +10,7 @@ import polars as pl
 from ..graph import Stage
 from ..observe.report import REJECTED, Drop
 from ..recipe.stages import ROW
+from ..store import codec
 from ..store.entries import Rebuilt
 from ..store.provenance import match_rows
 from ..store.schema import arrow_table
@@ -91,6 +93,14 @@ class Rows:
         if skip:
             self._skipped_cells.add((node, row))
         return skip
+
+    def shared_key(self, step: Step, row: int) -> bytes:
+        """What identifies the answer that a cell of a column with `once_per` shares; may raise."""
+        header = self._plan.header
+        # A column that was redone, or removed and added again, has other answers.
+        version = (step.name, header.added.get(step.name, 0), header.draws.get(step.name, 0))
+        values = [self.buffer.values(name)[row] for name in step.once_per]
+        return hashlib.blake2b(codec.encode([*version, values]), digest_size=16).digest()
 
     def was_skipped(self, step: Step, row: int) -> bool:
         return (step.node, row) in self._skipped_cells

@@ -33,7 +33,7 @@ from .checkpoint import checkpoint, finish, finished_group, write_usage
 from .decisions import Decisions
 from .failures import Availability, UnkeyedSteps, breakdown, error_text, is_panic, locate
 from .intake import Intake
-from .opening import open_group
+from .opening import open_group, restore_shared
 from .resume import History, take_over_usage
 from .row_group import Shared
 from .scheduler import Scheduler, StageState
@@ -379,6 +379,8 @@ class Run:
         with trio.CancelScope(deadline=deadline) as self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.timers.run)
+                for services in self.stages.values():
+                    await restore_shared(services)
                 for services in self.stages.values():  # an earlier run may have stopped between two decisions
                     if services.decisions is not None:
                         await services.decisions.advance()

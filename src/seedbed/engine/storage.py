@@ -13,7 +13,18 @@ import trio
 from ..errors import OutputDirectoryError, StoreError
 from ..runtime import faults
 from ..store import codec
-from ..store.entries import Answer, Failed, Finished, Forgiven, Forgotten, Purpose, cells_in
+from ..store.entries import (
+    Answer,
+    Failed,
+    Finished,
+    Forgiven,
+    Forgotten,
+    Key,
+    Purpose,
+    Shared,
+    SharedCall,
+    cells_in,
+)
 from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.replace import is_half_removed, remove_dataset
@@ -25,9 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..observe.report import Origin, Usage
-    from ..store.entries import Entry, Key, UsageEntries
+    from ..store.entries import Entry, UsageEntries
     from ..store.manifest import Manifest
     from .config import RunConfig
+    from .once import SharedAnswer
     from .plan import BuildPlan, StagePlan
     from .row_group import Consequence
     from .rows import Rows
@@ -248,6 +260,8 @@ def _clear(journal: Journal, recovered: Recovered, writers: Mapping[str, Dataset
         writer = writers.get(key.stage)
         if writer is None:  # of a stage that is no longer in the recipe
             journal.free(key)
+            continue
+        if key.purpose is Purpose.SHARED:
             continue
         manifest = writer.manifest
         record = manifest.groups.get(key.group)
@@ -472,13 +486,37 @@ class GroupEntries:
         self._add(task, entry)
 
     def answered(self, task: Task, key: bytes, answer: Any, spent: Usage) -> None:
-        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=answer, spent=spent)
-        self._recorder.add(self._key, entry)
+        self._recorder.add(*self._answer(task, key, answer, spent))
+
+    def _answer(self, task: Task, key: bytes, answer: Any, spent: Usage) -> tuple[Key, Entry]:
+        column = task.step.name
+        if task.shared_key is None:
+            row, attempt = task.row, task.attempt
+            return self._key, Answer(column=column, row=row, attempt=attempt, key=key, answer=answer, spent=spent)
+        return self._shared_key, SharedCall(column=column, key=task.shared_key, call=key, answer=answer, spent=spent)
+
+    @property
+    def _shared_key(self) -> Key:
+        return Key(group=0, purpose=Purpose.SHARED, stage=self._key.stage)
+
+    def shared(self, task: Task, answer: SharedAnswer) -> None:
+        """Add the answer of a cell whose column runs once per key."""
+        assert task.shared_key is not None
+        entry = Shared(
+            column=task.step.name,
+            key=task.shared_key,
+            value=answer.value,
+            origin=answer.origin,
+            error=answer.error,
+            code=answer.code,
+            attempts=answer.attempts,
+        )
+        self._recorder.add(self._shared_key, entry)
 
     async def intend(self, task: Task, key: bytes) -> None:
         """Make durable that a tool that must not run twice is about to run, and all before it."""
-        entry = Answer(column=task.step.name, row=task.row, attempt=task.attempt, key=key, answer=None)
-        await self._recorder.store(self._key, [entry])
+        at, entry = self._answer(task, key, None, task.spent)
+        await self._recorder.store(at, [entry])
 
     def rebuilt(self) -> None:
         self._recorder.add(self._key, self._rows.rebuilt_as())

@@ -87,6 +87,7 @@ class Step:
     skipped_with: tuple[int, ...] = ()
     key: str | None = _of_column("key")
     fallback_keys: tuple[str, ...] = _of_column("fallback_keys", ())
+    once_per: tuple[str, ...] = _of_column("once_per", ())
     tokens: int = _of_column("tokens", 0)
     lane_limit: int | None = _of_column("lane_limit")
     process: bool = _of_column("process", default=False)
@@ -156,6 +157,7 @@ class Task:
     # run that died. With a key that begins with `RUN_ONCE`: what a tool returned, None if that is not known.
     answers: dict[bytes, Any] | None = None
     spent: Usage = NO_USAGE  # by attempts that have ended
+    shared_key: bytes | None = None  # of a column with `once_per`: whose answer it is
     permit: Permit | None = None
     has_slot: bool = False
     reserved: tuple[int, float] | None = None  # of the usage budget

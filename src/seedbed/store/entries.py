@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     RETRY = 1  # dropped rows of a finished row group, in a revision of its part, that are retried
     DROPPED = 2  # what is finished of the dropped rows of a finished row group, in a revision of its part
     CALLS = 3  # what stateful generators were called with for a finished row group
+    SHARED = 5  # what columns with `once_per` share among all row groups; each entry stays
     RENEWAL = 4  # a finished row group, in a revision of its part, that is written anew because the recipe changed
 
 
@@ -43,8 +44,13 @@ class Key(msgspec.Struct, array_like=True, frozen=True, kw_only=True, cache_hash
 
     @property
     def is_long_lived(self) -> bool:
-        """True if the entries outlive the checkpoint of their row group; new ones replace them."""
-        return self.purpose in {Purpose.DROPPED, Purpose.CALLS}
+        """True if the entries outlive the checkpoint of their row group."""
+        return self.purpose in {Purpose.DROPPED, Purpose.CALLS, Purpose.SHARED}
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if new entries replace those that are stored."""
+        return self.is_long_lived and self.purpose is not Purpose.SHARED
 
 
 class _Entry(msgspec.Struct, array_like=True, frozen=True):
@@ -143,8 +149,40 @@ class Forgotten(_Entry, frozen=True, kw_only=True, tag=9):
     columns: list[str]
 
 
+class Shared(_Entry, frozen=True, kw_only=True, tag=12):
+    """The answer of a column with `once_per` for a key, or why its cell failed for good."""
+
+    column: str
+    key: bytes
+    value: Any
+    origin: Origin | None
+    error: str | None
+    code: str
+    attempts: int
+
+
+class SharedCall(_Entry, frozen=True, kw_only=True, tag=13):
+    """The answer to a call of such a cell, which had not ended; `call` is its idempotency key."""
+
+    column: str
+    key: bytes
+    call: bytes
+    answer: Any
+    spent: Usage
+
+
 Entry: TypeAlias = (
-    Finished | Failed | Answer | Rebuilt | FinishedRows | DroppedRows | GeneratorCall | Forgiven | Forgotten
+    Finished
+    | Failed
+    | Answer
+    | Rebuilt
+    | FinishedRows
+    | DroppedRows
+    | GeneratorCall
+    | Forgiven
+    | Forgotten
+    | Shared
+    | SharedCall
 )
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -187,8 +225,10 @@ def _packed(entry: Entry) -> Entry:
     match entry:
         case Finished(value=value):
             return msgspec.structs.replace(entry, value=codec.pack(value))
-        case Answer(answer=answer):
+        case Answer(answer=answer) | SharedCall(answer=answer):
             return msgspec.structs.replace(entry, answer=codec.pack(answer))
+        case Shared(value=value):
+            return msgspec.structs.replace(entry, value=codec.pack(value))
         case Rebuilt(columns=columns):
             return msgspec.structs.replace(entry, columns=_pack_columns(columns))
         case FinishedRows(columns=lists):

@@ -137,7 +137,7 @@ class _Index:
             key, size = stored.key, len(stored.data)
             found.keys.add(key)
             found.needed += size
-            if key.is_long_lived:
+            if key.is_replaced:
                 self.free(key, before=stored.number)
             places = self.entries.setdefault(key, {})
             self._release(places.get(stored.number))
@@ -283,7 +283,7 @@ class Journal:
                 stored.append(_Stored(key, 0, count, data))
         with self._lock:
             for key in groups:
-                if key.is_long_lived:
+                if key.is_replaced:
                     self._free(key)
             self._append(stored, states=states, usage=usage, finished=finished)
             faults.reach("journal committed")
