@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+import trio.testing
 
 import seedbed as sb
 from seedbed.errors import BuildStopped, DatasetGenerationError, Permanent, Retryable
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import trio.testing
 
 ACCOUNTS = 3
 
@@ -78,9 +77,7 @@ async def test_a_cell_runs_once_for_each_key(
     assert all(each["shared"] and each["attempts"] == 1 for each in origins)
 
 
-async def test_a_key_that_fails_fails_for_all_its_rows(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_key_that_fails_fails_for_all_its_rows(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """The rows are dropped with one reason, without being tried; a retry of them tries the key once."""
     writer = Writer({1: -1})
     dataset = await build(writer, tmp_path / "out")
@@ -139,7 +136,7 @@ async def test_the_next_row_runs_when_the_first_is_dropped(
 
     dataset = await sb.build_async(
         [
-            sb.Column("n", lambda rows: list(rows), kind="from_scratch"),
+            sb.Column("n", lambda rows: [*rows], kind="from_scratch"),
             sb.Column("account", lambda rows: [0] * len(rows), kind="from_scratch"),
             sb.Column("picky", picky),
             sb.Column("profile", writer.profile, once_per="account"),
@@ -179,10 +176,11 @@ def test_what_cannot_run_once_per_key() -> None:
     with pytest.raises(DatasetGenerationError, match="not generated cell by cell"):
         sb.preview([sb.Column("m", accounts, kind="from_scratch"), scratch], rows=1)
     with pytest.raises(DatasetGenerationError, match="stateful"):
-        sb.preview([scratch_free(), sb.Column("c", lambda m: m, once_per="m", is_stateful=True)], rows=1)
+        sb.preview([plain_accounts(), sb.Column("c", lambda m: m, once_per="m", is_stateful=True)], rows=1)
     with pytest.raises(DatasetGenerationError, match="nothing"):
-        sb.preview([scratch_free(), sb.Column("c", lambda m: m, once_per="nothing")], rows=1)
+        sb.preview([plain_accounts(), sb.Column("c", lambda m: m, once_per="nothing")], rows=1)
 
 
-def scratch_free() -> sb.Column:
+def plain_accounts() -> sb.Column:
+    """A column of accounts."""
     return sb.Column("m", accounts, kind="from_scratch")

@@ -335,7 +335,7 @@ class Made:
         return cls(
             dataset.to_polars(),
             dataset.raw().to_polars(),
-            _without_repeats(dataset.raw().provenance()),
+            without_repeats(dataset.raw().provenance()),
             {(drop.row, drop.copy, drop.kind) for drop in dataset.drops},
             {
                 re.sub(r"-\d+\.log", "-N.log", path.relative_to(directory).as_posix())
@@ -345,7 +345,7 @@ class Made:
         )
 
 
-def _without_repeats(provenance: pl.DataFrame) -> pl.DataFrame:
+def without_repeats(provenance: pl.DataFrame) -> pl.DataFrame:
     """Provenance without what differs where a call was repeated: attempts and seconds."""
     return provenance.with_columns(
         pl.when(pl.col(name).is_not_null())

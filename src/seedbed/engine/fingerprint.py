@@ -82,6 +82,7 @@ def columns_fingerprint(columns: Sequence[Column], processors: Sequence[Processo
             "side_effects": list(column.side_effects),
             "dtype": {name: str(declared_type(dtype)) for name, dtype in column.dtypes().items()},
             "is_stateful": column.is_stateful,
+            "once_per": list(column.once_per),
             "allow_resize": column.allow_resize,
             "skip_policy": column.skip_policy,
         }
