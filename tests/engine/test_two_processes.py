@@ -16,7 +16,7 @@ from locked_build import columns
 import seedbed as sb
 from seedbed.engine.plan import plan_build
 from seedbed.engine.source import make_source
-from seedbed.engine.storage import open_store
+from seedbed.engine.storage import open_stores
 from seedbed.store.manifest import MANIFEST_NAME, encode, read
 
 if TYPE_CHECKING:
@@ -42,8 +42,11 @@ def owner(out: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int
 
 
 def files(out: Path) -> dict[str, bytes]:
-    """What the directory holds; the journal is its owner's and moves on by itself."""
-    return {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and "journal" not in path.name}
+    """What the directory holds; the journal and the log of the run are the owner's, who goes on writing them."""
+    owned = ("journal-", "run_")
+    return {
+        path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and not path.name.startswith(owned)
+    }
 
 
 def test_a_second_process_cannot_write_the_directory(tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_a_directory_that_another_wrote_meanwhile(rows: int, tmp_path: Path) -> 
     plan = plan_build(make_source(numbers), rows=rows, out=out, resume=True)
     sb.resume(out, numbers, rows=rows)
     with pytest.raises(sb.OutputDirectoryError, match="while this build started: start it again"):
-        open_store(plan, out)
+        open_stores(plan, out)
     assert sb.Dataset.open(out).rows == rows
 
 

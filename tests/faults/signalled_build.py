@@ -23,7 +23,7 @@ from seedbed.engine import api
 if TYPE_CHECKING:
     import polars as pl
 
-    from seedbed.engine.storage import Store
+    from seedbed.engine.storage import Stores
 
 GO = threading.Event()
 
@@ -82,11 +82,11 @@ async def wait_for_go() -> None:
     await trio.to_thread.run_sync(GO.wait, abandon_on_cancel=True)
 
 
-def wait_at_start(plan: Any, out: Path) -> Store:
+def wait_at_start(plan: Any, out: Path) -> Stores:
     """Hold up the making of the output directory."""
     say("waiting")
     GO.wait()
-    return open_store(plan, out)
+    return open_stores(plan, out)
 
 
 def wait_at_end(frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -102,7 +102,7 @@ def stop(build: sb.Build) -> None:
     say("stopped")
 
 
-open_store, real_stop = api.open_store, sb.Build.stop
+open_stores, real_stop = api.open_stores, sb.Build.stop
 
 
 def main(directory: Path, mode: str) -> int:
@@ -110,7 +110,7 @@ def main(directory: Path, mode: str) -> int:
     threading.Thread(target=listen, daemon=True).start()
     sb.Build.stop = stop  # type: ignore[method-assign]
     if mode == "start":
-        api.open_store = wait_at_start
+        api.open_stores = wait_at_start
     cells = Cells(mode)
     try:
         sb.build(
