@@ -114,21 +114,21 @@ def test_the_dataset_is_the_first_accepted_candidates(tmp_path: Path) -> None:
 
 
 def test_a_rejected_row_is_left_at_once(tmp_path: Path) -> None:
-    """Its other cells in flight are cancelled: those that the rule needs, but that are decided without them."""
-    world = World(is_good=lambda n: n % 2 == 0, seconds=lambda column, n: 1.0 if column == "score" else 5.0)
+    """It waits for no other row: a rule that is an expression over a column is decided row by row, too."""
+    ends: dict[int, float] = {}
+    world = World(seconds=lambda column, n: 100.0 if (column, n) == ("score", 0) else 1.0)
 
-    async def slow(n: int) -> int:
-        await world._cell("slow", n)
-        return 1
+    def hear(event: Event) -> None:
+        if type(event).__name__ == "TaskStarted" and event.column == "text":  # type: ignore[attr-defined]
+            ends[event.row] = event.time  # type: ignore[attr-defined]
 
-    recipe = sb.Recipe(
-        columns=[*world.columns(), Custom("slow", slow), Custom("both", lambda score, slow: score)],
-        accept="score",
-    )
-    # `slow` waits for the rule, so nothing of a rejected row is ever in flight.
-    build(recipe, 20, tmp_path / "out")
-    assert not world.cancelled or all(n % 2 == 0 for _, n in world.cancelled)
-    assert all(n % 2 == 0 for n in world.called("slow"))
+    columns = [*world.columns(), sb.Expression("twice", "n * 2"), sb.Expression("good", "score and twice < 1000")]
+    recipe = sb.Recipe(columns=columns, accept="good")
+    dataset = build(recipe, 10, tmp_path / "out", readers=[hear])
+    assert dataset.to_polars()["n"].to_list() == first(10)
+    # The row group has a row whose verdict takes long; what the others need does not wait for it.
+    assert ends[3] < 50
+    assert ends[0] >= 100
 
 
 def test_a_row_that_fails_before_the_rule_is_dropped_and_not_rejected(tmp_path: Path) -> None:

@@ -95,6 +95,21 @@ class Expression(ColumnSpec):
         dtype = str if isinstance(compiled, Template) else None
         return Column(self.name, fill, kind=Kind.FULL_COLUMN, requires=requires, dtype=dtype)
 
+    def by_cell(self, column: Column) -> Column:
+        """Its column, computed cell by cell as soon as a row has what it needs; not if it is a polars expression.
+
+        A row that depends on nothing else need not wait for its row group: one that is not accepted is left at once.
+        """
+        compiled = self.compiled()
+        if isinstance(compiled, pl.Expr) or not compiled.requires:
+            return column
+        evaluate = self._parsed(compiled) if isinstance(compiled, Template) else compiled.evaluate
+
+        async def cell(**values: Any) -> Any:  # async: it takes no thread
+            return evaluate(values)
+
+        return attrs.evolve(column, generator=cell, kind=Kind.CELL, requires=column.inputs)
+
     def _by_frame(self, expression: pl.Expr) -> Callable[[pl.DataFrame], list[Any]]:
         def compute(frame: pl.DataFrame) -> list[Any]:
             try:

@@ -10,6 +10,7 @@ import attrs
 
 from ..columns.custom import Custom, used_models
 from ..columns.documents import MAX_BYTES
+from ..columns.expression import Expression
 from ..columns.spec import Grants, make_processor
 from ..columns.tool_sources import MCPServer
 from ..columns.tools import check_tools
@@ -36,12 +37,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..columns.base import Column
-    from ..columns.spec import ProcessorSpec
+    from ..columns.spec import ColumnSpec, ProcessorSpec
     from ..models.base import ModelClient, ModelSpec
     from ..models.http import HttpClient
     from ..models.mcp import Address, OpenServer
     from ..observe.report import Usage
-    from ..recipe.acceptance import Acceptance
+    from ..recipe.acceptance import Acceptance, Predicate
     from ..recipe.recipe import ResolvedStage
     from ..recipe.stages import Stage as StageSpec
 
@@ -265,9 +266,12 @@ def _part(common: Source, resolved: ResolvedStage, more: Sequence[Processor]) ->
             size=None if group is None else group.size,
             remainder="keep" if group is None else group.remainder,
         )
+    outputs = [name for each in resolved.columns for name in (*each.outputs, *each.side_effects)]
+    acceptance = make_acceptance(recipe, outputs)
+    accept = acceptance.predicate if acceptance is not None and not environment.is_simulated else None
     return attrs.evolve(
         common,
-        columns=resolved.columns,
+        columns=resolved.columns if accept is None else _decided_early(resolved.columns, recipe.columns, accept),
         processors=(*(Processor(stage=stage, name=label, apply=apply) for stage, label, apply in own), *more),
         retyped=_retyped(recipe.processors, more),
         fingerprint=fingerprint,
@@ -278,10 +282,24 @@ def _part(common: Source, resolved: ResolvedStage, more: Sequence[Processor]) ->
         inherited=resolved.inherited,
         rows_from=rows_from,
         spec=spec,
-        acceptance=make_acceptance(
-            recipe, [name for each in resolved.columns for name in (*each.outputs, *each.side_effects)]
-        ),
+        acceptance=acceptance,
     )
+
+
+def _decided_early(columns: Sequence[Column], specs: Iterable[ColumnSpec], predicate: Predicate) -> tuple[Column, ...]:
+    """The columns, with the expressions that decide whether a row is accepted computed row by row.
+
+    For a whole row group they would be known only when all of its rows have what they need.
+    """
+    producers = {name: each for each in columns for name in (*each.outputs, *each.side_effects)}
+    deciding, pending = set[str](), [*predicate.requires]
+    while pending:
+        column = producers.get(pending.pop())
+        if column is not None and column.name not in deciding:
+            deciding.add(column.name)
+            pending += column.requires
+    expressions = {spec.name: spec for spec in specs if isinstance(spec, Expression) and spec.name in deciding}
+    return tuple(expressions[each.name].by_cell(each) if each.name in expressions else each for each in columns)
 
 
 def _retyped(specs: Iterable[ProcessorSpec], more: Iterable[Processor]) -> frozenset[str] | None:
