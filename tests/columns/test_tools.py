@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -19,12 +25,11 @@ from seedbed.columns.text import LLMCode, LLMText
 from seedbed.columns.tool_sources import FunctionTool, MCPServer
 from seedbed.columns.tools import bind_function
 from seedbed.errors import ConfigError, DatasetGenerationError, Retryable
-from seedbed.models import ChatAnswer, ChatRequest, Scripted, ToolCall
+from seedbed.models import ChatAnswer, ChatRequest, Scripted, Tokens, ToolCall
 from seedbed.testing import virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def calling(*calls: tuple[str, dict[str, Any]], then: str = "done") -> Callable[[ChatRequest], ChatAnswer]:
@@ -414,6 +419,88 @@ def test_a_call_of_a_server_that_takes_too_long_is_cancelled(tmp_path: Path) -> 
     recipe = sb.Recipe(columns=[text(server)], models={"m": Scripted(answers=calls)})
     (row,) = sb.preview(recipe, rows=1).to_polars().to_dicts()
     assert row["x"] == "Error: no result within 0.2 s | 2 | done"
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_servers_are_used_under_asyncio_as_well(transport: str, tmp_path: Path) -> None:
+    """A build in a guest run on asyncio's loop speaks to both kinds of servers."""
+    log = tmp_path / "log"
+    with http_server(log) as url:
+        where: dict[str, Any] = {"command": stdio_command(log)} if transport == "stdio" else {"url": url}
+        calls = calling(("add", {"a": 2, "b": 3}))
+        recipe = sb.Recipe(columns=[text(MCPServer(**where))], models={"m": Scripted(answers=calls)})
+        dataset = asyncio.run(sb.build_async(recipe, rows=3, out=tmp_path / "out"))
+    assert dataset.to_polars()["x"].to_list() == ["5 | done"] * 3
+
+
+def test_a_simulation_runs_no_tool() -> None:
+    """Nor does it start a server; a note says how to tell it the number of calls."""
+    recipe = sb.Recipe(columns=[text(find, MCPServer(command="no-such-program"))], models={"m": Scripted(latency=1.0)})
+    result = sb.simulate(recipe, rows=50, seeds=1)
+    assert result.base.written.mean == 50
+    assert "column 'x': tools are not simulated; set how many calls a cell makes" in result.base.notes
+
+
+def test_a_budget_that_ends_in_a_tool_loop_costs_no_answer(tmp_path: Path) -> None:
+    """The answer and the result before the stop are used by the resumed run."""
+    ran: list[int] = []
+    asked: list[int] = []
+
+    def count(x: int) -> str:
+        ran.append(x)
+        return str(len(ran))
+
+    def answer(request: ChatRequest) -> ChatAnswer:
+        asked.append(len(request.messages))
+        answered = calling(("count", {"x": 5}))(request)
+        return attrs.evolve(answered, tokens=Tokens(input=60))
+
+    def recipe(**run: Any) -> sb.Recipe:
+        model = Scripted(answers=answer, parameters={"max_tokens": 50})
+        return sb.Recipe(columns=[text(FunctionTool(function=count, idempotent=False))], models={"m": model}, run=run)
+
+    with virtual_time():
+        with pytest.raises(sb.BudgetExceeded):
+            sb.build(recipe(max_tokens=100), rows=1, out=tmp_path / "out")
+        assert (ran, asked) == ([5], [1])
+        dataset = sb.build(recipe(), rows=1, out=tmp_path / "out", resume=True)
+    assert dataset.to_polars()["x"].to_list() == ["1 | done"]
+    assert (ran, asked) == ([5], [1, 3])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_server_ends_with_the_build_that_was_killed(tmp_path: Path) -> None:
+    """Its standard input ends with the process that started it."""
+    log, script = tmp_path / "log", tmp_path / "build.py"
+    script.write_text(
+        f"""
+import os, signal, seedbed as sb
+from seedbed.models import ChatAnswer, Scripted, ToolCall
+def answer(request):
+    if len(request.messages) > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ChatAnswer(text="", tool_calls=(ToolCall(id="1", name="add", arguments='{{"a": 1, "b": 2}}'),))
+tool = sb.MCPServer(command={stdio_command(log)!r})
+column = sb.LLMText("x", model="m", prompt="Go.", tools=[tool])
+sb.preview(sb.Recipe(columns=[column], models={{"m": Scripted(answers=answer)}}), rows=1)
+""",
+        encoding="utf-8",
+    )
+    ended = subprocess.run([sys.executable, str(script)], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert calls_in(log) == ["add 1 2"]
+
+    def servers() -> list[Path]:
+        found: list[Path] = []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                found += [process] if str(log).encode() in process.read_bytes() else []
+        return found
+
+    until = time.monotonic() + 30
+    while servers() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not servers()
 
 
 FILE = """

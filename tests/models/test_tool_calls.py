@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from seedbed.errors import Retryable
+from seedbed.errors import Permanent, Retryable
 from seedbed.models import (
     Anthropic,
     ChatAnswer,
@@ -21,6 +21,7 @@ from seedbed.models import (
     open_models,
 )
 from seedbed.models.base import request_key
+from seedbed.models.local import LocalClient
 from seedbed.testing import Reply, ServerRequest, serve_openai
 
 if TYPE_CHECKING:
@@ -185,3 +186,10 @@ def test_requests_differ_by_tools_and_calls() -> None:
         attrs.evolve(base, messages=(Message(role="user", content=QUESTION.content, tool_call_id="1"),)),
     ]
     assert len({request_key("m", request) for request in (base, *others)}) == 4
+
+
+async def test_the_local_model_says_that_it_calls_no_tools() -> None:
+    """The message names what to do; nothing is sent."""
+    client = LocalClient(None, 100)  # type: ignore[arg-type]
+    with pytest.raises(Permanent, match="use another model for columns with tools"):
+        await client.chat(ChatRequest(messages=(QUESTION,), tools=(ADD,)))

@@ -274,8 +274,14 @@ def messages_dtype(*, with_tools: bool) -> pl.List:
 
 
 def chat_format(messages: Iterable[Message], *, with_tools: bool) -> list[dict[str, Any]]:
-    """Messages in the chat format, as training data has them; with tools, also where a message has no call."""
-    found: list[dict[str, Any]] = [{"role": each.role, "content": each.content} for each in messages]
+    """Messages in the chat format, as training data has them: without content where one only calls tools.
+
+    With tools every message has the fields of calls, null where it has none.
+    """
+    found: list[dict[str, Any]] = [
+        {"role": each.role, "content": each.content if each.content or not each.tool_calls else None}
+        for each in messages
+    ]
     if with_tools:
         for message, each in zip(found, messages, strict=True):
             message["tool_calls"] = [call_body(call) for call in each.tool_calls] or None

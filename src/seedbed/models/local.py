@@ -168,6 +168,8 @@ class LocalClient:
 
     async def chat(self, request: ChatRequest) -> ChatAnswer:
         """An answer within the context, unless the request says how long it may be."""
+        if request.tools:
+            raise Permanent("the local model calls no tools; use another model for columns with tools")
         if not {"max_tokens", "max_completion_tokens"} & request.parameters.keys():
             parameters = {**request.parameters, "max_tokens": max(1, min(_LONGEST, self._context_size // 2))}
             request = attrs.evolve(request, parameters=parameters)
