@@ -66,3 +66,24 @@ class Total:
         self.seen.append(n)
         self.total += n
         return self.total
+
+
+def chain(a: Any = None, b: Any = None, *more: sb.Column) -> list[sb.Column]:
+    """Numbers, `a` of the number, `b` of `a`, and `other`, which depends on neither."""
+    return [
+        sb.Column("n", numbers, kind="from_scratch"),
+        sb.Column("a", a or Calls("a"), key="k", dtype=str),
+        sb.Column("b", b or Echo("b"), key="k", dtype=str),
+        sb.Column("other", Calls("o"), key="k", dtype=str),
+        *more,
+    ]
+
+
+class Echo(Calls):
+    """Fill a cell with a text of column `a`."""
+
+    async def agenerate(self, n: int, a: str) -> str:  # type: ignore[override]
+        self.seen.append(n)
+        if n in self.fails:
+            raise sb.Permanent(f"{n} fails")
+        return f"{self.text}({a})"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
-from changing_recipes import Calls, Total, keep, numbers, root, steps
+from changing_recipes import Calls, Echo, Total, chain, keep, root, steps
 
 import seedbed as sb
 from seedbed.store.manifest import read
@@ -17,27 +17,6 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 CONFIG = sb.RunConfig(buffer_size=3, shutdown_error_rate=1.0, salvage_max_rounds=0)
-
-
-def chain(a: Any = None, b: Any = None, *more: sb.Column) -> list[sb.Column]:
-    """Numbers, `a` of the number, `b` of `a`, and `other`, which depends on neither."""
-    return [
-        sb.Column("n", numbers, kind="from_scratch"),
-        sb.Column("a", a or Calls("a"), key="k", dtype=str),
-        sb.Column("b", b or Echo("b"), key="k", dtype=str),
-        sb.Column("other", Calls("o"), key="k", dtype=str),
-        *more,
-    ]
-
-
-class Echo(Calls):
-    """Fill a cell with a text of column `a`."""
-
-    async def agenerate(self, n: int, a: str) -> str:  # type: ignore[override]
-        self.seen.append(n)
-        if n in self.fails:
-            raise sb.Permanent(f"{n} fails")
-        return f"{self.text}({a})"
 
 
 async def build(out: Path, columns: list[sb.Column], *processors: sb.Processor, rows: int = 8, **options: Any) -> Any:

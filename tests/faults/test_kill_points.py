@@ -110,7 +110,8 @@ def test_every_named_point_is_reached(tmp_path: Path) -> None:
     abandoned: list[str] = []
     with hooked(abandoned.append):
         assert sb.abandon_redo(next(each.directory for each in redone if each.point == "revision begun"))
-    found = (*first, *recovered, *retried, *regained, *published, *changed, *replaced, *redone, *open_changed)
+    _, taken = grow(World(SMALL), tmp_path / "taken", into=tmp_path / "taking", reuse=tmp_path / "run")
+    found = (*first, *recovered, *retried, *regained, *published, *changed, *replaced, *redone, *open_changed, *taken)
     assert {*abandoned, *(each.point for each in found)} == set(POINTS)
 
 

@@ -143,3 +143,39 @@ def test_selected_rows_killed_at_any_point(tmp_path: Path) -> None:
         grow(after, snapshot.directory, **(options if number % 2 and is_pending else {}))
         check_paid_once(snapshot, after, INTERVAL)
         check_same(snapshot.directory, OLD, expected)
+
+
+@pytest.mark.parametrize("name", ["with what depends on it", "post-batch", "pre-batch", "after generation begins"])
+@pytest.mark.parametrize("rows", [7, 9, 11])
+def test_a_takeover_killed_at_any_point(name: str, rows: int, tmp_path: Path) -> None:
+    """It is continued by the same call; the result is that of a run, and what was taken over is not paid for."""
+    old, new = CHANGES[name]
+    new = attrs.evolve(new, rows=rows)
+    expected = whole(new, tmp_path / "whole")
+    before = finished(old, tmp_path / "old")
+    untouched = Made.read(tmp_path / "old")
+    world = changed(new, before)
+    options = {"reuse": tmp_path / "old"}
+    _, snapshots = grow(world, tmp_path / "run", into=tmp_path / "killed", **options)
+    check_same(tmp_path / "run", new, expected)
+    paid = {*world.asked}
+    for snapshot in snapshots[rows % 4 :: 4]:
+        after = world.since(snapshot)
+        grow(after, snapshot.directory, **options)
+        assert {*after.asked} <= paid, snapshot
+        check_paid_once(snapshot, after, INTERVAL)
+        check_same(snapshot.directory, new, expected)
+    check_same(tmp_path / "old", old, untouched)
+
+
+def test_a_takeover_of_an_unfinished_dataset(tmp_path: Path) -> None:
+    """At any point of the other build: what its journal has is not paid for again."""
+    old, new = CHANGES["with what depends on it"]
+    expected = whole(new, tmp_path / "whole")
+    world = World(old)
+    _, begun = grow(world, tmp_path / "old", into=tmp_path / "begun")
+    for number, snapshot in enumerate(begun[3::9]):
+        after = World(new)
+        after.trouble.seen.update(snapshot.seen)
+        grow(after, tmp_path / f"new{number}", reuse=snapshot.directory)
+        check_same(tmp_path / f"new{number}", new, expected)

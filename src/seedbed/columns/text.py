@@ -161,6 +161,12 @@ class Embedding(ModelColumnSpec):
         )
 
 
+def image_folder(column: str) -> str:
+    """The folder of a column's pictures, relative to the dataset, which may be moved."""
+    # A column may have a name that no directory can have.
+    return f"{PRIVATE}/images/{quote(column, safe='').replace('.', '%2E')}"
+
+
 _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
 
 
@@ -179,8 +185,7 @@ class Image(ModelColumnSpec):
 
     def to_column(self, environment: Environment) -> Column:
         prompt, artifacts = self.template("prompt"), environment.artifacts
-        # Relative to the dataset, which may be moved; a column may have a name that no directory can have.
-        folder = f"{PRIVATE}/images/{quote(self.name, safe='').replace('.', '%2E')}"
+        folder = image_folder(self.name)
 
         async def fill(context_: CellContext, /, **values: Any) -> bytes | str:
             text = prompt.render(values)

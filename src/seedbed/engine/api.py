@@ -234,6 +234,9 @@ class BuildOptions(PreviewOptions, total=False):
     """Also retry rows that were dropped because of a failure."""
     accept_changes: bool
     """Resume although the code of functions or the rows of seed files changed."""
+    reuse: Out
+    """For a new dataset: take over from the dataset in this directory every column that has not changed and depends on
+    none that has, with its row groups; only the rest is generated."""
     redo: Iterable[str]
     """Regenerate these columns of a finished dataset, and what depends on them, as a revision that takes its place once
     it is complete; empty to regenerate what the recipe changed. See `redo`."""
@@ -265,13 +268,15 @@ async def open_build(
     path = None if out is None else Path(out)
     request = _redo_request(options)
     is_resumed = path is not None and options.get("resume", False) and is_dataset(path)
+    reused = None if (other := options.get("reuse")) is None else Path(other)
+    drawn = path if is_resumed else reused  # the directory whose columns may have been redone
     source = make_source(
         recipe,
         config=options.get("config"),
         limits=options.get("limits"),
         processors=options.get("processors", ()),
         artifacts=path,
-        draws=draws_of(path, request) if path is not None and is_resumed else {},
+        draws={} if drawn is None else draws_of(drawn, request),
     )
     plan = plan_build(
         source,
@@ -282,6 +287,7 @@ async def open_build(
         retry_dropped=options.get("retry_dropped", False),
         accept_changes=options.get("accept_changes", False),
         redo=request,
+        reuse=reused,
     )
     title = source.recipe.name if source.recipe is not None else ""
     progress = options.get("progress", "none")

@@ -95,7 +95,9 @@ async def open_group(services: Services, index: int, turn: int, nursery: trio.Nu
                 state.restore_rejected(row)
     if group.renewal is not None:
         _restore_drops(services, group, state, group.renewal)
-        entries = [*group.renewal.cells, *group.renewal.dropped_cells, *entries]
+        taken_over = [*group.renewal.cells, *group.renewal.dropped_cells]
+        services.ledger.reused += sum(len(each.rows) for each in taken_over)
+        entries = [*taken_over, *entries]
     restored = restore_entries(state, group.rows, services.plan.steps, entries)
     services.ledger.restored += restored.total()
     services.ledger.durable += restored.total()
@@ -180,6 +182,7 @@ async def _read_renewed(services: Services, record: GroupRecord) -> tuple[Renewe
         return renewal, await read(Purpose.RENEWAL)
     listed = await services.store_thread(lambda: store.writer.carry(record))
     services.ledger.written += listed.rows
+    services.ledger.reused += listed.rows * len(plan.steps)
     services.ledger.resize(listed.resized)
     services.ledger.dropped.extend(listed.drops)
     services.history.group_done(record.index)

@@ -36,6 +36,7 @@ from .changes import check_resumable, describe_existing, measure_progress
 from .config import RunConfig
 from .fingerprint import columns_fingerprint
 from .redo import begin_revision, check_continued
+from .reuse import Reuse, plan_reuse
 from .stateful import stateful_nodes
 from .tasks import ASYNC_LANE, PROCESS_LANE, THREAD_LANE, Processor, Step
 
@@ -79,6 +80,8 @@ class StagePlan:
     overwrite: bool = False  # a dataset in the directory is removed first
     # The revision that is generated, if one is; it begins with this run where `done` has none.
     redo: Redo | None = None
+    # What is copied from another dataset before anything is generated, if this run creates the directory.
+    reuse: Reuse | None = None
 
     @property
     def begins_revision(self) -> bool:
@@ -101,9 +104,10 @@ class StagePlan:
         return frozenset(self.state_names[identity] for identity in fresh)
 
     def is_redone(self, column: str, record: GroupRecord) -> bool:
-        """True if a row that an earlier recipe dropped because of this column gets another chance in this revision."""
-        redo = self.redo
-        return redo is not None and redo.where is None and self.header.added.get(column, 0) > record.edition
+        """True if a row that was dropped because of this column is generated after all, since the column is anew."""
+        is_revision = self.redo is not None and self.redo.where is None
+        edition = self.header.edition
+        return (is_revision or self.header.is_reusing) and self.header.added.get(column, edition) > record.edition
 
     @property
     def acceptance(self) -> Acceptance | None:
@@ -268,26 +272,33 @@ def plan_build(
     retry_dropped: bool = False,
     accept_changes: bool = False,
     redo: RedoRequest | None = None,
+    reuse: Path | None = None,
 ) -> BuildPlan:
     """Check everything and lay out the run, or raise one error that lists all problems.
 
     `rows` is a number for the only stage that takes its rows from no other, or one for each such stage. `resume`
     continues an existing directory, which may grow; `retry_dropped` retries its dropped rows, and `accept_changes`
     continues although code or data changed. `overwrite` removes the dataset that is there. With `redo` part of the
-    dataset is regenerated as a revision.
+    dataset is regenerated as a revision; a new one takes over what it can from the dataset `reuse`.
     """
     config = source.config
     if not isinstance(config, RunConfig):
         raise ConfigError(f"config must be a RunConfig, not {config!r}; see RunConfig.from_mapping")
-    for name, value in (("retry_dropped", retry_dropped), ("accept_changes", accept_changes)):
-        if value and not (resume and out is not None):
-            raise ConfigError(f"{name} applies to an existing dataset: pass out and resume=True with it")
+    is_resumable = resume and out is not None
+    exists = out is not None and is_dataset(out)
+    for name, applies, expected in (
+        ("retry_dropped", not retry_dropped or is_resumable, "an existing dataset: pass out and resume=True"),
+        ("accept_changes", not accept_changes or is_resumable, "an existing dataset: pass out and resume=True"),
+        ("redo", redo is None or (resume and exists), "a finished dataset: pass out and resume=True"),
+        ("reuse", reuse is None or out is not None, "a dataset that is written: pass out"),
+    ):
+        if not applies:
+            raise ConfigError(f"{name} applies to {expected} with it")
     if overwrite and (resume or out is None):
         raise ConfigError("overwrite replaces the dataset in out: pass out with it, and not resume")
-    if redo is not None and not (resume and out is not None and is_dataset(out)):
-        raise ConfigError("redo applies to a finished dataset: pass out and resume=True with it")
-    if redo is not None and source.parts:
-        raise ConfigError("redo regenerates columns of recipes without stages: rows of other stages depend on them")
+    if source.parts and (redo is not None or reuse is not None):
+        name = "redo" if redo is not None else "reuse"
+        raise ConfigError(f"{name} applies to recipes without stages: rows of other stages depend on the columns")
     done = read_manifest(out).working if out is not None and resume and is_dataset(out) else None
     counts = requested_rows(source, rows, out if done is not None else None)
     problems: list[str] = []
@@ -316,12 +327,13 @@ def plan_build(
             accept_changes=accept_changes,
             redo=redo,
             parent=next((each for each in stages if each.stage == stage.parent), None),
+            reuse=reuse,
         )
         stages.append(attrs.evolve(planned, retry_dropped=retry_dropped, overwrite=overwrite))
     output = next(stage for stage in stages if stage.stage == source.output)
     if out is not None and done is None and not overwrite and is_dataset(out):
         raise OutputDirectoryError(describe_existing(out, read_manifest(out), output.header))
-    if output.done is not None and not output.begins_revision:
+    if output.done is not None and not output.begins_revision and output.reuse is None:
         at = stages.index(output)
         output = stages[at] = _with_recipe(output, stages, source)
     return BuildPlan(
@@ -393,6 +405,7 @@ def _plan_stage(
     accept_changes: bool,
     redo: RedoRequest | None,
     parent: StagePlan | None,
+    reuse: Path | None,
 ) -> StagePlan:
     config, columns, processors = source.config, source.columns, source.processors
     predicate = None if source.acceptance is None else source.acceptance.predicate
@@ -424,6 +437,9 @@ def _plan_stage(
             progress = functools.partial(measure_progress, root, done)
             header = check_resumable(done.header, header, graph, progress=progress, accept_changes=accept_changes)
         _check_started_with_provenance(config, header, root)
+    reused: Reuse | None = None
+    if reuse is not None and out is not None and done is None:
+        header, done, reused = plan_reuse(reuse, out, header, graph=graph, steps=steps)
     config = attrs.evolve(config, buffer_size=header.buffer_size)
     taken = done.taken if done is not None and done.header is not None and done.header.source == header.source else ()
     return StagePlan(
@@ -444,6 +460,7 @@ def _plan_stage(
         parent_plan=parent,
         done=done,
         redo=revision,
+        reuse=reused,
     )
 
 

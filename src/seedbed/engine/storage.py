@@ -29,6 +29,7 @@ from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.replace import is_half_removed, remove_dataset
 from ..store.writer import DatasetWriter
+from .reuse import discard_prepared, take_over
 from .source import RECIPE_NAME, store_recipe
 
 if TYPE_CHECKING:
@@ -88,6 +89,14 @@ def _close(journal: Journal) -> None:
 
 def open_stores(plan: BuildPlan, out: Path) -> Stores:
     """Create the directory of a new dataset, or open the one that is resumed."""
+    if plan.output.reuse is not None:
+        if plan.overwrite or is_half_removed(out):
+            remove_dataset(out)
+        begun = take_over(plan.output, out)
+        assert begun.header is not None  # a manifest without one cannot be read
+        output = attrs.evolve(plan.output, done=begun, header=begun.header)
+        plan = attrs.evolve(plan, stages=(output,), output=output)  # a recipe with stages takes nothing over
+    discard_prepared(out)
     stores = Stores()
     try:
         if plan.output.done is None:

@@ -222,6 +222,8 @@ class BuildReport:
     """Finished cells that survive a crash: committed to the journal, or in a part if there is none."""
     restored: int = 0
     """How many of them were restored from the journal of earlier runs."""
+    reused: int = 0
+    """How many finished cells were taken over from another dataset, or from row groups that were written anew."""
     damage: tuple[str, ...] = ()
     """Damage found in the resumed directory, whose values were generated again."""
     tracebacks: Mapping[str, str] = attrs.field(factory=dict)
@@ -329,6 +331,7 @@ class Ledger:
         self.conflicts: list[str] = []
         self.durable = 0
         self.restored = 0
+        self.reused = 0
         self.damage: tuple[str, ...] = ()
         self.traces: list[TaskTrace] = []
         # By column and model; of earlier runs of this dataset too.
@@ -428,6 +431,7 @@ class Ledger:
             seconds=seconds,
             durable=self.durable,
             restored=self.restored,
+            reused=self.reused,
             damage=self.damage,
             tracebacks=dict(self.tracebacks),
             traces=tuple(self.traces),

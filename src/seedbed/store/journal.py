@@ -195,16 +195,21 @@ def stored_cells(directory: Path) -> Iterator[tuple[Key, str, int]]:
                 yield from ((key, column, cells) for column, cells in count_cells(stored.data))
 
 
-def open_entries(directory: Path) -> Iterator[tuple[Key, list[Entry]]]:
-    """Yield the entries of row groups that are not finished; nothing is changed, and no code of values is run."""
+def read_journal(directory: Path, *, trusted: bool) -> Iterator[tuple[Key, list[Entry]]]:
+    """Yield the entries of every key of a journal; nothing is changed. Values of users' types only if `trusted`."""
     with _errors_named(directory):
         index, _ = _read(directory, 0)
-        for key in [key for key in index.entries if not key.is_long_lived]:
+        for key in list(index.entries):
             try:
-                stored = [stored for _, stored in _entries(directory, index, key)]
+                stored = [each.data for _, each in _entries(directory, index, key)]
             except (FileNotFoundError, IndexError):
                 continue  # the build that writes it has freed them meanwhile
-            yield key, [entry for each in stored for entry in decode(each.data, trusted=False)]
+            yield key, [entry for data in stored for entry in decode(data, trusted=trusted)]
+
+
+def open_entries(directory: Path) -> Iterator[tuple[Key, list[Entry]]]:
+    """Yield the entries of row groups that are not finished; nothing is changed, and no code of values is run."""
+    return (found for found in read_journal(directory, trusted=False) if not found[0].is_long_lived)
 
 
 class Journal:

@@ -11,7 +11,7 @@ import base64
 import functools
 import json
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
@@ -126,6 +126,8 @@ class Header(_Record, frozen=True, kw_only=True, tag="header"):
     draws: dict[str, Count] = {}
     # Columns from scratch that were added when rows had passed the pre-batch processors, which do not see them.
     late: tuple[str, ...] = ()
+    # It began with cells of another dataset; rows that this had dropped because of other columns are generated.
+    is_reusing: bool = False
     # Not every row counts: how many candidates there may be. `rows` are those that count.
     candidates: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     # The stage of the recipe, and where its rows come from if that is another stage; `rows` is 0 then. The dataset at
@@ -662,6 +664,16 @@ def lock(directory: Path) -> io.FileIO:
             f"another process is writing {str(directory)!r}: wait for it or stop it; nothing was changed"
         )
     return file
+
+
+@contextmanager
+def shared_lock(directory: Path) -> Iterator[None]:
+    """Keep others from writing a dataset directory during the block; `OutputDirectoryError` if one does already."""
+    with ExitStack() as opened:
+        with suppress(FileNotFoundError):  # it is created with the first writer
+            if not _lock_file(opened.enter_context(open_file(directory, LOCK_NAME)), shared=True):
+                raise OutputDirectoryError(f"another process is writing {str(directory)!r}: wait for it or stop it")
+        yield
 
 
 def is_being_written(directory: Path) -> bool:

@@ -343,6 +343,13 @@ class DatasetWriter:
             faults.reach("revision abandoned")
             self._remove_leftovers()
 
+    def add_earlier(self, group: GroupRecord, table: pa.Table | None) -> None:
+        """List a row group of an earlier edition, with the cells that it has, in a directory that begins with them."""
+        name = self._part_name(group.index, group.edition)
+        part = stage(self.path, name, table) if table is not None and table.num_rows else None
+        with self._alone():
+            self._list(replace(group, part=part))
+
     def carry(self, group: GroupRecord) -> GroupRecord:
         """List a row group of the dataset in the pending revision as it is: nothing of it changes."""
         part, name = group.part, self._part_name(group.index)
