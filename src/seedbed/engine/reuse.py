@@ -28,7 +28,7 @@ from .redo import cascade
 from .stateful import stateful_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -73,7 +73,10 @@ def plan_reuse(
     records = [record for record in manifest.groups.values() if record.index < layout.count]
     usable = [record for record in records if _is_usable(manifest, record, layout, new)]
     columns = _reusable(old, new, graph, steps)
-    columns -= cascade(graph, steps, columns & _restarted(manifest, layout, graph, steps, is_whole=usable == records))
+    restarted = _restarted(
+        _saved_states(source, manifest), manifest, layout, graph=graph, steps=steps, is_whole=usable == records
+    )
+    columns -= cascade(graph, steps, columns & restarted)
     # In a row group that has fewer rows now a whole column may differ, since it may depend on all of them.
     whole = cascade(graph, steps, {step.name for step in steps if step.kind is Kind.FULL_COLUMN})
     header = msgspec.structs.replace(
@@ -91,14 +94,22 @@ def plan_reuse(
     return header, Manifest(header=header, groups=dict(groups)), reuse
 
 
-def _restarted(manifest: Manifest, layout: Layout, graph: Graph, steps: Sequence[Step], *, is_whole: bool) -> set[str]:
+def _saved_states(source: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The states of stateful generators after all that the other dataset has."""
+    journal = inspect_journal(source)
+    states = {} if manifest.states is None else dict(manifest.states.states)
+    return states if journal is None else {**states, **journal.states}
+
+
+def _restarted(
+    saved: Collection[str], manifest: Manifest, layout: Layout, *, graph: Graph, steps: Sequence[Step], is_whole: bool
+) -> set[str]:
     """The stateful columns that cannot continue where the other dataset ended, and so begin anew.
 
     `is_whole` if all of its row groups are taken over.
     """
     assert manifest.header is not None  # a manifest without one cannot be read
     found: set[str] = set()
-    saved = {} if manifest.states is None else manifest.states.states
     for nodes in stateful_nodes(graph, steps).values():
         names = [steps[node].name for node in nodes]
         # The state that is saved is that after all rows. Without one a generator is called again for the rows of the
@@ -239,12 +250,10 @@ def _entries(plan: StagePlan, reuse: Reuse) -> Iterator[tuple[Key, list[Entry]]]
 
 def _states(plan: StagePlan, reuse: Reuse) -> dict[str, bytes]:
     """The states of stateful generators that continue where the other dataset ended."""
-    manifest, journal = reuse.manifest, inspect_journal(reuse.source)
-    assert manifest.header is not None  # a manifest without one cannot be read
-    if plan.rows < manifest.header.rows:
+    assert reuse.manifest.header is not None  # a manifest without one cannot be read
+    if plan.rows < reuse.manifest.header.rows:
         return {}
-    states = {} if manifest.states is None else dict(manifest.states.states)
-    states |= {} if journal is None else journal.states
+    states = _saved_states(reuse.source, reuse.manifest)
     names = {
         plan.state_names[identity]
         for identity, nodes in plan.instances.items()
