@@ -28,6 +28,7 @@ _NAMES_BY_MODULE = {
     "engine.api": "Build Preview abandon_redo build build_async open_build preview redo resume",
     "engine.checkpoint": "FinishedGroup",
     "engine.config": "RunConfig",
+    "engine.estimate": "ColumnEstimate",
     "engine.tasks": "Processor",
     "engine.source": "load_recipe",
     "errors": (

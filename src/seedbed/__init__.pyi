@@ -16,6 +16,7 @@ from .columns.validation import Validation
 from .engine.api import Build, Preview, abandon_redo, build, build_async, open_build, preview, redo, resume
 from .engine.checkpoint import FinishedGroup
 from .engine.config import RunConfig
+from .engine.estimate import ColumnEstimate
 from .engine.source import load_recipe
 from .engine.tasks import Processor
 from .errors import (
@@ -83,6 +84,7 @@ __all__ = [
     "CellError",
     "CellTimeout",
     "Column",
+    "ColumnEstimate",
     "ConfigError",
     "Conversation",
     "Custom",

@@ -25,6 +25,7 @@ _COMMANDS = (
     ("check", "recipes:check", "Report every problem of a recipe; nothing is run."),
     ("graph", "recipes:graph", "Show the dependencies between columns, as mermaid text or an SVG drawing."),
     ("resume", "run:resume", "Resume a build that ended early, or grow a dataset."),
+    ("redo", "redo:redo", "Generate columns of a finished dataset again, in place."),
     ("inspect", "inspect:inspect", "Show the rows, drops, cost, schema and a sample of a dataset directory."),
     ("view", "view:view", "Show datasets as a web page: live runs, rows, columns, drops, cost."),
     ("report", "view:report", "Write one self-contained page about a dataset."),

@@ -102,7 +102,9 @@ def _cell(value: Any) -> Text:
     return Text(text if len(text) <= _LONGEST else text[:_LONGEST] + " …")
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, error: bool = False
+) -> None:
     """Show a table; columns of numbers are right-aligned."""
     listed = [tuple(row) for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -111,7 +113,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
         table.add_column(head, justify="right" if numbers else "left", overflow="fold", header_style="dim")
     for row in listed:
         table.add_row(*(Text(_number(value)) for value in row))
-    console().print(table)
+    console(error=error).print(table)
 
 
 def _number(value: object) -> str:
@@ -154,6 +156,7 @@ def report_data(report: BuildReport) -> dict[str, Any]:
         "damage": list(report.damage),
         "durable_cells": report.durable,
         "restored_cells": report.restored,
+        "reused_cells": report.reused,
         "seconds": report.seconds,
     }
 

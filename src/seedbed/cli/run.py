@@ -24,8 +24,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ..engine.estimate import ColumnEstimate
     from ..observe.preview import PreviewRow
     from ..observe.report import BuildReport
     from ..recipe.recipe import Recipe
@@ -44,6 +45,8 @@ def run(
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     resume: Flag = False,
     overwrite: Flag = False,
+    reuse: Annotated[Path | None, Parameter(show_default=False)] = None,
+    yes: Annotated[Flag, Parameter(name=["--yes", "-y"])] = False,
     retry_dropped: Flag = False,
     accept_changes: Flag = False,
     no_model_check: Flag = False,
@@ -65,6 +68,11 @@ def run(
         Resume the dataset in the directory if there is one; it grows if more rows are requested.
     overwrite
         Replace the dataset in the directory if there is one; on a terminal, asks first.
+    reuse
+        For a new dataset: take over from the dataset in this directory every column that has not changed and depends on
+        none that has. Lists the cells to generate and their estimated cost first and, on a terminal, asks.
+    yes
+        Do not ask.
     retry_dropped
         With --resume: retry the rows that were dropped because a cell failed; only their missing cells are generated.
     accept_changes
@@ -78,11 +86,12 @@ def run(
 
     given = read_recipe(recipe, changes)
     config = make_config(given, options, watching)
-    if overwrite and not _may_overwrite(out):
+    if overwrite and not yes and not _may_overwrite(out):
         return ExitCode.BAD_INPUT
-    modes: Any = {"resume": resume, "overwrite": overwrite, "retry_dropped": retry_dropped}
+    modes: Any = {} if reuse is None else {"reuse": reuse, "confirm": confirmation(yes=yes)}
+    modes |= {"resume": resume, "overwrite": overwrite, "retry_dropped": retry_dropped}
     modes |= {"accept_changes": accept_changes, "check_models": not no_model_check}
-    return _run_watched(
+    return run_watched(
         partial(api.build, given, rows=row_counts(rows), out=out, config=config, **modes),
         given,
         out,
@@ -132,7 +141,7 @@ def resume(
     recipe = stored_recipe(directory, grants)
     changes: Any = {"rows": row_counts(rows), "retry_dropped": retry_dropped, "accept_changes": accept_changes}
     changes["check_models"] = not no_model_check
-    return _run_watched(
+    return run_watched(
         partial(api.resume, directory, recipe, config=make_config(recipe, options, watching), **changes),
         recipe,
         directory,
@@ -226,12 +235,38 @@ def _may_overwrite(out: Path) -> bool:
     return False
 
 
+def confirmation(*, yes: bool) -> Callable[[Sequence[ColumnEstimate]], bool]:
+    """A function that lists what is to be generated and asks, unless `yes` or there is no user to answer."""
+
+    def confirm(estimates: Sequence[ColumnEstimate]) -> bool:
+        import sys
+
+        from ..observe.progress import money
+        from . import output
+
+        rows = [
+            (each.column, each.cells, each.reused, "–" if each.cost is None else money(each.cost)) for each in estimates
+        ]
+        output.print_table(("column", "cells to generate", "taken over", "estimated cost"), rows, error=True)
+        total, known = sum(each.cells for each in estimates), [each.cost for each in estimates if each.cost is not None]
+        unknown = [each.column for each in estimates if each.calls_model and each.cells and each.cost is None]
+        text = f"{total:,} cells, estimated cost {money(sum(known))}"
+        text += f" without {', '.join(unknown)}, whose cost is not known yet" if unknown else ""
+        if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            output.print_line(text, error=True)
+            return True
+        output.print_line(f"{text}. Generate them? [y/N]", error=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return confirm
+
+
 def resume_command(out: Path, *flags: str) -> str:
     """The command line that resumes a build."""
     return " ".join(["seedbed resume", shlex.quote(str(out)), *flags])
 
 
-def _run_watched(
+def run_watched(
     build: Callable[..., Dataset],
     recipe: Recipe,
     out: Path,
@@ -335,6 +370,8 @@ def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> 
         output.print_line(f"cost of a row, rejected candidates included: {money(report.cost_per_row)}")
     if report.exhausted is not None:
         output.print_line(f"the dataset has fewer rows than were requested: {report.exhausted}", style="yellow")
+    if report.reused:
+        output.print_line(f"{report.reused:,} cells were taken over")
     output.print_line(f"{report.counts} in {dataset.path} after {duration(report.seconds)}")
     if watching.trace is not None:
         output.print_line(f"timeline: {watching.trace} (open it at https://ui.perfetto.dev)")

@@ -41,6 +41,7 @@ from ..store.values import is_json, python_rows
 from .checkpoint import CHECKPOINT_DEADLINE, FinishedGroup, process_all
 from .config import RunConfig
 from .describe import describe_run
+from .estimate import ColumnEstimate, estimate_cells
 from .plan import BuildPlan, plan_build
 from .redo import RedoRequest, draws_of
 from .run import run_build
@@ -48,7 +49,7 @@ from .source import make_source, stored_recipe
 from .storage import abandon_revision, open_stores
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..columns.base import Column
     from ..observe.report import BuildReport, Usage
@@ -242,6 +243,9 @@ class BuildOptions(PreviewOptions, total=False):
     it is complete; empty to regenerate what the recipe changed. See `redo`."""
     redo_where: str
     """With `redo`: only in the rows for which this expression, as in `skip_when`, is true."""
+    confirm: Callable[[Sequence[ColumnEstimate]], bool]
+    """With `redo` or `reuse`: called with what is to be generated of each column, and its estimated cost, before
+    anything is written; if it returns False nothing is."""
     check_models: bool
     """Send one small call to each chat and embedding model behind HTTP before anything is written, and raise
     `ModelCheckFailed` for those that are misconfigured or cannot be reached; the command does so by default."""
@@ -289,6 +293,11 @@ async def open_build(
         redo=request,
         reuse=reused,
     )
+    confirm = options.get("confirm")
+    output = plan.output
+    is_partial = output.redo is not None or output.reuse is not None
+    if confirm is not None and is_partial and not confirm(estimate_cells(output)):
+        raise ConfigError("nothing was changed: what is to be generated was not confirmed")
     title = source.recipe.name if source.recipe is not None else ""
     progress = options.get("progress", "none")
     # In virtual time hours take no time: there is nothing to watch.
