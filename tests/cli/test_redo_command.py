@@ -49,7 +49,8 @@ def test_redo_lists_cells_and_cost_and_regenerates(recipe: Path) -> None:
     assert "12 cells were taken over" in ended.out
     after = sb.Dataset.open(out).to_polars()
     assert after.drop("review").equals(before.drop("review"))
-    assert after["review"].to_list() != before["review"].to_list()
+    usage = sb.Dataset.open(out).report.usage
+    assert {name: usage[name].calls for name in ("text", "review")} == {"text": 6, "review": 12}
     ended = seedbed("redo", out, "--column", "text", "--where", "topic == 'tea'", "--yes", "--json")
     assert ended.code == 0, ended.err
     tea = before["topic"].to_list().count("tea")
@@ -74,7 +75,7 @@ def test_redo_with_a_changed_recipe(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--column", "reviw"], "no column named 'reviw', did you mean 'review'?"),
+        (["--column", "reviw"], "no column named 'reviw'; did you mean 'review'?"),
         (["--column", "review", "--where", "topc == 'tea'"], "where: no column named 'topc'"),
         (["--abandon", "--column", "review"], "--abandon takes back what was begun"),
     ],

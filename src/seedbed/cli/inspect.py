@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +97,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     return {
         "path": str(dataset.path),
         "complete": dataset.complete,
+        "redoing": None if manifest.pending is None or manifest.pending.redo is None else manifest.pending.redo.text,
         "rows": dataset.rows,
         **output.counts_data(report),
         "summary": report.counts,
@@ -130,6 +132,9 @@ def _print_facts(found: dict[str, Any]) -> None:
         print(f"{found['journal_entries']:,} finished or failed tasks of open row groups in the journal")
     if found["running"]:
         print("a run is writing it now")
+    elif found["redoing"] is not None:
+        print(f"unfinished redo of {found['redoing']}; to resume: {resume_command(found['path'])}", markup=False)
+        print(f"to take it back: seedbed redo {shlex.quote(found['path'])} --abandon", markup=False)
     elif not found["complete"]:
         print(f"to resume: {resume_command(found['path'])}", markup=False)
     for sentence in found.get("damage", ()):

@@ -89,11 +89,9 @@ def check_continued(out: Path, redo: Redo, request: RedoRequest) -> None:
     """Raise `ConfigError` unless the pending revision of a directory is the one that is requested."""
     if request in (RedoRequest(columns=redo.columns, where=redo.where), RedoRequest()):
         return
-    found = ", ".join(map(repr, redo.columns)) or "what the recipe changed"
-    where = "" if redo.where is None else f" where {redo.where}"
     name = shlex.quote(str(out))
     raise ConfigError(
-        f"the directory {str(out)!r} has an unfinished redo of {found}{where}: finish it (seedbed resume {name}), or "
+        f"the directory {str(out)!r} has an unfinished redo of {redo.text}: finish it (seedbed resume {name}), or "
         f"take it back (seedbed redo {name} --abandon)"
     )
 

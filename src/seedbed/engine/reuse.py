@@ -22,6 +22,7 @@ from ..store.files import PRIVATE, exists, read_file, rename, sync_directory, wr
 from ..store.journal import Journal, inspect_journal, read_journal
 from ..store.manifest import Manifest, read, shared_lock
 from ..store.parts import damage, read_table
+from ..store.provenance import read_provenance
 from ..store.writer import DatasetWriter
 from .changes import changed_columns
 from .redo import cascade
@@ -162,6 +163,7 @@ def _begun(record: GroupRecord, layout: Layout, barrier: int) -> GroupRecord:
         stop=rows.stop,
         part=None,
         generated=None,
+        provenance=None,
         drops=tuple(drop for drop in record.drops if drop.row in rows),
         resized=record.resized[:barrier],
         conflicts=(),
@@ -180,7 +182,9 @@ def take_over(plan: StagePlan, out: Path) -> Manifest:
         discard_prepared(out)
         with shared_lock(reuse.source), DatasetWriter.create(prepared, plan.header) as writer:
             for record in reuse.groups.values():
-                writer.add_earlier(record, _table(plan, reuse, record))
+                origins = reuse.manifest.groups[record.index].provenance
+                provenance = None if origins is None else read_provenance(reuse.source, origins)
+                writer.add_earlier(record, _table(plan, reuse, record), provenance)
             if entries := dict(_entries(plan, reuse)) if reuse.columns else {}:
                 journal = Journal.create(prepared)
                 journal.commit(entries)

@@ -270,6 +270,12 @@ class Redo(msgspec.Struct, frozen=True, kw_only=True):
     everything: bool = False
     edition: Count = 0
 
+    @property
+    def text(self) -> str:
+        """What is redone, in words: "'review' where score < 3"."""
+        found = ", ".join(map(repr, self.columns)) or "what the recipe changed"
+        return found if self.where is None else f"{found} where {self.where}"
+
 
 class Pending(_Record, frozen=True, kw_only=True, tag="pending"):
     """A revision begins: the records that follow belong to it, and count once it is `Switched` to.

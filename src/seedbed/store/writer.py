@@ -343,10 +343,13 @@ class DatasetWriter:
             faults.reach("revision abandoned")
             self._remove_leftovers()
 
-    def add_earlier(self, group: GroupRecord, table: pa.Table | None) -> None:
+    def add_earlier(self, group: GroupRecord, table: pa.Table | None, provenance: pa.Table | None) -> None:
         """List a row group of an earlier edition, with the cells that it has, in a directory that begins with them."""
         name = self._part_name(group.index, group.edition)
         part = stage(self.path, name, table) if table is not None and table.num_rows else None
+        if part is not None and provenance is not None:
+            origins = stage(self.path, provenance_name(group.index), provenance)
+            group = replace(group, provenance=replace(origins, schema=pa.schema([])))
         with self._alone():
             self._list(replace(group, part=part))
 
