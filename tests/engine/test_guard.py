@@ -43,7 +43,7 @@ def check(
     there: Header, here: Header, *, cells: dict[str, int] = BEGUN, graph: Graph = GRAPH, accept_changes: bool = False
 ) -> Header:
     """The header with which the directory is resumed."""
-    progress = Progress(cells=cells, has_begun=bool(cells))
+    progress = Progress(cells=cells, has_begun=bool(cells), has_groups=bool(cells))
     return check_resumable(there, here, graph, progress=lambda: progress, accept_changes=accept_changes)
 
 
