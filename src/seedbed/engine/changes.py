@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 _SHOWN = 80
 _BEFORE = 30
 _NOTHING = object()
+_REGENERATE = (
+    "to regenerate what changed, and what depends on it, in place: seedbed redo DIR --recipe FILE (seedbed.redo); "
+    "in a new dataset that takes over the rest: --reuse DIR (reuse=DIR)"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -201,11 +205,12 @@ def check_resumable(
     if refused or (outside and not accept_changes):
         lines = "\n".join(f"  - {each}" for each in (*refused, *outside))
         hint = (
-            "for a new dataset in its place, pass --overwrite (overwrite=True); to regenerate only what changed, "
-            "seedbed redo DIR --recipe FILE (seedbed.redo), or a new dataset with --reuse DIR (reuse=DIR)"
+            "for a new dataset in its place, pass --overwrite (overwrite=True)"
             if refused
             else "to resume anyway and keep the existing rows, pass --accept-changes (accept_changes=True)"
         )
+        if is_changed:
+            hint += f"\n{_REGENERATE}"
         raise ManifestError(
             f"the directory belongs to another build and cannot be resumed by this one:\n{lines}\n{hint}"
         )
