@@ -29,8 +29,8 @@ from ..store.files import exists
 from ..store.journal import Journal, Recovered, has_journal
 from ..store.replace import is_half_removed, remove_dataset
 from ..store.writer import DatasetWriter
-from .reuse import discard_prepared, take_over
 from .source import RECIPE_NAME, store_recipe
+from .takeover import discard_prepared, take_over
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
