@@ -421,8 +421,8 @@ class Column:
     """The limit of its concurrent calls, if it is lower than that of its key."""
     repaired_by: str | None = None
     """The validation whose verdict on each value decides whether the generator repairs it."""
-    # It generates from scratch and takes pairs as those of `CellContext.rows` in place of a range, too.
     takes_pairs: bool = attrs.field(default=False, repr=False)
+    """From scratch: its generator takes pairs too, as those of `CellContext.rows`, in place of a range."""
     # The columns whose values its generator gets: `requires` without those that only its skip rule reads.
     inputs: tuple[str, ...] = attrs.field(init=False, default=(), repr=False)
     # How the generator is called, or why it cannot be.
