@@ -8,7 +8,7 @@ from functools import cmp_to_key
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from seedbed.plans.format import Plan, PlanNode
 
@@ -70,7 +70,7 @@ class _Node:
             return (list(rows[0]) if rows else [1]), rows
         columns, rows = result(node.inputs[0])
         if node.op == "core::vm":
-            return self.vm(columns, rows)
+            return self.or_policy(columns, rows, [given["out_key"]], lambda: self.vm(columns, rows))
         if node.op == "core::filter":
             tree = self.plan.predicates[given["pred_id"]].tree
             return columns, [row for row in rows if self.holds(tree, row)]
@@ -80,7 +80,54 @@ class _Node:
             return columns, rows[: given["count"]]
         if node.op == "core::concat":
             return _append(self.plan, [(columns, rows), result(given["rhs"])])
+        if node.op == "core::dedupe":
+            return columns, self.deduped(rows)
+        if node.op == "core::join":
+            right = result(given["rhs"])
+            return self.or_policy(columns, rows, [], lambda: self.joined(columns, rows, *right))
         raise AssertionError(node.op)
+
+    def or_policy(
+        self, columns: list[int], rows: list[Row], writes: list[int], run: Callable[[], tuple[list[int], list[Row]]]
+    ) -> tuple[list[int], list[Row]]:
+        """What a node gives, or what its policy puts in its place if it fails."""
+        try:
+            return run()
+        except NaiveFailure:
+            if self.node.policy == "fail":
+                raise
+        kept = [] if self.node.policy == "empty" else rows
+        unwritten = {key: _read(self.plan, {}, key) for key in writes}
+        return [*columns, *(key for key in writes if key not in columns)], [{**row, **unwritten} for row in kept]
+
+    def deduped(self, rows: list[Row]) -> list[Row]:
+        by, score = self.node.params["by"], self.node.params["score"]
+        kept: dict[Any, int] = {}
+        alone: list[int] = []
+        for at, row in enumerate(rows):
+            value = _read(self.plan, row, by)
+            if value is None:
+                alone.append(at)
+                continue
+            held = kept.setdefault(value, at)
+            if self.node.params["keep"] == "best":
+                new, old = _read(self.plan, row, score), _read(self.plan, rows[held], score)
+                if new is not None and (old is None or new > old):
+                    kept[value] = at
+        return [rows[at] for at in sorted([*alone, *kept.values()])]
+
+    def joined(
+        self, columns: list[int], rows: list[Row], others: list[int], right: list[Row]
+    ) -> tuple[list[int], list[Row]]:
+        by_id = {row[1]: row for row in right}
+        if len(by_id) < len(right):
+            raise NaiveFailure(self.node.node_id)
+        made = []
+        for row in rows:
+            found = by_id.get(row[1])
+            added = {key: _read(self.plan, row if found is None else found, key) for key in others if key != 1}
+            made.append({**row, **added})
+        return [*columns, *(key for key in others if key not in columns)], made
 
     def vm(self, columns: list[int], rows: list[Row]) -> tuple[list[int], list[Row]]:
         out = self.node.params["out_key"]

@@ -10,7 +10,7 @@ import trio
 from seedbed.plans.compile import Cost, Costs
 from seedbed.plans.engine import PlanEngine
 from seedbed.plans.format import parse_plan
-from seedbed.plans.ops import OpRegistry, default_ops
+from seedbed.plans.ops import CORE_OPS, OpRegistry, default_ops
 from seedbed.plans.redis import RedisReads
 from seedbed.plans.registries import default_registries
 
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 CHEAP = Cost(1e-6, 0.0)
 # Every op of the format is far cheaper than a hop, so that `auto` runs everything on the loop.
-INLINE = Costs(
-    hop=1.0,
-    ops=dict.fromkeys(("core::vm", "core::filter", "core::sort", "core::take", "core::concat", "regex"), CHEAP),
-)
+_SYNC = [op.name for op in CORE_OPS if op.run is not None and op.name.startswith("core::")]
+INLINE = Costs(hop=1.0, ops=dict.fromkeys((*_SYNC, "regex"), CHEAP))
 
 
 def node(node_id: str, op: str, *inputs: str, on_error: str | None = None, **params: Any) -> dict[str, Any]:

@@ -89,16 +89,18 @@ def test_every_op_has_a_method() -> None:
         slow = ctx.fixed_source(row_count=4).sleep(duration_ms=1).busy_cpu(busy_wait_ms=2)
         ranked = users.follow(endpoint=REDIS, fanout=5).vm(out_key=Key.model_score_1, expr=1)
         chosen = ranked.filter(pred=Pred.const(value=True)).sort(by=Key.country).take(count=6)
-        return [chosen.concat(rhs=slow), ctx.sleep(duration_ms=3, fail_after_sleep=True)]
+        unique = chosen.dedupe(by=Key.id, keep="best", score=Key.model_score_1).join(rhs=slow)
+        fetched = unique.fetch_features(endpoint=REDIS, prefix="f:", fields={"title": Key.title})
+        return [fetched.concat(rhs=slow), ctx.sleep(duration_ms=3, fail_after_sleep=True)]
 
     document = compiled(everything)
     assert {each["op"] for each in document["nodes"]} == {
         name for name in (spec.name for spec in default_ops()) if name.startswith(("core::", "test::"))
     }
-    assert document["outputs"] == ["n11", "n12"]
-    assert document["nodes"][11]["params"] == {"rhs": "n5"}
-    assert document["nodes"][12] == {
-        "node_id": "n12",
+    assert document["outputs"] == ["n14", "n15"]
+    assert document["nodes"][12]["params"] == {"rhs": "n5"}
+    assert document["nodes"][15] == {
+        "node_id": "n15",
         "op": "test::sleep",
         "inputs": [],
         "params": {"duration_ms": 3, "fail_after_sleep": True},

@@ -7,7 +7,7 @@ import pytest
 import trio
 from plan_helpers import FakeEndpoint, ids, node, open_engine, plan_of, with_ops
 
-from seedbed.errors import ConfigError, EndpointUnavailable, NodeFailed
+from seedbed.errors import ConfigError, EndpointUnavailable, InvalidPlan, NodeFailed
 from seedbed.plans import ops, opspec
 from seedbed.plans.ops import CORE_OPS, OpRegistry, default_ops
 from seedbed.plans.opspec import OpSpec, Rows, op
@@ -269,3 +269,111 @@ async def test_an_invalid_pattern_in_a_request_fails_its_node(fusion: Any, rows:
             await engine.execute(plan, {"user_id": 1, "param_overrides": {"blocklist_regex": "("}}, fusion=fusion)
         good = {"user_id": 1, "param_overrides": {"blocklist_regex": "x"}}
         assert ids(await engine.execute(plan, good, fusion=fusion)) == []
+
+
+SCORED = FakeEndpoint(
+    {
+        "f:1": {"score": "0.5", "title": "b", "rank": "3"},
+        "f:2": {"score": "2", "title": "a"},
+        "f:3": {"score": "0.5", "title": "b", "rank": "-1"},
+        "f:5": {},
+    },
+    {},
+)
+FEATURES = {"score": 1001, "title": 3002}
+FETCH = node("f", "fetch_features", "s", endpoint=EP, prefix="f:", fields=FEATURES)
+FIVE = node("s", "fixed_source", row_count=5)
+
+
+def fields(response: Any) -> list[tuple[Any, ...]]:
+    """The id and the fields of each candidate."""
+    return [(each["id"], *each["fields"].values()) for each in response.candidates]
+
+
+async def test_features_are_fetched_into_declared_keys() -> None:
+    """Fields of a row's hash become columns of the key's type; a missing one reads as if nothing had written it."""
+    async with open_engine(endpoints=SCORED) as engine:
+        found = await engine.execute(plan_of(FIVE, FETCH), {"user_id": 1})
+        assert fields(found) == [(1, 0.5, "b"), (2, 2.0, "a"), (3, 0.5, "b"), (4, 0.0, None), (5, 0.0, None)]
+        none = await engine.execute(plan_of(node("s", "fixed_source", row_count=0), FETCH), {"user_id": 1})
+        assert none.candidates == []
+
+
+@pytest.mark.parametrize("text", ["x", "", "nan", "inf", "1e999"])
+async def test_a_feature_that_does_not_fit_its_key_fails_the_node(text: str) -> None:
+    """The error names the field, the id and what was found."""
+    async with open_engine(endpoints=FakeEndpoint({"f:1": {"score": text}}, {})) as engine:
+        with pytest.raises(NodeFailed, match=r"node 'f': ValueError: field 'score' of id 1 is") as raised:
+            await engine.execute(plan_of(FIVE, FETCH), {"user_id": 1})
+        assert repr(text) in str(raised.value)
+
+
+async def test_rows_with_one_value_are_deduplicated() -> None:
+    """The first stays, or the one with the highest score; rows without a value all stay, and the order too."""
+    async with open_engine(endpoints=SCORED) as engine:
+
+        async def kept(**params: Any) -> list[int]:
+            return ids(await engine.execute(plan_of(FIVE, FETCH, node("d", "dedupe", "f", **params)), {"user_id": 1}))
+
+        assert await kept(by=3002) == [1, 2, 4, 5]
+        assert await kept(by=3002, keep="best", score=1) == [2, 3, 4, 5]
+        assert await kept(by=1001) == [1, 2, 4]
+        assert await kept(by=1001, keep="best", score=1) == [2, 3, 5]
+        assert await kept(by=2001, keep="best", score=1001) == [2]
+        assert await kept(by=3001) == [1, 2, 3, 4, 5]
+
+
+async def test_a_join_adds_the_columns_of_the_same_id() -> None:
+    """Rows without a match keep what they have; other columns read as if nothing had written them."""
+    right = node("r", "sort", "f", by=1, order="desc"), node("three", "take", "r", count=4)
+    scored = node("v", "vm", "s", out_key=1001, expr_id="nine")
+    plan = plan_of(
+        *(FIVE, FETCH, *right, scored),
+        node("j", "join", "v", rhs="three"),
+        expressions={"nine": {"op": "const_number", "value": 9}},
+    )
+    async with open_engine(endpoints=SCORED) as engine:
+        found = await engine.execute(plan, {"user_id": 1})
+        assert fields(found) == [(1, 9.0, None), (2, 2.0, "a"), (3, 0.5, "b"), (4, 0.0, None), (5, 0.0, None)]
+
+
+async def test_a_join_with_duplicate_right_ids_fails() -> None:
+    """The error names the id."""
+    plan = plan_of(FIVE, node("c", "concat", "s", rhs="s"), node("j", "join", "s", rhs="c"))
+    async with open_engine() as engine:
+        with pytest.raises(NodeFailed, match="node 'j': ValueError: two rows of the right side have the id 1"):
+            await engine.execute(plan, {"user_id": 1})
+
+
+@pytest.mark.parametrize(
+    ("last", "path", "message"),
+    [
+        (node("d", "dedupe", "s", by=1, keep="best"), "params.score", "needs the key to compare by"),
+        (node("d", "dedupe", "s", by=1, score=1001), "params.score", "keep 'first' compares nothing"),
+        (
+            node("d", "dedupe", "s", by=1, keep="best", score=3001),
+            "params.score",
+            "expected a key of type int or float",
+        ),
+        (node("d", "dedupe", "s", by=9), "params.by", "no key has the id 9"),
+        (node("j", "join", "s", rhs="x"), "params.rhs", "no node has the id 'x'"),
+        (
+            node("f", "fetch_features", "s", endpoint=EP, prefix="", fields={"a": 1}),
+            "params.fields.a",
+            "may write, found 'id'",
+        ),
+        (node("f", "fetch_features", "s", endpoint=EP, prefix="", fields={}), "params.fields", "at least one field"),
+        (
+            node("f", "fetch_features", "s", endpoint=EP, prefix="", fields={"a": 1001, "b": 1001}),
+            "params.fields.b",
+            "another field is written to the key 1001",
+        ),
+        (node("f", "fetch_features", "s", endpoint=EP, prefix="", fields=[1]), "params.fields", "expected an object"),
+    ],
+)
+def test_wrong_params_of_these_ops_are_named(last: dict[str, Any], path: str, message: str) -> None:
+    """What is wrong with dedupe, join and fetch_features is found before anything runs."""
+    with pytest.raises(InvalidPlan) as raised:
+        plan_of(FIVE, last)
+    ((_, found, text),) = raised.value.problems
+    assert (found, message in text) == (f"$.nodes[1].{path}", True), text

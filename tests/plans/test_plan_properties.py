@@ -155,14 +155,16 @@ def plans(draw: st.DrawFn) -> tuple[Plan, dict[str, list[dict[int, Any]]]]:
     exprs: dict[str, Any] = {}
     preds: dict[str, Any] = {}
     # Mostly chains, because those are fused.
+    policies = st.sampled_from([None, None, "fail", "empty", "default"])
     behind = st.just(-1) | st.just(-1) | st.integers(0, 3)
     for number in range(draw(st.integers(1, 7))):
         name = f"n{number}"
         at = names[max(-len(names), min(draw(behind), len(names) - 1))]
-        op = draw(st.sampled_from(["vm", "filter", "sort", "take", "concat"]))
+        op = draw(st.sampled_from(["vm", "filter", "sort", "take", "concat", "dedupe", "join"]))
         if op == "vm":
             exprs[name] = draw(expressions())
-            nodes.append(node(name, op, at, out_key=draw(st.sampled_from(FLOATS)), expr_id=name))
+            out = draw(st.sampled_from(FLOATS))
+            nodes.append(node(name, op, at, out_key=out, expr_id=name, on_error=draw(policies)))
         elif op == "filter":
             preds[name] = draw(predicates())
             nodes.append(node(name, op, at, pred_id=name))
@@ -171,8 +173,14 @@ def plans(draw: st.DrawFn) -> tuple[Plan, dict[str, list[dict[int, Any]]]]:
             nodes.append(node(name, op, at, by=by, order=draw(st.sampled_from(["asc", "desc"]))))
         elif op == "take":
             nodes.append(node(name, op, at, count=draw(st.integers(1, 12))))
+        elif op == "dedupe":
+            params: dict[str, Any] = {"by": draw(st.sampled_from([1, *FLOATS, *STRINGS]))}
+            if draw(st.booleans()):
+                params |= {"keep": "best", "score": draw(st.sampled_from([1, *FLOATS]))}
+            nodes.append(node(name, op, at, **params))
         else:
-            nodes.append(node(name, op, at, rhs=draw(st.sampled_from(names))))
+            on_error = draw(policies) if op == "join" else None
+            nodes.append(node(name, op, at, rhs=draw(st.sampled_from(names)), on_error=on_error))
         names.append(name)
     outputs = [names[-1], *draw(st.lists(st.sampled_from(names), max_size=1))]
     try:
@@ -205,6 +213,11 @@ MODES = [
 ]
 
 
+# `nox -s properties` compares 20,000 plans.
+COMPARED = 20_000 if settings.default.max_examples > 1_000 else settings.default.max_examples
+
+
+@settings(max_examples=COMPARED)
 @given(
     made=plans(),
     weight=st.none() | NUMBERS.map(float),
@@ -329,4 +342,4 @@ def test_explaining_names_every_node_once(made: tuple[Plan, Any]) -> None:
 def test_the_generator_of_plans_knows_every_cpu_op() -> None:
     """A new CPU op of the format must be added to the naive interpreter too."""
     cpu = {op.name for op in ops.default_ops() if op.run_async is None and op.name.startswith("core::")}
-    assert cpu == {"core::vm", "core::filter", "core::sort", "core::take", "core::concat"}
+    assert cpu == {"core::vm", "core::filter", "core::sort", "core::take", "core::concat", "core::dedupe", "core::join"}

@@ -247,6 +247,8 @@ class PlanContext:
                 return self._tree_id(kind, given, tables, problems)
             if isinstance(given, KeyRef):
                 return given.named
+            if isinstance(given, dict):
+                return {name: each.named if isinstance(each, KeyRef) else each for name, each in given.items()}
             return self._node_id(Value(given, f"{path}.params.{param}", problems)) if isinstance(given, Node) else given
 
         node: dict[str, Any] = {

@@ -70,6 +70,8 @@ DEFAULT_COSTS: Final = Costs(
         "core::sort": Cost(8e-6, 20e-9),
         "core::take": Cost(1.2e-6, 0.0),
         "core::concat": Cost(13e-6, 7e-9),
+        "core::dedupe": Cost(10e-6, 100e-9),
+        "core::join": Cost(18e-6, 120e-9),
         REGEX: Cost(100e-6, 128e-9),
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from importlib.metadata import entry_points
@@ -12,10 +13,35 @@ import numpy as np
 import trio
 
 from ..errors import ConfigError
-from .documents import INT64_MAX, INT64_MIN, Code
-from .opspec import OpSpec, Rows, boolean, choice, endpoint, expression, integer, key, node, op, predicate
+from .documents import INT64_MAX, INT64_MIN, Code, shown
+from .opspec import (
+    OpSpec,
+    Rows,
+    boolean,
+    choice,
+    endpoint,
+    expression,
+    integer,
+    key,
+    node,
+    op,
+    predicate,
+    string,
+    written_fields,
+)
 from .registries import COUNTRY, ID, KeyType
-from .rowset import NO_ROWS, SLICE_ROWS, Column, concat, new_rows, order_of, slices, string_column
+from .rowset import (
+    NO_ROWS,
+    SLICE_ROWS,
+    Column,
+    concat,
+    left_join,
+    new_rows,
+    order_of,
+    slices,
+    string_column,
+    unique_positions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +50,7 @@ if TYPE_CHECKING:
 
     from .documents import Value
     from .opspec import OpContext, Scope
+    from .registries import Key
     from .rowset import RowSet
 
     Inputs = tuple[RowSet, ...]
@@ -180,6 +207,77 @@ def _concat(inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
     return concat((inputs[0], ctx.refs["rhs"]), ctx.keys)
 
 
+_DEDUPE_PARAMS: Final = {
+    "by": key(),
+    "keep": choice("first", "best", default="first"),
+    "score": key(KeyType.INT, KeyType.FLOAT, default=None),
+}
+
+
+def _check_dedupe(value: Value, params: Params, _scope: Scope) -> None:
+    """Only the best row of several needs a score to compare them by."""
+    is_given = isinstance(value.raw, dict) and "score" in value.raw
+    if params.get("keep") == "best" and not is_given:
+        value.problem(Code.MISSING_FIELD, "keep 'best' needs the key to compare by", field="score")
+    elif params.get("keep") == "first" and is_given:
+        value.problem(Code.INVALID_VALUE, "keep 'first' compares nothing: leave it out, or keep 'best'", field="score")
+
+
+@op("core::dedupe", aliases=("dedupe",), params=_DEDUPE_PARAMS, gives=Rows.SUBSET, check=_check_dedupe)
+def _dedupe(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
+    (rows,) = inputs
+    best = None
+    if params["keep"] == "best":
+        best = order_of(rows, ctx.keys[params["score"]], descending=True)
+    positions = unique_positions(rows, ctx.keys[params["by"]], best)
+    return rows if positions is None else rows.at(positions)
+
+
+@op("core::join", aliases=("join",), params={"rhs": node()}, gives=Rows.SAME)
+def _join(inputs: Inputs, _params: Params, ctx: OpContext) -> RowSet:
+    return left_join(inputs[0], ctx.refs["rhs"], ctx.keys)
+
+
+def _parsed(key: Key, text: str | None, row: int, field: str) -> Any:
+    """The value of a field for a key; a missing field reads as if nothing had written the key."""
+    if text is None:
+        return key.default
+    if key.type is KeyType.STRING:
+        return text
+    try:
+        value = int(text) if key.type is KeyType.INT else float(text)
+    except ValueError:
+        raise ValueError(f"field {field!r} of id {row} is {shown(text)}, expected {key.type.value}") from None
+    if not (INT64_MIN <= value <= INT64_MAX if isinstance(value, int) else math.isfinite(value)):
+        raise ValueError(f"field {field!r} of id {row} is {shown(text)}, which {key.name!r} cannot hold")
+    return value
+
+
+@op(
+    "core::fetch_features",
+    aliases=("fetch_features",),
+    params={"endpoint": _REDIS, "prefix": string(), "fields": written_fields()},
+    gives=Rows.SAME,
+)
+async def _fetch_features(inputs: Inputs, params: Params, ctx: OpContext) -> RowSet:
+    (rows,) = inputs
+    reads, prefix, fields = ctx.endpoint(params["endpoint"]), params["prefix"], params["fields"]
+    columns: dict[str, list[Any]] = {field: [] for field in fields}
+    for part in slices(rows.ids()):
+        if len(part) == SLICE_ROWS:
+            await trio.lowlevel.checkpoint()
+        ids = part.tolist()
+        hashes = await reads.hgetall_many([f"{prefix}{row}" for row in ids])
+        for field, key_id in fields.items():
+            key = ctx.keys[key_id]
+            columns[field] += [
+                _parsed(key, found.get(field), row, field) for row, found in zip(ids, hashes, strict=True)
+            ]
+    for field, key_id in fields.items():
+        rows = ctx.with_values(rows, key_id, columns[field])
+    return rows
+
+
 _SLEEP_PARAMS: Final = {"duration_ms": integer(0, _DAY_MS), "fail_after_sleep": boolean(default=False)}
 
 
@@ -216,7 +314,7 @@ CORE_OPS: Final = (
     _list_op("follow", largest=10_000_000, of_users=True),
     _list_op("recommendation", largest=10_000_000, of_users=True),
     _list_op("media", largest=10_000, of_users=False),
-    *(_vm, _filter, _sort, _take, _concat, _sleep, _busy_cpu, _fixed_source),
+    *(_vm, _filter, _sort, _take, _concat, _dedupe, _join, _fetch_features, _sleep, _busy_cpu, _fixed_source),
 )
 
 

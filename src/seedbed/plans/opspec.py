@@ -6,6 +6,7 @@ import enum
 import functools
 import inspect
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
 import attrs
@@ -19,7 +20,7 @@ from .request import ReadTrace
 from .rowset import RowSet, make_column, new_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from .documents import Value
     from .expressions import Expression, Predicate
@@ -134,22 +135,40 @@ def predicate() -> ParamSpec:
     return ParamSpec("predicate", read, kind="predicate")
 
 
-def key(*types: KeyType, writes: bool = False) -> ParamSpec:
+def key(*types: KeyType, writes: bool = False, default: Any = REQUIRED) -> ParamSpec:
     """The id of a key of one of some types (of any type if none are named)."""
+    read = functools.partial(_read_key, types=types, writes=writes)
+    return ParamSpec("key", read, writes=writes, default=default)
 
-    def read(value: Value, scope: Scope) -> int | None:
-        found = scope.registries.key(value)
-        if found is None:
-            return None
-        if writes and not found.writable:
-            return value.problem(Code.KEY_NOT_WRITABLE, f"expected a key that ops may write, found {found.name!r}")
-        if types and found.type not in types:
-            allowed = " or ".join(each.value for each in types)
-            message = f"expected a key of type {allowed}, found {found.name!r}, which is {found.type.value}"
-            return value.problem(Code.WRONG_KEY_TYPE, message)
-        return found.id
 
-    return ParamSpec("key", read, writes=writes)
+def _read_key(value: Value, scope: Scope, *, types: Collection[KeyType], writes: bool) -> int | None:
+    found = scope.registries.key(value)
+    if found is None:
+        return None
+    if writes and not found.writable:
+        return value.problem(Code.KEY_NOT_WRITABLE, f"expected a key that ops may write, found {found.name!r}")
+    if types and found.type not in types:
+        allowed = " or ".join(each.value for each in types)
+        message = f"expected a key of type {allowed}, found {found.name!r}, which is {found.type.value}"
+        return value.problem(Code.WRONG_KEY_TYPE, message)
+    return found.id
+
+
+def written_fields() -> ParamSpec:
+    """The keys that fields of something else are written to, by the names of the fields."""
+
+    def read(value: Value, scope: Scope) -> dict[str, int] | None:
+        entries = value.entries()
+        if value and isinstance(value.raw, Mapping) and not entries:
+            return value.problem(Code.INVALID_VALUE, "expected at least one field, found an empty object")
+        found = {name: _read_key(each, scope, types=(), writes=True) for name, each in entries.items()}
+        keys = {name: key_id for name, key_id in found.items() if key_id is not None}
+        for name, key_id in keys.items():
+            if key_id in list(keys.values())[: list(keys).index(name)]:
+                value.problem(Code.DUPLICATE_ID, f"another field is written to the key {key_id} already", field=name)
+        return keys
+
+    return ParamSpec("fields by key", read, writes=True)
 
 
 def node() -> ParamSpec:
@@ -212,7 +231,8 @@ class OpSpec:
 
     def written_keys(self, params: Mapping[str, Any]) -> frozenset[int]:
         """The keys that a node with these (validated) params writes."""
-        return self.writes.union(params[name] for name, spec in self.params.items() if spec.writes)
+        written = [params[name] for name, spec in self.params.items() if spec.writes]
+        return self.writes.union(*(each.values() if isinstance(each, Mapping) else (each,) for each in written))
 
     def referenced_nodes(self, params: Mapping[str, Any]) -> dict[str, str]:
         """The nodes that a node's params refer to, by the name of the param."""

@@ -206,6 +206,62 @@ def _stable(values: NDArray[Any], *, descending: bool) -> NDArray[np.intp]:
     return len(values) - 1 - np.argsort(values[::-1], kind="stable")[::-1]
 
 
+def unique_positions(rows: RowSet, key: Key, best: NDArray[np.intp] | None = None) -> NDArray[np.intp] | None:
+    """The positions of one row for each value of a key, in their order; None if that is all of them.
+
+    It is the first row with the value, in the order `best` if one is given. Null is no value: rows without one stay.
+    """
+    values, nulls = rows.read(key)
+    size = len(rows)
+    if nulls is True or not size:
+        return None
+    if not isinstance(values, np.ndarray):  # a default
+        return np.array([0 if best is None else best[0]])
+    order = np.arange(size) if best is None else best
+    if isinstance(nulls, np.ndarray):
+        order = order[~nulls[order]]
+    ordered = values[order]
+    if values.dtype == object:
+        seen: dict[Any, int] = {}
+        for at, value in enumerate(ordered.tolist()):
+            seen.setdefault(value, at)
+        first = np.fromiter(seen.values(), np.intp, len(seen))
+    else:
+        first = np.unique(ordered, return_index=True)[1]
+    kept = order[first]
+    if isinstance(nulls, np.ndarray):
+        kept = np.concatenate([kept, np.flatnonzero(nulls)])
+    return None if len(kept) == size else np.sort(kept)
+
+
+def left_join(left: RowSet, right: RowSet, keys: Mapping[int, Key]) -> RowSet:
+    """The left rows with the columns of the right row of the same id; without one they keep what they have.
+
+    Raises ValueError if two right rows have the same id.
+    """
+    ids = right.ids()
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    if (same := ordered[1:] == ordered[:-1]).any():
+        raise ValueError(f"two rows of the right side have the id {ordered[int(np.argmax(same))]}")
+    wanted = left.ids()
+    at = np.searchsorted(ordered, wanted)
+    matched = np.zeros(len(wanted), np.bool_)
+    inside = at < len(ordered)
+    matched[inside] = ordered[at[inside]] == wanted[inside]
+    source = right.at(order[at[matched]]) if matched.any() else right.head(0)
+    for key_id in right.columns:
+        if key_id == ID:
+            continue
+        key = keys[key_id]
+        column, nulls = np.empty(len(left), _DTYPES[key.type]), np.zeros(len(left), np.bool_)
+        for rows, where in ((left, slice(None)), (source, matched)):
+            column[where], missing = rows.read(key)
+            nulls[where] = missing
+        left = left.with_column(key_id, Column(column, nulls if nulls.any() else None))
+    return left
+
+
 Items = TypeVar("Items", bound="Sequence[Any] | NDArray[Any]")
 
 SLICE_ROWS: Final = 1024
