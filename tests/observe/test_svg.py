@@ -29,7 +29,7 @@ def graphs(draw: st.DrawFn) -> list[Column]:
 def test_every_edge_goes_down_one_layer_at_a_time(columns: list[Column]) -> None:
     """Each column has one place, and each edge is a chain that descends one layer at a time."""
     graph = build_graph(columns)
-    layers, chains = order_layers(graph)
+    layers, chains = order_layers([node.upstream for node in graph.nodes])
     depth = {place: number for number, row in enumerate(layers) for place in row}
     assert sorted(place for place in depth if place >= 0) == list(range(len(columns)))
     assert len(depth) == sum(map(len, layers))
@@ -55,6 +55,6 @@ def test_crossings_are_avoided() -> None:
     """Two edges that would cross in declared order are drawn without crossing."""
     names = {"a": [], "b": [], "c": ["b"], "d": ["a"]}
     graph = build_graph([Column(name, anything, requires=needs) for name, needs in names.items()])
-    layers, chains = order_layers(graph)
+    layers, chains = order_layers([node.upstream for node in graph.nodes])
     assert crossings([[0, 1], [2, 3]], chains) == 1
     assert crossings(layers, chains) == 0

@@ -133,6 +133,7 @@ def explain_plan(
     *,
     request: RequestText | None = None,
     mermaid: Flag = False,
+    html: Path | None = None,
     source: PlanSource = PlanSource(),
     limits: RequestLimits = RequestLimits(),
     machine: Machine = Machine(),
@@ -145,6 +146,9 @@ def explain_plan(
         Also run this request and show what its answer waited for; - reads it from standard input.
     mermaid
         Write the graph as mermaid text, with a box around each segment, and nothing else.
+    html
+        Write a page to this file that draws the plan: segments, written keys and, with --request, times and the
+        critical path. It loads nothing from elsewhere.
 
     """
     import sys
@@ -167,6 +171,8 @@ def explain_plan(
     found = work.explanation_data(loaded, explained)
     if trace is not None:
         found["trace"] = attrs.asdict(trace)
+    if html is not None:
+        work.write_page(html, found)
     work.print_result(machine, found, lambda: work.show_explanation(found, trace))
     return ExitCode.OK
 

@@ -314,7 +314,8 @@ def explanation_data(loaded: LoadedPlan, explained: Explanation) -> dict[str, An
     endpoints = []
     for name in sorted({name for segment in explained.segments for name in segment.endpoints}):
         each = plan.registries.endpoints[name]
-        address = each.host if each.host == "memory" else f"{each.host}:{each.port}"
+        addresses = each.shards or each.cluster or ((each.host, each.port),)
+        address = each.host if each.host == "memory" else ", ".join(f"{host}:{port}" for host, port in addresses)
         head = {"id": name, "name": each.name, "kind": each.kind, "at": address}
         endpoints.append({**head, **attrs.asdict(each.policy)})
     ops = {name: {"fixed_us": cost.fixed * 1e6, "per_row_us": cost.per_row * 1e6} for name, cost in costs.ops.items()}
@@ -348,6 +349,16 @@ def show_explanation(found: dict[str, Any], trace: Trace | None) -> None:
     print_line(f"a hop to a thread and back: {costs['hop_us']:,.0f} µs")
     if trace is not None:
         show_trace(trace)
+
+
+def write_page(file: Path, found: dict[str, Any]) -> None:
+    """Write the page of an explanation."""
+    from .plan_page import page_text
+
+    try:
+        file.write_text(page_text(found), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the page {str(file)!r} cannot be written: {error.strerror or error}") from error
 
 
 def mermaid_text(plan: Plan, explained: Explanation) -> str:

@@ -1,4 +1,4 @@
-"""Draws a graph of columns as SVG: layers from top to bottom, each column below everything it needs."""
+"""Draws graphs as SVG: layers from top to bottom, each node below everything it needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 import attrs
 
-from ..graph import Kind
+from ..graph import Kind, topological_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..graph import Graph
 
 _LETTER = 7.3  # the width of a letter of the font, more or less
-_HEIGHT = 44
+HEIGHT = 44  # of a box
 _GAP = 28
 _LAYER = 96
 _MARGIN = 24
@@ -44,7 +44,7 @@ class Box:
 def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
     """An SVG document; `types` has the text below each column's name."""
     labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
-    boxes, chains, width, bottom = _laid_out(graph, labels)
+    boxes, chains, width, bottom = lay_out([node.upstream for node in graph.nodes], labels)
     width, height = max(420, width), bottom + 34
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -54,7 +54,7 @@ def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
         '<rect width="100%" height="100%" fill="#fff"/>'
     )
     style = 'fill="none" stroke="#999" stroke-width="1.3" marker-end="url(#tip)"'
-    parts = [f'<path d="{_edge([boxes[place] for place in chain])}" {style}/>' for chain in chains]
+    parts = [f'<path d="{edge_path([boxes[place] for place in chain])}" {style}/>' for chain in chains]
     parts += [_box(boxes[node.index], node.kind, *labels[node.index]) for node in graph.nodes]
     return "\n".join([head, *parts, *_legend(bottom), "</svg>"]) + "\n"
 
@@ -62,7 +62,7 @@ def draw_graph(graph: Graph, types: Mapping[str, str]) -> str:
 def layout_graph(graph: Graph, types: Mapping[str, str]) -> dict[str, Any]:
     """The same drawing as JSON values, for a page that draws it itself: its size, boxes, and edges as paths."""
     labels = [(node.name, types.get(node.name, _WORDS[node.kind])) for node in graph.nodes]
-    boxes, chains, width, height = _laid_out(graph, labels)
+    boxes, chains, width, height = lay_out([node.upstream for node in graph.nodes], labels)
     return {
         "width": width,
         "height": height,
@@ -71,14 +71,14 @@ def layout_graph(graph: Graph, types: Mapping[str, str]) -> dict[str, Any]:
                 "name": name,
                 "below": below,
                 "kind": node.kind.value,
-                "height": _HEIGHT,
+                "height": HEIGHT,
                 **attrs.asdict(boxes[node.index]),
             }
             for node, (name, below) in zip(graph.nodes, labels, strict=True)
         ],
         "edges": [
             {
-                "path": _edge([boxes[place] for place in chain]),
+                "path": edge_path([boxes[place] for place in chain]),
                 "ends": [graph.nodes[at].name for at in (chain[0], chain[-1])],
             }
             for chain in chains
@@ -86,35 +86,37 @@ def layout_graph(graph: Graph, types: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _laid_out(graph: Graph, labels: Sequence[tuple[str, str]]) -> tuple[dict[int, Box], list[list[int]], float, float]:
-    """The boxes by place, the edges as chains of places, and the width and height of the drawing."""
-    layers, chains = order_layers(graph)
-    boxes = _place(layers, [max(len(name), len(below)) * _LETTER + 28 for name, below in labels])
+def lay_out(
+    upstream: Sequence[Sequence[int]], labels: Sequence[Sequence[str]]
+) -> tuple[dict[int, Box], list[list[int]], float, float]:
+    """The boxes by place, wide enough for their lines of text, the edges as chains of places, and width and height."""
+    layers, chains = order_layers(upstream)
+    boxes = _place(layers, [max(map(len, lines)) * _LETTER + 28 for lines in labels])
     width = max(box.x + box.width + _MARGIN for box in boxes.values())
-    return boxes, chains, width, max(box.y for box in boxes.values()) + _HEIGHT + _MARGIN
+    return boxes, chains, width, max(box.y for box in boxes.values()) + HEIGHT + _MARGIN
 
 
-def order_layers(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
+def order_layers(upstream: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """The layers from top to bottom, and the edges: each a chain of places from layer to layer.
 
     A place is the index of a node, or below 0 where an edge passes through a layer. Within a layer, places are near the
     middle of what they are tied to, so that edges cross little.
     """
     depth: dict[int, int] = {}
-    for index in graph.order:
-        depth[index] = 1 + max((depth[up] for up in graph.nodes[index].upstream), default=-1)
+    for index in topological_order(upstream):
+        depth[index] = 1 + max((depth[up] for up in upstream[index]), default=-1)
     layers: list[list[int]] = [[] for _ in range(max(depth.values()) + 1)]
-    for node in graph.nodes:
-        layers[depth[node.index]].append(node.index)
+    for index in range(len(upstream)):
+        layers[depth[index]].append(index)
     chains: list[list[int]] = []
     passing = itertools.count(-1, -1)
-    for node in graph.nodes:
-        for up in node.upstream:
+    for index, needs in enumerate(upstream):
+        for up in needs:
             chains.append([up])
-            for layer in layers[depth[up] + 1 : depth[node.index]]:
+            for layer in layers[depth[up] + 1 : depth[index]]:
                 layer.append(next(passing))
                 chains[-1].append(layer[-1])
-            chains[-1].append(node.index)
+            chains[-1].append(index)
     return _untangled(layers, chains), chains
 
 
@@ -158,11 +160,11 @@ def _place(layers: Sequence[Sequence[int]], widths: Sequence[float]) -> dict[int
     return boxes
 
 
-def _edge(boxes: Sequence[Box]) -> str:
+def edge_path(boxes: Sequence[Box]) -> str:
     """The path of a line from the first box to the last, straight down through the layers between."""
     path = ""
     for upper, lower in itertools.pairwise(boxes):
-        y, end = upper.y + _HEIGHT, lower.y - (2 if lower is boxes[-1] else 0)  # room for the tip of the arrow
+        y, end = upper.y + HEIGHT, lower.y - (2 if lower is boxes[-1] else 0)  # room for the tip of the arrow
         bend = (end - y) / 2
         path += f"{'L' if path else 'M'}{upper.middle:.1f} {y:.1f} "
         path += f"C{upper.middle:.1f} {y + bend:.1f} {lower.middle:.1f} {end - bend:.1f} {lower.middle:.1f} {end:.1f} "
@@ -171,8 +173,8 @@ def _edge(boxes: Sequence[Box]) -> str:
 
 def _box(box: Box, kind: Kind, name: str, below: str) -> str:
     return (
-        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{_HEIGHT}" '
-        f'rx="{_HEIGHT / 2 if kind is Kind.FULL_COLUMN else 7}" fill="{_FILLS[kind]}" stroke="{_LINES[kind]}"/>'
+        f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{HEIGHT}" '
+        f'rx="{HEIGHT / 2 if kind is Kind.FULL_COLUMN else 7}" fill="{_FILLS[kind]}" stroke="{_LINES[kind]}"/>'
         f'<text x="{box.middle:.1f}" y="{box.y + 19:.1f}" text-anchor="middle" font-weight="600">{escape(name)}</text>'
         f'<text x="{box.middle:.1f}" y="{box.y + 35:.1f}" text-anchor="middle" font-size="11" fill="#666">'
         f"{escape(below)}</text>"

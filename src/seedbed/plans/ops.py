@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -44,7 +45,7 @@ from .rowset import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -216,7 +217,7 @@ _DEDUPE_PARAMS: Final = {
 
 def _check_dedupe(value: Value, params: Params, _scope: Scope) -> None:
     """Only the best row of several needs a score to compare them by."""
-    is_given = isinstance(value.raw, dict) and "score" in value.raw
+    is_given = isinstance(value.raw, Mapping) and "score" in value.raw
     if params.get("keep") == "best" and not is_given:
         value.problem(Code.MISSING_FIELD, "keep 'best' needs the key to compare by", field="score")
     elif params.get("keep") == "first" and is_given:
