@@ -332,7 +332,7 @@ def run_preview(recipe: sb.Recipe, rows: int) -> sb.Preview:
     )
 
 
-@settings(max_examples=settings.default.max_examples // 12, deadline=None)
+@settings(max_examples=settings.default.max_examples // 20, deadline=None)
 @given(
     salt=st.integers(0, 10_000),
     rate=st.sampled_from([0.1, 0.3, 0.5, 0.9, 1.0]),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Characters of the sequences that texts are compared by.
 _SEQUENCE = 5
 _PERMUTATIONS = 128
+# The share of similar texts that are compared.
+_RECALL = 0.999
 # Longer texts are stored as a hash.
 _LONG = 32
 
@@ -97,7 +99,7 @@ class Texts:
                 "near_duplicates of texts needs the extra 'duplicates': pip install 'seedbed[duplicates]'"
             ) from error
         self._threshold = threshold
-        self._index: Any = MinHashLSH(threshold=threshold, num_perm=_PERMUTATIONS)
+        self._index: Any = MinHashLSH(num_perm=_PERMUTATIONS, params=_bands(threshold))
         self._empty: Any = MinHash(num_perm=_PERMUTATIONS, seed=1, hashfunc=zlib.crc32)
         self._signatures: list[Any] = []
         self._last: tuple[str, Any] | None = None  # a value is looked up and then added
@@ -120,6 +122,21 @@ class Texts:
             signature.update_batch([part.encode("utf-8", "surrogatepass") for part in parts])
             self._last = (value, signature)
         return self._last[1]
+
+
+def _bands(threshold: float) -> tuple[int, int]:
+    """How many bands a signature has in the index, and of how many numbers each.
+
+    Two texts are compared if a band is the same in both. Of those that are as similar as the threshold all but one in a
+    thousand are; with as long bands as that allows, few others. (datasketch's own choice takes both errors for equal,
+    and misses more.)
+    """
+
+    def found(size: int) -> float:
+        return 1 - (1 - threshold**size) ** (_PERMUTATIONS // size)
+
+    size = max((size for size in range(1, _PERMUTATIONS // 2 + 1) if found(size) >= _RECALL), default=1)
+    return _PERMUTATIONS // size, size
 
 
 class Vectors:
