@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +12,7 @@ import pytest
 
 from seedbed.errors import PartError
 from seedbed.runtime import faults
+from seedbed.store import parts
 from seedbed.store.files import is_temporary, open_file
 from seedbed.store.parts import PARTS, checksum, damage, discard, part_name, place, read_table, stage
 
@@ -117,6 +120,29 @@ def test_reading_some_columns(tmp_path: Path) -> None:
     assert read_table(tmp_path, part, ["s.x", "gone"]).to_pydict() == {"s.x": [2]}
     assert read_table(tmp_path, part, ["b", "s"]).to_pydict() == {"b": [3], "s": [{"x": 1}]}
     assert read_table(tmp_path, part, ["gone"]).num_rows == 1
+
+
+class Watched(io.FileIO):
+    """A file that notes which threads read it."""
+
+    readers: ClassVar[set[int]] = set()
+
+    def read(self, *arguments: Any) -> Any:
+        self.readers.add(threading.get_ident())
+        return super().read(*arguments)
+
+    def readinto(self, *arguments: Any) -> Any:
+        self.readers.add(threading.get_ident())
+        return super().readinto(*arguments)
+
+
+def test_a_part_is_read_by_the_thread_that_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of arrow that hold memory of Python abort a process that ends just then."""
+    record = write_part(tmp_path, 0, TABLE)
+    monkeypatch.setattr(parts, "open_part", lambda directory, part: Watched(directory / part.name))
+    Watched.readers.clear()
+    assert read_table(tmp_path, record).equals(TABLE)
+    assert Watched.readers == {threading.get_ident()}
 
 
 def test_parts_that_cannot_be_read(tmp_path: Path) -> None:

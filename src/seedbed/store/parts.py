@@ -173,7 +173,10 @@ def read_table(directory: Path, part: PartRecord, columns: Sequence[str] | None 
     The file may come from someone else: its number of rows is compared with the manifest's, and its values are
     validated, because offsets that lead out of a buffer can crash what uses the table.
     """
-    with part_errors(directory, part), open_part(directory, part) as opened, pq.ParquetFile(opened) as file:
+    with part_errors(directory, part):
+        with open_part(directory, part) as opened:
+            contents = _contents(opened)
+        file = pq.ParquetFile(pa.BufferReader(contents))
         names = file.schema_arrow.names
         if columns is not None:
             present = set(names)
@@ -184,6 +187,20 @@ def read_table(directory: Path, part: PartRecord, columns: Sequence[str] | None 
         table = file.read(columns=names).select(names)
         table.validate(full=True)
         return table
+
+
+def _contents(file: io.FileIO) -> pa.Buffer:
+    """What a file holds, in memory of arrow's own.
+
+    Given a file of Python, arrow reads it in threads of its own, which may free what they read while the interpreter
+    ends: that needs the interpreter's lock, and aborts the process.
+    """
+    buffer = pa.allocate_buffer(file.seek(0, os.SEEK_END))
+    file.seek(0)
+    filled, view = 0, memoryview(buffer)
+    while read := file.readinto(view[filled:]):
+        filled += read
+    return buffer.slice(0, filled)
 
 
 def checksum(file: io.FileIO) -> str:
