@@ -23,6 +23,7 @@ def inspect(
     directory: Path,
     /,
     *,
+    stage: str | None = None,
     sample: Annotated[int, Parameter(name=["--sample", "-n"])] = 3,
     columns: Flag = False,
     profile: Flag = False,
@@ -35,6 +36,8 @@ def inspect(
     ----------
     directory
         The directory of a dataset, finished or not.
+    stage
+        Show this stage of a dataset of several, and not that at its root.
     sample
         The number of rows to show.
     columns
@@ -53,7 +56,9 @@ def inspect(
     from .exit_codes import ExitCode
 
     dataset = Dataset.open(directory)
-    found = _facts(dataset, read(directory))
+    if stage is not None:
+        dataset = _stage(dataset, stage)
+    found = _facts(dataset, read(dataset.path))
     found["running"] = is_being_written(directory)
     damage = dataset.damage() if verify else ()
     code = ExitCode.BAD_DATASET if damage else ExitCode.OK
@@ -79,13 +84,22 @@ def inspect(
     return code
 
 
+def _stage(dataset: Dataset, name: str) -> Dataset:
+    from ..errors import ConfigError
+
+    try:
+        return dataset.stage(name)
+    except KeyError as error:
+        raise ConfigError(error.args[0]) from None
+
+
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
     from ..store.journal import inspect_journal
     from ..store.values import is_json
     from . import output
 
     assert manifest.header is not None  # a manifest without one cannot be read
-    journal = inspect_journal(dataset.path, commits=manifest.commits)
+    journal = inspect_journal(dataset.root, commits=manifest.commits)
     # The usage since the last checkpoint is in the journal only.
     used = {(column, model): each for column, model, each in manifest.usage}
     for column, model, each in journal.usage if journal else ():
@@ -101,6 +115,7 @@ def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:
         "rows": dataset.rows,
         **output.counts_data(report),
         "summary": report.counts,
+        "stages": {name: dataset.stage(name).report.counts for name in dataset.stages},
         "row_groups": len(manifest.current),
         "row_groups_requested": manifest.expected_groups,
         "bytes": sum(part.size for part in dataset.parts),
@@ -125,6 +140,8 @@ def _print_facts(found: dict[str, Any]) -> None:
     state = "complete" if found["complete"] else "not complete"
     print(f"{found['path']}: {state}", markup=False, style="bold")
     print(f"{found['summary']}, {decimal(found['bytes'])} of parquet", markup=False)
+    for name, counts in found["stages"].items():
+        print(f"stage {name}: {counts}", markup=False)
     print(f"{found['row_groups']:,} of {found['row_groups_requested']:,} row groups")
     if found["acceptance_rate"] is not None and found["cost_per_row"]:
         print(f"cost of a row, rejected candidates included: {money(found['cost_per_row'])}")

@@ -147,6 +147,7 @@ def report_data(report: BuildReport) -> dict[str, Any]:
     """A report as JSON values."""
     return {
         **counts_data(report),
+        **({"stages": {name: counts_data(each) for name, each in report.stages.items()}} if report.stages else {}),
         "skipped_row_groups": list(report.skipped_row_groups),
         "attempts": dict(report.attempts),
         "errors": dict(report.errors),

@@ -14,7 +14,9 @@ from .options import Machine, RecipeChanges, RecipeFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..columns.base import Column
     from ..engine.config import RunConfig
+    from ..engine.source import Source
     from ..recipe.recipe import Recipe
     from .options import Permissions, RunOptions, Watching
 
@@ -35,7 +37,7 @@ def check(recipe: RecipeFile, /, *, changes: RecipeChanges = RecipeChanges(), ma
         if not machine.json:
             for contact in contacts:  # before the recipe is compiled, which reads its seeds
                 output.print_line(f"contacts {contact}")
-        columns = [column.name for column in make_source(given).columns]
+        columns = [name for stage in make_source(given).stages for name in _own_columns(stage)]
     except DatasetGenerationError as error:
         # A recipe does not know its lines in the file; the document does.
         place = str if given is None else read_document(recipe).placed
@@ -70,18 +72,54 @@ def graph(
     from . import output
 
     given = read_recipe(recipe, changes)
-    found = build_graph(make_source(given).columns)
+    source = make_source(given)
+    labels = {spec.name: spec.type for spec in given.all_columns}
+    found = build_graph([column for stage in source.stages for column in _graph_columns(stage, labels)])
     if machine.json:
         nodes = [(node.name, node.kind.value, node.outputs, found.upstream(node.name)) for node in found.nodes]
         heads = ("name", "kind", "outputs", "requires")
         output.print_json({"columns": [dict(zip(heads, node, strict=True)) for node in nodes]})
         return ExitCode.OK
-    text = found.mermaid() if svg is None else draw_graph(found, {spec.name: spec.type for spec in given.columns})
+    text = found.mermaid() if svg is None else draw_graph(found, labels)
     if svg is None or str(svg) == "-":
         sys.stdout.write(text)
     else:
         svg.write_text(text, encoding="utf-8")
     return ExitCode.OK
+
+
+def _own_columns(stage: Source) -> list[str]:
+    return [column.name for column in stage.columns if column is not stage.inherited.column]
+
+
+def _graph_columns(stage: Source, labels: dict[str, str]) -> list[Column]:
+    """The columns of a stage for a graph of all stages, in which a node stands for its rows; that gets a label."""
+    import attrs
+
+    from ..columns.base import Column
+    from ..recipe.stages import RESERVED
+
+    inherited, spec = stage.inherited.column, stage.spec
+    if spec is None:
+        return list(stage.columns)
+    stored = () if inherited is None else [name for name in inherited.outputs if name not in stage.inherited.owners]
+    # Those names are in several stages, and a column may have the name of a stage or group by one of another.
+    renamed = {name: f"{stage.stage}.{name}" for name in stored if name in (*RESERVED, *spec.needs, stage.parent)}
+    node = f"stage {stage.stage}"
+    rows = "given number of rows" if stage.parent is None else f"from {stage.parent}, {spec.how}"
+    labels[node] = rows
+    source = Column(
+        node,
+        lambda: None,
+        kind="full_column" if stage.parent is not None else "from_scratch",
+        outputs=(node, *(renamed.get(name, name) for name in stored)),
+        requires=() if stage.parent is None else (f"stage {stage.parent}", *spec.needs),
+    )
+    own = [column for column in stage.columns if column is not inherited]
+    return [
+        source,
+        *(attrs.evolve(each, requires=[renamed.get(name, name) for name in each.requires]) for each in own),
+    ]
 
 
 def read_recipe(path: Path, changes: RecipeChanges) -> Recipe:

@@ -372,7 +372,7 @@ def _print_result(dataset: Dataset, report: BuildReport, watching: Watching) -> 
         output.print_line(f"the dataset has fewer rows than were requested: {report.exhausted}", style="yellow")
     if report.reused:
         output.print_line(f"{report.reused:,} cells were taken over")
-    output.print_line(f"{report.counts} in {dataset.path} after {duration(report.seconds)}")
+    output.print_line(f"{report.summary} in {dataset.path} after {duration(report.seconds)}")
     if watching.trace is not None:
         output.print_line(f"timeline: {watching.trace} (open it at https://ui.perfetto.dev)")
 

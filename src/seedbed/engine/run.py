@@ -44,7 +44,7 @@ from .tasks import Admit, Cancel, CancelRun, Close, Grant, Notices, Outcome, Sta
 from .worker import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import polars as pl
 
@@ -103,17 +103,19 @@ async def run_build(
             models=plan.source.model_names,
             sampled=frozenset(step.name for step in run.shown_steps if step.kind is Kind.FROM_SCRATCH),
             finished_rows=sum(stage.finished_rows for stage in plan.stages),
-            candidates=run.finished_candidates(),
+            candidates=run.finished_candidates(run.stages),
             stages={
                 stage.stage: events.StageStarted(
                     rows=stage.requested,
                     finished_rows=stage.finished_rows,
                     columns=tuple(step.name for step in stage.steps if step is not stage.inherited_step),
+                    candidates=run.finished_candidates([stage.stage]),
                     parent=stage.parent,
                 )
                 for stage in plan.stages
                 if stage.stage
             },
+            output=plan.output.stage,
         )
         for message in run.ledger.damage:
             notify.emit(events.DamageFound, message=message)
@@ -335,10 +337,11 @@ class Run:
         report = own[self.output.stage]
         return report if len(own) == 1 else attrs.evolve(report, stages=own)
 
-    def finished_candidates(self) -> int | None:
-        """How many candidates earlier runs finished; None where every row counts, or there are several stages."""
-        decisions = self.output.decisions if len(self.stages) == 1 else None
-        return None if decisions is None else decisions.admission.complete_candidates
+    def finished_candidates(self, names: Iterable[str]) -> int | None:
+        """How many candidates of these stages earlier runs finished; None where every row counts."""
+        stages = [self.stages[name] for name in names]
+        found = [each.decisions.admission.complete_candidates for each in stages if each.decisions]
+        return sum(found) if found else None
 
     def _report_of(self, services: Services) -> BuildReport:
         history, plan = services.history, services.plan

@@ -34,7 +34,8 @@ class StageStarted(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     finished_rows: int
     columns: tuple[str, ...]
-    parent: str | None
+    candidates: int | None = None
+    parent: str | None = None
 
 
 class BuildStarted(Event, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class BuildStarted(Event, frozen=True, kw_only=True):
     `models` has the aliases of the models that share a key, as one text; `sampled` are the columns from scratch.
     `finished_rows` were written or dropped by earlier runs of the dataset. Where not every row counts, `candidates` is
     how many of them earlier runs finished, else None. Numbers of rows are those of all `stages`, which is empty for a
-    recipe without stages.
+    recipe without stages; `output` is the one at the root of the dataset.
     """
 
     rows: int
@@ -56,6 +57,7 @@ class BuildStarted(Event, frozen=True, kw_only=True):
     finished_rows: int = 0
     candidates: int | None = None
     stages: Mapping[str, StageStarted] = {}
+    output: str = ""
 
 
 class RowsTaken(Event, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .display import Display, would_wait
-from .progress import candidates_text, duration, money, per_second, shorten, shorten_end
+from .progress import candidates_text, duration, money, per_second, rows_text, shorten, shorten_end
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -41,7 +41,7 @@ class Lines(Display):
 
 def progress_line(progress: ProgressState) -> str:
     """The run on one line: its rows, then as many of its columns and models as fit, unfinished columns first."""
-    head = f"[{duration(progress.elapsed)}] rows {progress.written}/{progress.rows} written"
+    head = f"[{duration(progress.elapsed)}] rows {rows_text(progress, '{}/{}')} written"
     if accepted := candidates_text(progress):
         head += f", {accepted}"
     if progress.dropped:

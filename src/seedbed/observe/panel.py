@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from .display import Display, would_wait
-from .progress import candidates_text, duration, money, per_second, shorten, shorten_end
+from .progress import candidates_text, duration, money, per_second, rows_text, shorten, shorten_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +232,7 @@ def _timeline(points: Sequence[float], width: int) -> str:
 
 
 def _foot(progress: ProgressState, width: int) -> list[Text]:
-    foot = Text(f"  {progress.written:,} of {progress.rows:,} rows written", no_wrap=True, overflow="ellipsis")
+    foot = Text(f"  {rows_text(progress, '{:,} of {:,}')} rows written", no_wrap=True, overflow="ellipsis")
     if accepted := candidates_text(progress):
         foot.append(f", {accepted}")
     if progress.dropped:

@@ -58,6 +58,7 @@ class PreviewReader:
         self._rows: dict[int, PreviewRow] = {}
         self._never_numbered: list[PreviewRow] = []  # removed before generation
         self._prompts: dict[int, list[Prompt]] = {}
+        self._stage = ""  # whose rows are shown: that at the root
         # The numbers of the rows that the next processor sees; None before the first one.
         self._left: list[int] | None = None
 
@@ -67,6 +68,10 @@ class PreviewReader:
         return (*(self._rows[number] for number in sorted(self._rows)), *self._never_numbered)
 
     def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.BuildStarted):
+            self._stage = event.output
+        if event.stage != self._stage:
+            return
         match event:
             case events.ModelCalled(row=int(row)):
                 self._note_prompt(row, Prompt(column=event.column, model=event.model, messages=event.messages))

@@ -66,10 +66,33 @@ class Timeline:
 
 
 @attrs.define(eq=False)
+class StageProgress:
+    """The rows of one stage; a recipe without stages has one, without a name. Changed by `ProgressState` only."""
+
+    name: str = ""
+    rows: int = 0
+    written: int = 0
+    # Where not every row counts: how many were finished or started and how many it will take, else None; and how many
+    # of them were not accepted in this run.
+    candidates: int | None = None
+    predicted: int = 0
+    rejected: int = 0
+    rate: float | None = None  # the share of decided candidates that were accepted
+    before: int = 0  # rows that earlier runs of the dataset finished
+    written_before: int = 0
+
+    @property
+    def total(self) -> int:
+        """How many rows each of its columns will have."""
+        return self.rows if self.candidates is None else max(self.predicted, self.candidates)
+
+
+@attrs.define(eq=False)
 class ColumnProgress:
     """One column. Changed by `ProgressState` only; `rate` and `eta` (seconds, None if unknown) by its `update`."""
 
     name: str
+    stage: StageProgress = attrs.field(factory=StageProgress)
     key: KeyProgress | None = None
     is_sampled: bool = False  # generated from scratch, for a whole row group at once
     generated: int = 0  # rows that tasks of this run filled
@@ -131,14 +154,8 @@ class ProgressState:
     wants_rows = True
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.written = 0
+        self.stages: dict[str, StageProgress] = {"": StageProgress()}
         self.dropped = 0
-        # Where not every row counts: how many were finished or started and how many it will take, else None; and how
-        # many of them were not accepted in this run.
-        self.candidates: int | None = None
-        self.predicted = 0
-        self.rejected = 0
         self.durable = 0  # finished cells that survive a crash
         self.salvage_rounds = 0
         self.elapsed = 0.0
@@ -148,14 +165,29 @@ class ProgressState:
         self.latest: Mapping[str, Any] | None = None  # the values of the row that was finished last
         self.columns: dict[str, ColumnProgress] = {}
         self.keys: dict[str, KeyProgress] = {}
-        self._before = 0  # rows that earlier runs of the dataset finished
-        self._written_before = 0
-        self._rate: float | None = None
         self._names: Mapping[str, str] = {}
         self._started = 0.0
         self._finished: float | None = None
-        # Of each open row group: its rows, and how many of them are done in each column.
-        self._groups: dict[int, tuple[int, dict[str, int]]] = {}
+        # Of each open row group, by stage and number: its rows, and how many of them are done in each column.
+        self._groups: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
+
+    @property
+    def rows(self) -> int:
+        return sum(stage.rows for stage in self.stages.values())
+
+    @property
+    def written(self) -> int:
+        return sum(stage.written for stage in self.stages.values())
+
+    @property
+    def rejected(self) -> int:
+        return sum(stage.rejected for stage in self.stages.values())
+
+    @property
+    def candidates(self) -> int | None:
+        """Candidates of stages where not every row counts; None without any."""
+        found = [stage.candidates for stage in self.stages.values() if stage.candidates is not None]
+        return sum(found) if found else None
 
     @property
     def finished(self) -> bool:
@@ -189,12 +221,13 @@ class ProgressState:
     @property
     def acceptance_rate(self) -> float | None:
         """The share of decided candidates that were accepted; None if every row counts or none is decided."""
-        return self._rate
+        rates = [stage.rate for stage in self.stages.values() if stage.candidates is not None]
+        return rates[0] if len(rates) == 1 else None
 
     @property
     def cost_per_row(self) -> float | None:
         """The cost of this run for each row that it wrote; None without any."""
-        new = self.written - self._written_before
+        new = sum(stage.written - stage.written_before for stage in self.stages.values())
         return self.cost / new if new > 0 else None
 
     @property
@@ -204,7 +237,7 @@ class ProgressState:
         for column in self.columns.values():
             left = max(0, column.total - column.done)
             # Of candidates that were not accepted some columns are not generated.
-            done = column.generated if self.candidates is None else column.done - self._before
+            done = column.generated if column.stage.candidates is None else column.done - column.stage.before
             if left and column.key is not None:
                 if done <= 0:
                     return None
@@ -222,13 +255,13 @@ class ProgressState:
             if self.finished and self.elapsed:
                 key.tokens_per_second = key.tokens / self.elapsed
         for column in self.columns.values():
-            column.total = self.rows if self.candidates is None else max(self.predicted, self.candidates)
+            column.total = column.stage.total
             column.rate = column.meter.sample(now, column.done, WINDOW if column.key is None else column.key.window)
             left = max(0, column.total - column.done)
             if column.first is not None and (not left or self.finished):
                 # Done: the rate over its whole time says more than that of the last seconds.
                 took = column.last - column.first
-                column.rate = (column.done - self._before) / took if took > 0 else 0.0
+                column.rate = (column.done - column.stage.before) / took if took > 0 else 0.0
             column.eta = left / column.rate if left and column.rate > 0 and not self.finished else None
             if not left:
                 column.eta = 0.0
@@ -240,18 +273,21 @@ class ProgressState:
             case events.BuildStarted():
                 self._on_started(event)
             case events.RowGroupAdmitted():
-                self._groups[event.row_group] = (event.rows, {})
-                if self.candidates is not None:
-                    self.candidates += event.rows
+                self._groups[event.stage, event.row_group] = (event.rows, {})
+                stage = self.stages[event.stage]
+                if stage.candidates is not None:
+                    stage.candidates += event.rows
+            case events.RowsTaken():
+                self.stages[event.stage].rows += event.rows
             case events.RowRejected():
-                self.rejected += 1
-            case events.RowsDecided() if self.candidates is not None:
-                self.written = min(self.rows, event.accepted)
-                self.candidates, self.predicted, self._rate = event.candidates, event.predicted, event.rate
+                self.stages[event.stage].rejected += 1
+            case events.RowsDecided():
+                self._on_decided(event)
             case events.CellsCommitted():
                 self.durable = event.total
             case events.CellsRestored():
-                self._complete(self.columns[event.column], event.row_group, event.cells)
+                if event.column in self.columns:  # else it is one that stands for the rows of another stage
+                    self._complete(self.columns[event.column], event.row_group, event.cells)
             case events.RowFinished():
                 self.latest = event.values
             case events.RowDropped():
@@ -262,7 +298,7 @@ class ProgressState:
             case events.RowsRebuilt():
                 self._on_rebuilt(event)
             case events.RowGroupSkipped():
-                rows = self._groups.get(event.row_group, (0, {}))[0]
+                rows = self._groups.get((event.stage, event.row_group), (0, {}))[0]
                 self.dropped += rows
                 self.drop_reasons[event.error] += rows
             case events.RowGroupFinished():
@@ -275,7 +311,10 @@ class ProgressState:
                 self.stopping = event.reason
             case events.BuildFinished():
                 self._finished = event.time
-                self.written, self.dropped, self.error = event.rows, event.dropped, event.error
+                self.error = event.error
+                if len(self.stages) == 1:
+                    self.dropped = event.dropped
+                    next(iter(self.stages.values())).written = event.rows
                 for key in self.keys.values():
                     key.in_flight = 0
                 for column in self.columns.values():
@@ -288,12 +327,26 @@ class ProgressState:
         return found
 
     def _on_started(self, event: events.BuildStarted) -> None:
-        self.rows, self._started, self._names = event.rows, event.time, event.models
-        self.written = self._written_before = event.finished_rows
-        self.candidates, self.predicted = event.candidates, event.rows
-        self._before = event.finished_rows if event.candidates is None else event.candidates
+        self._started, self._names = event.time, event.models
+        whole = events.StageStarted(
+            rows=event.rows, finished_rows=event.finished_rows, candidates=event.candidates, columns=(*event.keys,)
+        )
+        stage_of: dict[str, StageProgress] = {}
+        self.stages = {}
+        for name, begun in (event.stages or {"": whole}).items():
+            stage = self.stages[name] = StageProgress(
+                name,
+                rows=begun.rows,
+                written=begun.finished_rows,
+                candidates=begun.candidates,
+                predicted=begun.rows,
+                before=begun.finished_rows if begun.candidates is None else begun.candidates,
+                written_before=begun.finished_rows,
+            )
+            stage_of |= dict.fromkeys(begun.columns, stage)
         for name, used in event.keys.items():
-            column = self.columns.setdefault(name, ColumnProgress(name, done=self._before))
+            stage = stage_of[name]
+            column = self.columns.setdefault(name, ColumnProgress(name, stage, done=stage.before))
             column.key = None if used is None else self._key(used)
             column.is_sampled = name in event.sampled
         for limited, limit in event.limits.items():
@@ -319,7 +372,9 @@ class ProgressState:
                     column.key.cost += event.cost
                 if event.status == "success":
                     column.last = event.time
-                    column.generated += self._groups.get(event.row_group, (0,))[0] if event.row is None else 1
+                    column.generated += (
+                        self._groups.get((event.stage, event.row_group), (0,))[0] if event.row is None else 1
+                    )
                     if column.key is not None:
                         column.key.answered(event.seconds)
                     self._complete(column, event.row_group, None if event.row is None else 1)
@@ -331,30 +386,49 @@ class ProgressState:
 
     def _complete(self, column: ColumnProgress, row_group: int, rows: int | None) -> None:
         """Count rows of a group as done in a column; all of its remaining rows if None."""
-        if row_group not in self._groups:
+        key = column.stage.name, row_group
+        if key not in self._groups:
             return
-        size, done = self._groups[row_group]
+        size, done = self._groups[key]
         before = done.get(column.name, 0)
         done[column.name] = size if rows is None else min(size, before + rows)
         column.done += done[column.name] - before
 
+    def _on_decided(self, event: events.RowsDecided) -> None:
+        stage = self.stages[event.stage]
+        stage.written = min(stage.rows, event.accepted)
+        stage.candidates, stage.predicted, stage.rate = event.candidates, event.predicted, event.rate
+
     def _on_rebuilt(self, event: events.RowsRebuilt) -> None:
-        size, done = self._groups.get(event.row_group, (event.before, {}))
+        key = event.stage, event.row_group
+        size, done = self._groups.get(key, (event.before, {}))
         for name, count in done.items():
             self.columns[name].done += event.after - count
             done[name] = event.after
-        self._groups[event.row_group] = (event.after, done)
-        self.rows += event.after - size
+        self._groups[key] = (event.after, done)
+        self.stages[event.stage].rows += event.after - size
 
     def _on_group_finished(self, event: events.RowGroupFinished) -> None:
-        if self.candidates is None:  # else it is still to be decided
-            self.written += event.rows
+        key, stage = (event.stage, event.row_group), self.stages[event.stage]
+        if stage.candidates is None:  # else it is still to be decided
+            stage.written += event.rows
         # No task reports cells that were skipped or whose rows were dropped: they are done with their row group.
-        self._groups.setdefault(event.row_group, (event.rows + event.dropped, {}))
+        self._groups.setdefault(key, (event.rows + event.dropped, {}))
         for column in self.columns.values():
-            self._complete(column, event.row_group, None)
-            column.last = column.last or event.time
-        del self._groups[event.row_group]
+            if column.stage is stage:
+                self._complete(column, event.row_group, None)
+                column.last = column.last or event.time
+        del self._groups[key]
+
+
+def rows_text(progress: ProgressState, form: str) -> str:
+    """How many rows are written, of how many, in the `form` of a pair: those of each stage, if there are several."""
+    stages = progress.stages.values()
+    return ", ".join(
+        f"{stage.name} {pair}" if stage.name else pair
+        for stage in stages
+        for pair in [form.format(stage.written, stage.rows)]
+    )
 
 
 def candidates_text(progress: ProgressState) -> str:

@@ -279,6 +279,13 @@ class BuildReport:
         return ", ".join(parts)
 
     @property
+    def summary(self) -> str:
+        """What became of the requested rows, of each stage if there are several: "docs: 10 of 10 rows; …"."""
+        if not self.stages:
+            return self.counts
+        return "; ".join(f"{name}: {report.counts}" for name, report in self.stages.items())
+
+    @property
     def drops_by_reason(self) -> dict[str, int]:
         """The number of dropped rows by reason, most frequent first."""
         return dict(Counter(drop.reason for drop in self.dropped).most_common())
@@ -289,7 +296,7 @@ class BuildReport:
         return drop_reasons(self.drops_by_reason)
 
     def __str__(self) -> str:
-        parts = [self.counts]
+        parts = [self.summary]
         if self.running_threads:
             names = ", ".join(f"{name} ({count})" for name, count in self.running_threads.items())
             parts.append(f"threads still running: {names}")

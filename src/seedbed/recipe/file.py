@@ -81,9 +81,14 @@ class _Reader:
         self._column_types = spec_types()
         stages: list[Stage] = []
         unreadable: dict[int, Mapping[int, str]] = {}
+        invalid: set[int] = set()
         columns, unreadable[0], processors = self._columns("", data)
         for index, fields in enumerate(self._get("stages", list)):
+            before = len(self._problems)
             stage, unreadable[index] = self._stage(f"stages[{index}]", fields)
+            # Problems of its columns alone are reported before those of its own fields.
+            if len(self._problems) > before + len(unreadable[index]):
+                invalid.add(index)
             stages.append(stage)
         run = self._get("run", dict)
         self._construct("run", run_options, run)
@@ -124,7 +129,7 @@ class _Reader:
             access=self._access,
         )
         if self._problems:
-            found = recipe.problems(recipe.environment(), unreadable=unreadable)
+            found = recipe.problems(recipe.environment(), unreadable=unreadable, invalid=invalid)
             raise DatasetGenerationError([*self._problems, *map(self._document.placed, found)])
         return recipe
 

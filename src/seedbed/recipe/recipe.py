@@ -6,7 +6,7 @@ import enum
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, time, timedelta
 from pathlib import Path
@@ -200,21 +200,27 @@ class Recipe(RowRules):
             raise DatasetGenerationError([*in_models, *problems])
         return resolved
 
-    def problems(self, environment: Environment, *, unreadable: Mapping[int, Mapping[int, str]]) -> list[str]:
+    def problems(
+        self,
+        environment: Environment,
+        *,
+        unreadable: Mapping[int, Mapping[int, str]],
+        invalid: Container[int] = (),
+    ) -> list[str]:
         """The problems of its columns and processors, a sentence each.
 
         `unreadable` has the names of columns that are not in `columns`, because their fields are invalid, by position;
-        by the position of their stage, which is 0 without stages.
+        by the position of their stage, which is 0 without stages. Stages at `invalid` positions lack fields.
         """
-        return self._resolve_stages(environment, unreadable)[1]
+        return self._resolve_stages(environment, unreadable, invalid)[1]
 
     def _resolve_stages(
-        self, environment: Environment, unreadable: Mapping[int, Mapping[int, str]]
+        self, environment: Environment, unreadable: Mapping[int, Mapping[int, str]], invalid: Container[int] = ()
     ) -> tuple[tuple[ResolvedStage, ...], list[str]]:
         if not self.stages:
             columns, problems, _ = self._resolve(environment, unreadable.get(0, {}), None, is_open=False)
             return (ResolvedStage(recipe=self, environment=environment, columns=tuple(columns)),), problems
-        problems = stage_problems(self.stages, self.output)
+        problems = stage_problems(self.stages, self.output, invalid=invalid)
         parents = {stage.from_ for stage in self.stages}
         found: dict[str, _Visible] = {}
         resolved: list[ResolvedStage] = []
@@ -222,7 +228,7 @@ class Recipe(RowRules):
         for at, stage in _in_order(self.stages):
             parent = found.get(stage.from_ or "")
             # What an invalid stage would hand on is not known; neither are the columns that it may have.
-            is_open = stage.from_ is not None and (parent is None or parent.is_open)
+            is_open = at in invalid or (stage.from_ is not None and (parent is None or parent.is_open))
             problems += [f"stages[{at}].{each}" for each in _intake_problems(stage, parent)]
             if not stage.columns:
                 if not unreadable.get(at):

@@ -123,6 +123,14 @@ class Stage(RowRules):
         return len(items), items
 
     @property
+    def how(self) -> str:
+        """How its rows are made from those of another stage, in words."""
+        if self.group is not None:
+            by = f" of one {', '.join(self.group.by)}" if self.group.by else ""
+            return f"groups of {self.group.size or 'all'}{by}"
+        return f"one for each of {self.each}" if isinstance(self.each, str) else f"{self.each} for each"
+
+    @property
     def condition(self) -> Condition:
         """The compiled expression of `each`, if it is one."""
         return compile_condition(str(self.each), where=f"stage {self.name!r}, each")
@@ -135,19 +143,23 @@ class Stage(RowRules):
         return self.condition.requires if isinstance(self.each, str) else ()
 
 
-def stage_problems(stages: Sequence[Stage], output: str | None) -> list[str]:
-    """The problems of the stages themselves, a sentence each that begins with its place."""
+def stage_problems(stages: Sequence[Stage], output: str | None, *, invalid: Container[int] = ()) -> list[str]:
+    """The problems of the stages themselves, a sentence each that begins with its place.
+
+    Fields of the stages at `invalid` positions were left out, because of problems that are reported already.
+    """
     problems: list[str] = []
     names = [stage.name for stage in stages]
     parents = {stage.from_ for stage in stages}
     for at, stage in enumerate(stages):
         place = f"stages[{at}]"
         folded = [name.casefold() for name in names[:at]]
-        if not stage.name:
+        if not stage.name and at not in invalid:
             problems.append(f"{place}.name: a stage needs a name")
-        elif stage.name.casefold() in folded:
+        elif stage.name and stage.name.casefold() in folded:
             problems.append(f"{place}.name: duplicate stage {stage.name!r}")
-        problems += [f"{place}.{problem}" for problem in _source_problems(stage, names)]
+        if at not in invalid:
+            problems += [f"{place}.{problem}" for problem in _source_problems(stage, names)]
         for index, processor in enumerate(stage.processors):
             if problem := _processor_problem(stage, processor, is_parent=stage.name in parents):
                 problems.append(f"{place}.processors[{index}]: {processor.label}: {problem}")
@@ -222,8 +234,11 @@ class Inherited:
         if self.column is None:
             return self
         outputs = tuple(filter(is_wanted, self.column.outputs))
+        if not outputs:
+            return Inherited()
         column = attrs.evolve(
             self.column,
+            name=outputs[0],
             outputs=outputs,
             dtype={name: dtype for name, dtype in self.column.dtypes().items() if name in outputs},
             schemas={name: schema for name, schema in self.column.schemas.items() if name in outputs},

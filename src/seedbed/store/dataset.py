@@ -55,7 +55,7 @@ class Dataset:
 
     def __init__(self, path: Path, manifest: Manifest, *, raw: bool = False, root: Path | None = None) -> None:
         self.path = path
-        self._root = path if root is None else root  # of the directory, whose journal serves all stages
+        self.root = path if root is None else root  # of the directory, whose journal serves all stages
         self._manifest = manifest
         self._report: BuildReport | None = None
         # What was published before the dataset grew, or whose files are not all in the root yet, does not count.
@@ -76,7 +76,7 @@ class Dataset:
 
     def raw(self) -> Dataset:
         """Return the dataset as generated, before the after-generation processors."""
-        return Dataset(self.path, self._manifest, raw=True, root=self._root)
+        return Dataset(self.path, self._manifest, raw=True, root=self.root)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Dataset:
 
     @property
     def _root_header(self) -> Header:
-        header = (self._manifest if self.path == self._root else read(self._root)).header
+        header = (self._manifest if self.path == self.root else read(self.root)).header
         assert header is not None  # a manifest without one cannot be read
         return header
 
@@ -101,13 +101,13 @@ class Dataset:
             known = ", ".join(map(repr, root.stages)) or "none"
             raise KeyError(f"the dataset has no stage {name!r}; it has {known}")
         if name == root.stage:
-            return Dataset.open(self._root)
+            return Dataset.open(self.root)
         folder = stage_folder(name)
         for part in (STAGES, folder):
-            if (self._root / part).is_symlink():
-                raise StoreError(f"{part!r} in {str(self._root)!r} is a symbolic link, which is not followed")
-        path = self._root / folder
-        return Dataset(path, read(path), root=self._root)
+            if (self.root / part).is_symlink():
+                raise StoreError(f"{part!r} in {str(self.root)!r} is a symbolic link, which is not followed")
+        path = self.root / folder
+        return Dataset(path, read(path), root=self.root)
 
     def joined(self) -> pl.DataFrame:
         """The rows with the columns of the rows that they were made from, and of those before.
@@ -223,7 +223,7 @@ class Dataset:
         ledger.resize(self._resized)
         ledger.written = self.rows
         ledger.conflicts = list(map(str, self.conflicts))
-        journal = inspect_journal(self._root, commits=manifest.commits)
+        journal = inspect_journal(self.root, commits=manifest.commits)
         # The usage since the last checkpoint is in the journal only.
         ledger.take_over((*manifest.usage, *(journal.usage if journal else ())))
         layout = manifest.layout
@@ -368,7 +368,7 @@ class Dataset:
         found += [f"{wrong}; the rows as generated are still there" for wrong in map(self._wrong, published) if wrong]
         if manifest.finished is not None and (wrong := self._wrong(manifest.finished.dropped)) is not None:
             found.append(f"{wrong}; the drop reasons are still there")
-        is_root = self.path == self._root
+        is_root = self.path == self.root
         stages = [self.stage(name) for name in self.stages if name != self._header.stage] if is_root else []
         for stage in stages:
             found += [f"stage {stage._header.stage!r}: {each}" for each in stage.damage()]  # noqa: SLF001
