@@ -108,7 +108,7 @@ def snapshot(state: ProgressState) -> dict[str, Any]:
         "error": state.error,
         "finished": state.finished,
         "reasons": {reason[:_LONGEST]: count for reason, count in reasons},
-        "groups": {str(index): round(share, 4) for index, share in state.open_groups.items()},
+        "groups": {f"{stage} {index}".lstrip(): round(share, 4) for (stage, index), share in state.open_groups.items()},
         "columns": {
             each.name: {
                 "done": each.done,

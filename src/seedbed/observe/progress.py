@@ -201,10 +201,13 @@ class ProgressState:
         return max(known) if known else None if unfinished else 0.0
 
     @property
-    def open_groups(self) -> dict[int, float]:
-        """The share of its cells that is done, of each open row group."""
-        cells = max(1, len(self.columns))
-        return {index: sum(done.values()) / (cells * max(1, rows)) for index, (rows, done) in self._groups.items()}
+    def open_groups(self) -> dict[tuple[str, int], float]:
+        """The share of its cells that is done, of each open row group, by stage and number."""
+        columns = Counter(column.stage.name for column in self.columns.values())
+        return {
+            key: sum(done.values()) / (max(1, columns[key[0]]) * max(1, rows))
+            for key, (rows, done) in self._groups.items()
+        }
 
     @property
     def tokens(self) -> int:
