@@ -12,6 +12,7 @@ import seedbed
 from seedbed.columns.spec import Environment, make_column
 from seedbed.engine.context import CellModel
 from seedbed.models import ChatAnswer, ChatRequest, OpenAICompatible, Scripted, open_models
+from seedbed.observe.events import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -40,7 +41,8 @@ class FakeContext:
     def give_back(self) -> None:
         """A fake has no permit."""
 
-    reports_calls = False
+    readers = Events()
+    drawn_for = 0
 
     def report_usage(self, **used: Any) -> None:
         """Usage is not counted."""
@@ -51,9 +53,6 @@ class FakeContext:
     async def run_tool(self, name: str, run: Callable[[], Awaitable[str]], **options: Any) -> str:
         """Run it."""
         return await run()
-
-    def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Calls have no readers."""
 
     async def call(
         self,

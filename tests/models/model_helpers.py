@@ -10,10 +10,11 @@ import trio
 
 from seedbed.engine.context import CellModel
 from seedbed.models import ChatRequest, Message, OpenAICompatible
+from seedbed.observe.events import Events
 from seedbed.testing import serve_openai
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from seedbed.models import ModelClient
     from seedbed.observe.report import Usage
@@ -48,7 +49,7 @@ class FakeContext:
     usage: list[Usage] = attrs.field(factory=list)
     model: str = ""
 
-    reports_calls = False
+    readers = Events()
 
     @property
     def drawn_for(self) -> object:
@@ -62,9 +63,6 @@ class FakeContext:
 
     def add_usage(self, _model: str, usage: Usage) -> None:
         self.usage.append(usage)
-
-    def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Calls have no readers."""
 
     async def call(
         self,

@@ -306,15 +306,16 @@ class _Asker:
     expected: str
     schema: Mapping[str, Any] | None
 
-    def new_counts(self) -> Counter[tuple[str, str]]:
-        """The calls of tools of one cell."""
-        return Counter() if self.box else NO_TOOLS
-
     async def ask(
-        self, context: CellContext, conversations: Iterable[Sequence[Message]], row: Mapping[str, Any]
+        self,
+        context: CellContext,
+        opening: Sequence[Message],
+        prompts: Iterable[str],
+        pictures: tuple[Image, ...],
+        row: Mapping[str, Any],
     ) -> list[_Answered]:
-        """The answers of a cell, to one conversation or to several."""
-        counts = self.new_counts()
+        """The answers of a cell to one prompt or to several, each after the same opening."""
+        counts = Counter[tuple[str, str]]() if self.box else NO_TOOLS
         bound: dict[str, Model] = {}
 
         async def ask_model(messages: Sequence[Message], alias: str) -> _Answered:
@@ -323,7 +324,8 @@ class _Asker:
             return await self.ask_once(context, bound[alias], [*messages], row, counts)
 
         # One after the other: a cell has one permit at a time, and other cells use the rest.
-        asking = (partial(ask_model, each) for each in conversations)
+        asked = ((*opening, Message(role="user", content=prompt, images=pictures)) for prompt in prompts)
+        asking = (partial(ask_model, each) for each in asked)
         return [await self.spec.ask_models(self.environment, context, "chat", each) for each in asking]
 
     async def ask_once(
@@ -415,7 +417,7 @@ def chat_column(
         expected=expected,
         schema=schema,
     )
-    is_single = not (spec.is_list or other_specs)
+    is_single, has_tools, alias = not (spec.is_list or other_specs), bool(box), spec.aliases()[0]
     trace_name, reasoning_name = f"{spec.name}__trace", f"{spec.name}__reasoning_content"
     side_effects: dict[str, Any] = {trace_name: messages_dtype(with_tools=bool(box))} if spec.trace else {}
     side_effects |= {reasoning_name: pl.String} if spec.reasoning else {}
@@ -433,16 +435,16 @@ def chat_column(
         pictures: list[Image] = []
         for name in spec.images:
             pictures += await _load_pictures(values[name], environment, f"{where}, images: {name!r}")
-        if is_single:  # nearly all columns: no coroutine in between (overhead benchmark)
+        if is_single:  # nearly all columns: no coroutine and no closure in between (overhead benchmark)
             messages.append(Message(role="user", content=prompts[0], images=tuple(pictures)))
-            model = environment.bind(context_, spec.aliases()[0], dedupe)
-            answer = await asker.ask_once(context_, model, messages, values, asker.new_counts())
+            counts = Counter[tuple[str, str]]() if has_tools else NO_TOOLS
+            model = environment.bind(context_, alias, dedupe)
+            answer = await asker.ask_once(context_, model, messages, values, counts)
             if not side_effects:
                 return answer.value
             answers = [answer]
         else:
-            asked = ((*messages, Message(role="user", content=prompt, images=tuple(pictures))) for prompt in prompts)
-            answers = await asker.ask(context_, asked, values)
+            answers = await asker.ask(context_, messages, prompts, tuple(pictures), values)
         cell: dict[str, Any] = {spec.name: [answer.value for answer in answers]}
         if spec.trace:
             cell[trace_name] = [chat_format(answer.messages, with_tools=bool(box)) for answer in answers]

@@ -148,51 +148,14 @@ class Context:
         scope = None if self.deadline is None else self.scope
         return CellModel(alias, spec, client, self, seed=seed, dedupe=dedupe, scope=scope)
 
-    def notify_call(self, model: str, messages: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """A model is about to be called; its messages are for readers that want them."""
-        notify = self._services.notify
-        if notify.events.wants_prompts:
-            called = {"column": self.column, "row": self.row, "model": model}
-            notify.emit(events.ModelCalled, **called, messages=tuple(messages()))
-
     @property
-    def reports_calls(self) -> bool:
-        """True if a reader wants an event for each call."""
-        return self._services.notify.events.wants_calls
+    def readers(self) -> events.Events:
+        """The readers of events."""
+        return self._services.notify.events
 
-    def notify_call_finished(
-        self,
-        *,
-        alias: str,
-        spec: ModelSpec,
-        operation: str,
-        seconds: float,
-        error: str | None,
-        usage: Usage,
-        messages: Callable[[], Iterable[tuple[str, str]]],
-        answer: str,
-    ) -> None:
-        """A call of a model was answered or failed."""
-        notify = self._services.notify
-        wants_texts = notify.events.wants_prompts
-        notify.emit(
-            events.CallFinished,
-            column=self.column,
-            row=self.row,
-            alias=alias,
-            model=spec.model,
-            provider=getattr(spec, "type", type(spec).__name__),
-            address=server_of(getattr(spec, "base_url", None)),
-            operation=operation,
-            seconds=seconds,
-            error=error,
-            input_tokens=usage.input_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=usage.output_tokens,
-            cost=usage.cost,
-            messages=tuple(messages()) if wants_texts else (),
-            answer=answer if wants_texts else "",
-        )
+    def emit(self, kind: type[events.Event], **fields: Any) -> None:
+        """Emit an event about this cell."""
+        self._services.notify.emit(kind, column=self.column, row=self.row, **fields)
 
     def count_usage(self) -> None:
         """Count the usage so far, although the attempt has not ended: it is paid for."""
@@ -528,10 +491,11 @@ class CellModel:
             messages=tuple(messages), parameters=drawn, schema=schema, tools=tuple(tools), seed_parts=parts, scope=scope
         )
         key, context = self._spec.key("chat"), self._context
-        context.notify_call(self.alias, lambda: ((each.role, each.content) for each in messages))
-        send = self._reported(partial(self._client.chat, request), "chat", messages)
-        same = lambda: request_key(str(request.seed), request)  # noqa: E731
-        confirm = partial(send_small_call, self._client, "chat")
+        # No closures on this way: what they capture is allocated by every call (overhead benchmark).
+        send: Callable[[], Awaitable[ChatAnswer]] = partial(self._client.chat, request)
+        if context.readers.wants_prompts or context.readers.wants_calls:
+            send = self._reported(send, "chat", messages)
+        same, confirm = request.idempotency_key, self._confirm_chat
         if self._dedupe is None:
             return context.call(send, key=key, idempotency_key=same, report=self._report, confirm=confirm)
         # While another cell waits for the same answer, or if it is stored already, this one needs no permit.
@@ -545,9 +509,9 @@ class CellModel:
     @anywhere
     async def embed(self, texts: Sequence[str], **parameters: Any) -> list[list[float]]:
         parts, drawn = self._draw(parameters)
-        self._context.notify_call(self.alias, lambda: (("text", text) for text in texts))
+        messages = [Message(role="text", content=text) for text in texts]
         answer: EmbeddingAnswer = await self._context.call(
-            self._reported(partial(self._client.embed, texts, drawn), "embedding", ()),
+            self._reported(partial(self._client.embed, texts, drawn), "embedding", messages),
             key=self._spec.key("embedding"),
             idempotency_key=lambda: call_key(stable_seed(*parts), list(texts), drawn),
             report=self._report,
@@ -558,9 +522,8 @@ class CellModel:
     @anywhere
     async def image(self, prompt: str, **parameters: Any) -> Image:
         parts, drawn = self._draw(parameters)
-        self._context.notify_call(self.alias, lambda: (("user", prompt),))
         answer: ImageAnswer = await self._context.call(
-            self._reported(partial(self._client.image, prompt, drawn), "image", ()),
+            self._reported(partial(self._client.image, prompt, drawn), "image", [Message(role="user", content=prompt)]),
             key=self._spec.key("image"),
             idempotency_key=lambda: call_key(stable_seed(*parts), prompt, drawn),
             report=self._report,
@@ -586,35 +549,47 @@ class CellModel:
     def _reported(
         self, send: Callable[[], Awaitable[A]], operation: str, messages: Sequence[Message]
     ) -> Callable[[], Awaitable[A]]:
-        """The same call; readers that want calls get an event at its end."""
-        context, spec = self._context, self._spec
-        if not context.reports_calls:
-            return send
+        """The same call, with events for readers that want calls or their texts."""
+        context, readers = self._context, self._context.readers
+        texts = tuple((each.role, each.content) for each in messages) if readers.wants_prompts else ()
+        if texts:
+            context.emit(events.ModelCalled, model=self.alias, messages=texts)
+        return partial(self._send_and_report, send, operation, texts) if readers.wants_calls else send
 
-        async def call() -> A:
-            began = trio.current_time()
-            answer: A | None = None
-            failure = "cancelled"
-            try:
-                answer = await send()
-            except Exception as error:
-                failure = type(error).__name__
-                raise
-            else:
-                return answer
-            finally:
-                context.notify_call_finished(
-                    alias=self.alias,
-                    spec=spec,
-                    operation=operation,
-                    seconds=trio.current_time() - began,
-                    error=failure if answer is None else None,
-                    usage=Usage() if answer is None else usage_of(spec, answer.tokens),
-                    messages=lambda: ((each.role, each.content) for each in messages),
-                    answer=getattr(answer, "text", ""),
-                )
+    async def _send_and_report(
+        self, send: Callable[[], Awaitable[A]], operation: str, texts: tuple[tuple[str, str], ...]
+    ) -> A:
+        spec, began = self._spec, trio.current_time()
+        answer: A | None = None
+        failure = "cancelled"
+        try:
+            answer = await send()
+        except Exception as error:
+            failure = type(error).__name__
+            raise
+        else:
+            return answer
+        finally:
+            usage = Usage() if answer is None else usage_of(spec, answer.tokens)
+            self._context.emit(
+                events.CallFinished,
+                alias=self.alias,
+                model=spec.model,
+                provider=getattr(spec, "type", type(spec).__name__),
+                address=server_of(getattr(spec, "base_url", None)),
+                operation=operation,
+                seconds=trio.current_time() - began,
+                error=failure if answer is None else None,
+                input_tokens=usage.input_tokens,
+                cached_tokens=usage.cached_tokens,
+                output_tokens=usage.output_tokens,
+                cost=usage.cost,
+                messages=texts,
+                answer=getattr(answer, "text", "") if texts else "",
+            )
 
-        return call
+    async def _confirm_chat(self) -> object:
+        return await send_small_call(self._client, "chat")
 
     def _report(self, answer: ChatAnswer | EmbeddingAnswer | ImageAnswer) -> None:
         self._context.add_usage(self.alias, usage_of(self._spec, answer.tokens))

@@ -100,6 +100,10 @@ class ChatRequest:
         """What clients draw random values from, if they do: few need it, and a hash costs (overhead benchmark)."""
         return stable_seed(*self.seed_parts)
 
+    def idempotency_key(self) -> bytes:
+        """What identifies this call of a cell across attempts."""
+        return request_key(str(self.seed), self)
+
 
 @attrs.frozen(kw_only=True)
 class Tokens:
