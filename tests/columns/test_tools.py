@@ -171,22 +171,32 @@ def test_results_and_errors_go_back_to_the_model() -> None:
             raise LookupError("not that word")
         return word.upper()
 
+    def loop(word: str) -> Any:
+        """Returns what JSON cannot hold, or text that nothing can send."""
+        found: list[Any] = []
+        found.append(found)
+        return "\ud800" if word == "text" else found
+
     calls = calling(
         ("find", {"name": "a", "near": {"name": "b"}}),
+        ("loop", {"word": "text"}),
+        ("loop", {"word": "json"}),
         ("shout", {"word": "hé"}),
         ("shout", {"word": "no"}),
         ("shout", {"word": 7}),
         ("shout", {"word": "a", "more": 1}),
         ("whisper", {}),
     )
-    (row,) = build(text(find, shout), calls)
+    (row,) = build(text(find, shout, loop), calls)
     assert row["x"].split(" | ") == [
         '{"name": "a", "kind": "shop", "near": "b"}',
+        "?",
+        "Error: ValueError: Circular reference detected",
         "HÉ",
         "Error: LookupError: not that word",
         "Error: the arguments do not fit: Expected `str`, got `int` - at `$.word`",
         "Error: the arguments do not fit: Object contains unknown field `more`",
-        "Error: unknown tool 'whisper'; there are find, shout",
+        "Error: unknown tool 'whisper'; there are find, shout, loop",
         "done",
     ]
 
@@ -364,6 +374,7 @@ def test_tools_of_a_server_in_another_process(transport: str, tmp_path: Path) ->
         ("add", {"a": 2, "b": 3}),
         ("shop_book", {"what": "a room"}),
         ("add", {"a": "x", "b": 3}),
+        ("fail", {"how": "\ud800"}),
         ("fail", {"how": "long"}),
     )
     with http_server(log) as url:
@@ -371,7 +382,8 @@ def test_tools_of_a_server_in_another_process(transport: str, tmp_path: Path) ->
         spec = text(MCPServer(**where, max_result=50), trace=True)
         recipe = sb.Recipe(columns=[spec], models={"m": Scripted(answers=calls)})
         (row,) = sb.preview(recipe, rows=1).to_polars().to_dicts()
-    added, booked, wrong, long, last = row["x"].split(" | ")
+    added, booked, wrong, surrogate, long, last = row["x"].split(" | ")
+    assert surrogate.startswith("Error: the arguments do not fit")
     assert (added, booked, last) == ("5", "booked a room", "done")
     assert wrong.startswith("Error: ")
     assert long == f"{'x' * 50}… (cut off: 100000 characters, 50 are shown)"

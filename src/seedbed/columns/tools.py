@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import msgspec
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .spec import ColumnSpec, Environment
     from .tool_sources import ToolSource
 
+T = TypeVar("T")
+
 # Names that all providers accept.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
@@ -56,23 +58,20 @@ def bind_function(spec: FunctionTool, environment: Environment, where: str) -> B
     name = spec.name or str(getattr(function, "__name__", ""))
     arguments, schema = _arguments(function, name, where)
     description = spec.description or inspect.getdoc(function) or ""
-    is_async = inspect.iscoroutinefunction(function)
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
     call = for_runtime(function, is_async=is_async, runtime=None, adapt=lambda value, _crossing: value)
 
     async def run(text: str) -> str:
-        try:
-            given = msgspec.json.decode(text or "{}", type=arguments)
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-            raise ToolError(f"the arguments do not fit: {error}") from error
+        given = _decoded(text, arguments)
         keywords = {field: getattr(given, field) for field in arguments.__struct_fields__}
         try:
             work = partial(call, **keywords)
             result = await (work() if is_async else run_abandonable(work))
+            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         except CellError:
             raise
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
     tool = Tool(name=name, description=description, parameters=schema)
     return BoundTool(tool=tool, run=run, source=spec, is_idempotent=spec.idempotent)
@@ -130,13 +129,16 @@ def bind_server(source: MCPServer, server: OpenServer, where: str) -> list[Bound
 
 
 async def _call_server(server: OpenServer, name: str, text: str) -> str:
+    # As strict as for functions: what no other JSON reader takes would end the connection.
+    return await server.call(name, _decoded(text, dict[str, Any]))
+
+
+def _decoded(text: str, kind: type[T]) -> T:
+    """The arguments of a call. Raises `ToolError` if they do not fit."""
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ToolError(f"the arguments are not JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise ToolError("the arguments are not a JSON object")
-    return await server.call(name, arguments)
+        return msgspec.json.decode(text or "{}", type=kind)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise ToolError(f"the arguments do not fit: {error}") from error
 
 
 def check_names(tools: Iterable[BoundTool], where: str) -> None:
@@ -259,6 +261,8 @@ async def _run(bound: BoundTool, arguments: str) -> str:
             text = await bound.run(arguments)
         except ToolError as error:
             text = f"Error: {error}"
+    # A lone surrogate could be neither sent nor stored.
+    text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= most else f"{text[:most]}… (cut off: {len(text)} characters, {most} are shown)"
 
 

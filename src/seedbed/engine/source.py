@@ -212,7 +212,8 @@ def make_source(
 
     by_name = {column.name: column for column in columns}
     # What a function of the user's calls is not known.
-    called = {by_name[spec.name].key for spec in specs if not isinstance(spec, Custom)}
+    known_calls = [by_name[spec.name] for spec in specs if not isinstance(spec, Custom)]
+    called = {key for column in known_calls for key in (column.key, *column.other_keys)}
     domains = [(spec, domain) for spec in used.values() for domain in DOMAINS]
     common = Source(
         columns=columns,
