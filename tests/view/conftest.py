@@ -41,13 +41,30 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two stages: documents, and three questions for each at the root."""
+    out = tmp_path_factory.mktemp("view") / "questions"
+    ask = sb.LLMText("question", model="writer", prompt="Question {{ _k }} about {{ topic }}.")
+    recipe = sb.Recipe(
+        seed=7,
+        models={"writer": sb.Scripted()},
+        stages=[
+            sb.Stage(name="documents", rows=10, columns=[sb.Category("topic", values=["tea", "bread", "rain"])]),
+            sb.Stage(name="questions", from_="documents", each=3, columns=[ask]),
+        ],
+    )
+    sb.build(recipe, out=out)
+    return out
+
+
+@pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 5,000 rows."""
     return write_rows(tmp_path_factory.mktemp("view") / "small", 5_000)
 
 
 @pytest.fixture(scope="session")
-def server(built: Path, small: Path) -> Iterator[Server]:
-    """A server of the two datasets."""
-    with open_server(built, small) as opened:
+def server(built: Path, small: Path, staged: Path) -> Iterator[Server]:
+    """A server of the three datasets."""
+    with open_server(built, small, staged) as opened:
         yield opened

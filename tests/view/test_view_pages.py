@@ -122,6 +122,19 @@ def test_kinds_of_values(server: Server, page: Page) -> None:
     assert page.get_by_text("Be brief.").first.is_visible()
 
 
+def test_a_row_is_followed_to_its_parent(server: Server, page: Page) -> None:
+    """From a question to the document that it was made from, and back to another of its questions."""
+    visit(page, server, "questions/row?number=7")
+    page.get_by_role("link", name="documents 2", exact=True).click()
+    page.get_by_role("heading", name="Row 2").wait_for()
+    assert "questions%40documents" in page.url
+    picture(page, "row-parent")
+    page.get_by_role("link", name="questions 8", exact=True).click()
+    page.get_by_role("heading", name="Row 8").wait_for()
+    page.get_by_role("link", name="documents", exact=True).click()
+    wait_until(page, "document.getElementById('count')?.innerText === '10 rows'")
+
+
 def test_drops_and_a_filter_from_a_distribution(server: Server, page: Page) -> None:
     """A reason selects its rows; the command that retries them is there; a value of a column filters the rows."""
     visit(page, server, "reviews/drops")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def test_datasets_and_their_overview(server: Server) -> None:
     """The server lists its datasets by their names, with columns and what kind of value each shows."""
-    assert [each["name"] for each in server.get("datasets")["datasets"]] == ["reviews", "small"]
+    assert [each["name"] for each in server.get("datasets")["datasets"]] == ["questions", "reviews", "small"]
     overview = server.get("d/reviews/overview")
     shown = {column["name"]: column["shown"] for column in overview["columns"]}
     assert shown == {
@@ -94,6 +94,22 @@ def test_a_row_in_full(server: Server) -> None:
     assert (found["previous"], found["next"]) == (2, 4)
     found = server.get("d/small/row", number=9, where="score.clarity = 5")
     assert (found["previous"], found["next"]) == (4, 14)
+
+
+def test_where_a_row_comes_from(server: Server) -> None:
+    """A row has the model, attempts and tokens of each column, its parent, and its children, with links to them."""
+    origin = server.get("d/reviews/row", number=0)["origin"]
+    cells = {cell["column"]: cell for cell in origin["cells"]}
+    assert cells["question"]["model"] == "writer"
+    assert cells["question"]["attempts"] == 1
+    assert cells["question"]["output_tokens"] > 0
+    names = [column["name"] for column in server.get("d/questions/overview")["columns"]]
+    found = server.get("d/questions/row", number=7)
+    row = dict(zip(names, found["cells"], strict=True))
+    (parent,) = found["origin"]["parents"]
+    assert (parent["dataset"], parent["number"]) == ("questions@documents", row["_parent"])
+    found = server.get("d/questions@documents/row", number=parent["number"])
+    assert [child["number"] for child in found["origin"]["children"]] == [6, 7, 8]
 
 
 def test_pictures_are_served_from_their_folder_only(server: Server, built: Path, tmp_path: Path) -> None:

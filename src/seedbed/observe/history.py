@@ -112,6 +112,7 @@ def snapshot(state: ProgressState) -> dict[str, Any]:
         "columns": {
             each.name: {
                 "done": each.done,
+                "total": each.total,
                 "running": each.running,
                 "failed": each.failed,
                 "retried": each.retried,

@@ -94,6 +94,16 @@ class Dataset:
         assert self._manifest.header is not None  # a manifest without one cannot be read
         return self._manifest.header
 
+    @property
+    def stage_name(self) -> str:
+        """The stage that this is; empty if the recipe has none."""
+        return self._header.stage
+
+    @property
+    def parent_stage(self) -> str | None:
+        """The stage that its rows come from; None if they come from no other."""
+        return None if self._header.source is None else self._header.source.stage
+
     def stage(self, name: str) -> Dataset:
         """The dataset of a stage, that of the root or another one; `KeyError` if the recipe has no such stage."""
         root = self._root_header
@@ -181,6 +191,23 @@ class Dataset:
             found = [*map(self._provenance_of, manifest.current)]
         tables = [IDENTITY.empty_table(), *found]
         return _frame(pa.concat_tables(tables, promote_options="default"))
+
+    def provenance_of(self, number: int) -> dict[str, Any]:
+        """Return the row of `provenance` of one row, and read no more than its row group; empty if it is not known."""
+        manifest = self._manifest
+        if manifest.finished is not None and manifest.published is not None:
+            return {}  # after-generation processors returned them
+        left = number
+        if manifest.header is not None and manifest.header.candidates is not None:
+            for _, placed in sorted(manifest.placed.items()):
+                if left < placed.stop - placed.start:
+                    return dict(_frame(self._provenance_of_placed(placed).slice(left, 1)).row(0, named=True))
+                left -= placed.stop - placed.start
+        for group in manifest.current if manifest.header and manifest.header.candidates is None else ():
+            if left < group.rows:
+                return dict(_frame(self._provenance_of(group).slice(left, 1)).row(0, named=True))
+            left -= group.rows
+        return {}
 
     def _provenance_of(self, group: GroupRecord) -> pa.Table:
         if group.provenance is not None:

@@ -1,7 +1,7 @@
 """Processes of the viewer.
 
 `python -m seedbed.view DIR` serves beside a run: it prints its URL and ends when its standard input is closed.
-`python -m seedbed.view --statistics DIR` prints the statistics of a dataset.
+`python -m seedbed.view --statistics DIR [STAGE]` prints the statistics of a dataset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     if sys.argv[1] == STATISTICS:
         from .reading import statistics
 
-        sys.stdout.write(json.dumps(statistics(Path(sys.argv[2]))))
+        sys.stdout.write(json.dumps(statistics(Path(sys.argv[2]), *sys.argv[3:])))
     else:
         from .server import serve
 

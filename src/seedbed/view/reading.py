@@ -36,7 +36,7 @@ _MAX_GROUPS = 5_000
 def signature(directory: Path) -> tuple[int, ...]:
     """What changes when rows were added or the directory was replaced: compared, not interpreted."""
     found: list[int] = []
-    for name in ("manifest.log", "journal-*.log"):
+    for name in ("manifest.log", "journal-*.log", "stages/*/.seedbed/manifest.log"):
         for path in sorted((directory / ".seedbed").glob(name)):
             with suppress(OSError):
                 status = path.stat()
@@ -92,12 +92,12 @@ def describe(directory: Path) -> Described:
     return Described()
 
 
-def read_open_rows(directory: Path, described: Described) -> list[dict[str, Any]]:
+def read_open_rows(directory: Path, described: Described, stage: str = "") -> list[dict[str, Any]]:
     """The rows of open row groups as far as they are generated, from the journal; `_row_group` is their row group."""
     rows: list[dict[str, Any]] = []
     with suppress(SeedbedError, OSError):
         for key, entries in sorted(open_entries(directory), key=lambda each: each[0].group):
-            if key.purpose is not Purpose.BUILD:
+            if key.purpose is not Purpose.BUILD or key.stage != stage:
                 continue
             values: dict[int, dict[str, Any]] = {}
             dropped = set[int]()
@@ -128,7 +128,7 @@ def overview(directory: Path, table: Table, described: Described) -> dict[str, A
     """What every page of a dataset shows at its top."""
     dataset = table.dataset
     report = dataset.report
-    header = read(directory).header
+    header = read(dataset.path).header
     return {
         "path": str(directory),
         "title": str(described.header.get("title") or directory.resolve().name),
@@ -143,6 +143,9 @@ def overview(directory: Path, table: Table, described: Described) -> dict[str, A
         "bytes": sum(part.size for part in dataset.parts),
         "tokens": sum(used.tokens for used in report.usage.values()),
         "cost": sum(used.cost for used in report.usage.values()),
+        "rejected": report.rejected,
+        "stage": dataset.stage_name,
+        "stages": list(dataset.stages),
         "conflicts": list(map(str, dataset.conflicts)),
         "columns": [
             {"name": name, "type": str(dtype)[:200], "shown": table.kinds[name]} | _recipe_fields(described, name)
@@ -160,11 +163,35 @@ def _recipe_fields(described: Described, name: str) -> dict[str, Any]:
     return {}
 
 
-def statistics(directory: Path) -> dict[str, Any]:
+def open_stage(directory: Path, stage: str = "") -> Dataset:
+    """The dataset of a directory, or that of one of its stages."""
+    dataset = Dataset.open(directory)
+    return dataset.stage(stage) if stage else dataset
+
+
+def statistics(directory: Path, stage: str = "") -> dict[str, Any]:
     """The statistics of the columns as JSON values."""
-    found = Dataset.open(directory).statistics(sample=_SAMPLE)
+    found = open_stage(directory, stage).statistics(sample=_SAMPLE)
     fields = [{**attrs.asdict(each), "duplicates": each.duplicates, "tokens": each.tokens} for each in found.fields]
     return {"rows": found.rows, "sampled": found.sampled, "fields": fields, "correlations": found.correlations}
+
+
+def origin(table: Table, number: int) -> dict[str, Any] | None:
+    """Where a stored row came from: its number, seed row, and by column the model, attempts, tokens and cost."""
+    try:
+        found = table.dataset.provenance_of(number)
+    except (SeedbedError, OSError):
+        return None
+    if not found:
+        return None
+    facts = {"_row": "row {:,} of the run", "_seed_row": "row {:,} of the seed file", "_copy": "copy {:,}"}
+    named = [text.format(found[name]) for name, text in facts.items() if found.get(name) or name == "_row"]
+    cells = [
+        {"column": name.removesuffix("__provenance"), **value}
+        for name, value in found.items()
+        if name.endswith("__provenance") and isinstance(value, dict)
+    ]
+    return {"facts": named if found.get("_row") is not None else [], "cells": cells}
 
 
 def drops(directory: Path, dataset: Dataset) -> dict[str, Any]:

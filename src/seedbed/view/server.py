@@ -28,7 +28,6 @@ from starlette.routing import Route
 
 from ..errors import ManifestError, SeedbedError
 from ..models.openai import media_type_of
-from ..store.dataset import Dataset
 from ..store.files import PRIVATE, read_file
 from ..store.history import history_runs
 from ..store.manifest import is_dataset
@@ -37,17 +36,21 @@ from .queries import LONG, Database, Query, QueryError, Search, Table
 from .web import web_files
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from ..store.dataset import Dataset
 
 # Rows of one page of a table at most, bytes of a picture, and datasets in one folder that are listed.
 _PAGE, _PICTURE, _DATASETS = 500, 20 << 20, 500
 # Seconds between two looks at the files of a live run, and that a page of hits is waited for.
 _POLL, _WAIT = 0.25, 15.0
 _SEARCHES = 6
+# Parents and children of a row that are linked.
+_RELATIVES = 50
 _TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
@@ -107,8 +110,9 @@ class Guard:
 class Opened:
     """One dataset directory; read again when it has changed. Its methods may be called from any thread."""
 
-    def __init__(self, directory: Path, database: Database) -> None:
+    def __init__(self, directory: Path, database: Database, stage: str = "") -> None:
         self.directory = directory
+        self.stage = stage
         self._database = database
         self._lock = threading.Lock()
         # Guarded by the lock.
@@ -123,9 +127,10 @@ class Opened:
         with self._lock:
             found = reading.signature(self.directory)
             if self._table is None or found != self._signature:
-                dataset = Dataset.open(self.directory)
+                dataset = reading.open_stage(self.directory, self.stage)
                 self._described = described = reading.describe(self.directory)
-                rows = [] if dataset.complete else reading.read_open_rows(self.directory, described)
+                stage = dataset.stage_name
+                rows = [] if dataset.complete else reading.read_open_rows(self.directory, described, stage)
                 self._table = Table(self._database, dataset, rows, described.types())
                 self._signature = found
                 for search in self._searches.values():
@@ -168,6 +173,8 @@ class Viewer:
             name if names.count(name) == 1 else f"{name}-{at}": Opened(directory, self._database)
             for at, (name, directory) in enumerate(zip(names, directories, strict=True), 1)
         }
+        self._stages: dict[str, Opened] = {}
+        self._adding = threading.Lock()
         self._counting = asyncio.Lock()
         self.stopping = asyncio.Event()
 
@@ -206,7 +213,14 @@ class Viewer:
         if self._folder is not None and name not in self._opened:
             self._look()
         if name not in self._opened:
-            raise LookupError(f"there is no dataset {name!r} here")
+            # A stage is named after its dataset: `reviews@documents`.
+            root, _, stage = name.rpartition("@")
+            if root not in self._opened or stage not in self._opened[root].current()[0].dataset.stages:
+                raise LookupError(f"there is no dataset {name!r} here")
+            opened = self._opened[root]
+            with self._adding:
+                self._stages.setdefault(name, Opened(opened.directory, self._database, stage))
+            return self._stages[name]
         return self._opened[name]
 
     def _look(self) -> None:
@@ -302,9 +316,39 @@ class Viewer:
             "part": table.dataset.parts[table.place(number)[0]].name if is_stored else None,
             "cells": cells,
             "prompts": described.prompts(row),
+            "origin": self._origin(opened, table, number, row) if is_stored else None,
             "previous": neighbours[0],
             "next": neighbours[1],
         }
+
+    def _origin(self, opened: Opened, table: Table, number: int, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Where a row came from, with its parents and children in other stages."""
+        found = reading.origin(table, number)
+        dataset = table.dataset
+        if not dataset.stages:
+            return found
+        root = next(name for name, each in self._opened.items() if each.directory == opened.directory)
+        parents: list[dict[str, Any]] = []
+        children: list[dict[str, Any]] = []
+        for stage in dataset.stages:
+            name = f"{root}@{stage}"
+            if stage == dataset.parent_stage:
+                wanted = row.get("_parent")
+                numbers = wanted if isinstance(wanted, list) else [wanted]
+                listed = ", ".join(str(each) for each in numbers[:_RELATIVES] if isinstance(each, int))
+                parents += self._relatives(name, stage, f"_row IN ({listed})") if listed else []
+            elif self._find(name).current()[0].dataset.parent_stage == dataset.stage_name and "_row" in row:
+                kind = self._find(name).current()[0].kinds.get("_parent")
+                where = f"_parent = {row['_row']}" if kind == "number" else f"list_contains(_parent, {row['_row']})"
+                children += self._relatives(name, stage, where)
+        return {**(found or {}), "parents": parents, "children": children}
+
+    def _relatives(self, name: str, stage: str, where: str) -> list[dict[str, Any]]:
+        """Rows of another stage, as links."""
+        search = self._find(name).search(Query(where=where))
+        search.wait(_RELATIVES, _WAIT)
+        numbers = search.numbers(0, _RELATIVES)
+        return [{"dataset": name, "number": each, "label": f"{stage} {each:,}"} for each in numbers]
 
     def _cell(self, request: Request) -> Response:
         """A whole value: a picture if it is one, else text."""
@@ -338,7 +382,7 @@ class Viewer:
             signature, found = await run_in_threadpool(opened.statistics)
             if found is None:
                 try:
-                    found = await _run_statistics(opened.directory)
+                    found = await _run_statistics(opened.directory, opened.stage)
                 except (SeedbedError, ValueError) as error:
                     return JSONResponse({"error": str(error)}, status_code=422)
                 opened.keep(signature, found)
@@ -399,10 +443,10 @@ class Viewer:
         }
 
 
-async def _run_statistics(directory: Path) -> dict[str, Any]:
+async def _run_statistics(directory: Path, stage: str) -> dict[str, Any]:
     """Compute statistics in a process of their own: its memory is free afterwards, and a hostile file ends only it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "seedbed.view", STATISTICS, str(directory), stdout=PIPE, stderr=PIPE
+        sys.executable, "-m", "seedbed.view", STATISTICS, str(directory), stage, stdout=PIPE, stderr=PIPE
     )
     try:
         out, problem = await process.communicate()

@@ -43,6 +43,7 @@ function navigation(dataset, overview, current) {
       dataset ? h("h1", { title: overview ? overview.path : dataset }, overview ? overview.title : dataset) : h("h1", {}, "Datasets"),
       state ? h("span", { class: `state ${state[0]}` }, state[1]) : null,
       overview ? h("span", { class: "quiet counts" }, `${overview.counts} · ${bytes(overview.bytes)}`) : null),
+    overview && overview.stages.length ? h("nav", { class: "stages", "aria-label": "Stages" }, overview.stages.map((stage) => h("a", { href: link(`${dataset.split("@")[0]}@${stage}`, current === "row" ? "rows" : current), "aria-current": stage === overview.stage ? "true" : null }, stage))) : null,
     dataset ? h("nav", { "aria-label": "Pages" }, pages.map(([name, text]) => h("a", { href: link(dataset, name), "aria-current": current === name || (current === "row" && name === "rows") ? "page" : null }, text,
       name === "drops" && overview && overview.dropped ? h("span", { class: "badge" }, number(overview.dropped)) : null))) : null);
 }

@@ -22,7 +22,7 @@ export async function page({ main, dataset, overview, parameters, signal }) {
   show(main,
     h("div", { class: "toolbar" }, h("a", { class: "button", href: link(dataset, "rows", query) }, "← rows"), h("h2", {}, `Row ${number(found.number)}`, h("small", {}, ` of ${number(found.total)}${found.part ? `, in ${found.part}` : found.part === null ? ", in an open row group" : ""}`)),
       h("span", { class: "steps" }, step(found.previous, "‹ previous", "k"), step(found.next, "next ›", "j"))),
-    origin(found.provenance, dataset),
+    origin(found.origin, dataset),
     h("div", { class: "fields" }, columns));
   const keys = (event) => {
     if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -43,8 +43,8 @@ export async function page({ main, dataset, overview, parameters, signal }) {
           last.salvage_rounds ? figure("salvage rounds", number(last.salvage_rounds)) : null)),
       last.error ? h("p", { class: "error", role: "alert" }, last.error, " ", h("a", { href: link(dataset, "drops") }, "What can be done")) : null,
       !isLive && !last.finished && !last.error ? h("p", { class: "error" }, "The process of this run ended without closing its log: it was killed or crashed. Finished rows and cells are preserved. ", h("a", { href: link(dataset, "drops") }, "How to resume")) : null,
-      h("section", {}, h("h2", {}, "Columns"), table(["column", "progress", "done", "rate", "left", "running", "retried", "failed", "cost"],
-        Object.entries(last.columns).map(([name, each]) => [name, bar(each.done / total, `${name}: ${percent(each.done / total)}`), percent(each.done / total), each.rate ? `${compact(each.rate)}/s` : "–", each.done < total && isLive ? duration(each.eta) : "–", each.running, each.retried, each.failed, each.cost ? money(each.cost) : "–"]), { label: "progress by column" })),
+      stages().map(([stage, names]) => h("section", {}, h("h2", {}, stage ? ["Stage ", stage] : "Columns"), table(["column", "progress", "done", "rate", "left", "running", "retried", "failed", "cost"],
+        names.map((name) => [name, last.columns[name]]).map(([name, each]) => [name, bar(each.done / (each.total || total), `${name}: ${percent(each.done / (each.total || total))}`), percent(each.done / (each.total || total)), each.rate ? `${compact(each.rate)}/s` : "–", each.done < (each.total || total) && isLive ? duration(each.eta) : "–", each.running, each.retried, each.failed, each.cost ? money(each.cost) : "–"]), { label: `progress of the columns ${stage}` }))),
       h("section", { class: "charts" }, keys.map(([key, each]) => h("div", { class: "card" },
         h("h2", {}, each.name, each.name === key ? null : h("small", {}, key)),
         figures(figure("in flight", `${each.in_flight}`, each.limit === null ? null : `limit ${each.limit}`), figure("calls", compact(each.calls)), figure("rate limits", number(each.rate_limited)), figure("tokens/s", compact(each.tokens_per_second)), figure("median", each.p50 === null ? "–" : `${compact(each.p50 * 1000)} ms`, each.p95 === null ? null : `95 %: ${compact(each.p95 * 1000)} ms`)),
@@ -54,6 +54,14 @@ export async function page({ main, dataset, overview, parameters, signal }) {
       Object.keys(last.reasons).length ? h("section", {}, h("h2", {}, "Drops of this run"), table(["rows", "reason"], Object.entries(last.reasons).map(([reason, count]) => [count, reason]), { label: "drops by reason" })) : null,
       report && Object.keys(report.wasted).length ? h("section", {}, h("h2", {}, "Wasted work"), table(["column", "calls", "tokens", "seconds"], Object.entries(report.wasted).map(([name, each]) => [name, each.calls, each.tokens, Math.round(each.seconds * 10) / 10]), { label: "wasted work" })) : null,
       header && header.started ? h("p", { class: "quiet" }, `Began ${new Date(header.started * 1000).toLocaleString()}. `, runs.length > 1 ? ["Runs: ", runs.slice(-12).map((run) => [h("a", { href: link(dataset, "run", { run }), "aria-current": run === current ? "true" : null }, String(run)), " "])] : null) : null);
+  }
+
+  // The columns by stage, in the order of the recipe; one list without a name for a recipe that has none.
+  function stages() {
+    const last = points[points.length - 1], of_ = new Map((header?.columns || []).map((column) => [column.name, column.stage || ""]));
+    const found = new Map();
+    for (const name of Object.keys(last.columns)) { const stage = of_.get(name) || ""; found.set(stage, [...(found.get(stage) || []), name]); }
+    return [...found];
   }
 
   // One square for each row group: committed, open (how far), with drops, not begun.
