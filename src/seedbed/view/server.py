@@ -178,6 +178,12 @@ class Viewer:
         self._counting = asyncio.Lock()
         self.stopping = asyncio.Event()
 
+    def warm(self) -> None:
+        """Read the manifests of the directories, so that the first page is quick."""
+        for opened in list(self._opened.values()):
+            with suppress(SeedbedError, OSError):
+                opened.current()
+
     def routes(self) -> list[Route]:
         def route(path: str, answer: Callable[[Request], Any]) -> Route:
             async def answered(request: Request) -> Response:
@@ -526,6 +532,7 @@ def serve(
 
         async def main() -> None:
             viewer = Viewer(directories, folder=folder)
+            await run_in_threadpool(viewer.warm)
             await _serve(viewer, make_app(viewer, port=bound, token=token), listener, until, ready)
 
         def ready() -> None:
