@@ -132,9 +132,9 @@ def open_view(directory: Path) -> Iterator[None]:
 def import_server() -> ModuleType:
     """The server of the page; `ConfigError` if its extra is not installed."""
     from ..errors import ConfigError
-    from ..view import leave_out_pandas
+    from ..view import save_memory
 
-    leave_out_pandas()
+    save_memory()
     try:
         from ..view import server
     except ImportError as error:

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from . import STATISTICS, leave_out_pandas
+from . import STATISTICS, save_memory
 
 
 async def closed() -> None:
@@ -28,7 +28,7 @@ def announce(url: str) -> None:
 
 
 if __name__ == "__main__":
-    leave_out_pandas()
+    save_memory()
     if sys.argv[1] == STATISTICS:
         from .reading import statistics
 

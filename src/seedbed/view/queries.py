@@ -34,9 +34,9 @@ SHORT, LONG = 300, 200_000
 # Seconds that one statement may take.
 _TIMEOUT = 20.0
 # Rows of the first chunk of a search, and of each one after it at most.
-_FIRST, _CHUNK = 16_000, 200_000
-# Text is sorted by this many of its characters.
-_PREFIX = 24
+_FIRST, _CHUNK = 16_000, 100_000
+# Text is sorted by this many of its bytes.
+_PREFIX = 16
 
 
 class QueryError(SeedbedError):
@@ -192,8 +192,9 @@ class Table:
     def _source(self) -> str:
         return "SELECT *, file_index AS __file, file_row_number AS __row FROM read_parquet(?, union_by_name=true)"
 
-    def hits(self, query: Query) -> Iterator[tuple[np.ndarray[Any, Any], pl.Series | None]]:
+    def hits(self, query: Query) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]]:
         """Yield the numbers of the rows that a query selects, chunk by chunk, with the values to sort them by."""
+        kind = np.int32 if self.total < 2**31 else np.int64
         for start, stop in self._chunks():
             parameters: list[Any] = [self._files[start:stop]]
             conditions = []
@@ -206,13 +207,14 @@ class Table:
             wanted = f"__file, __row{key}"
             found = self._database.run(sql, parameters, query.where, wanted)
             starts = np.array([0, *self._ends], np.int64)[start + found["__file"].to_numpy().astype(np.int64)]
-            yield starts + found["__row"].to_numpy(), found["__sort"] if query.sort else None
+            numbers = (starts + found["__row"].to_numpy()).astype(kind)
+            yield numbers, sort_keys(found["__sort"], descending=query.descending) if query.sort else None
         # Rows of open row groups have no types yet: text is searched in them, expressions are not evaluated.
         if self.open_rows and not query.where:
             text = query.text.lower()
             values = list(map(_json, self.open_rows)) if text else []
             chosen = [at for at in range(len(self.open_rows)) if not text or text in values[at].lower()]
-            yield self.rows + np.array(chosen, np.int64), None
+            yield (self.rows + np.array(chosen, np.int64)).astype(kind), None
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of parts: small ones first, so that the first hits are there soon."""
@@ -264,23 +266,28 @@ class Search:
         self._stopped = False
 
     def run(self) -> None:
-        keys: list[pl.Series] = []
+        # Arrays for all rows, filled chunk by chunk: lists of arrays would be there twice when they are joined.
+        keys = unsorted = np.empty(0)
+        count = 0
         try:
-            unsorted: list[np.ndarray[Any, Any]] = []
             for numbers, key in self._table.hits(self._query):
                 if self._stopped:
                     return
                 if key is None:
                     self._add(numbers)
-                else:
-                    unsorted.append(numbers)
-                    keys.append(key)
-            if keys:
-                ordered = np.concatenate(unsorted)
-                order = pl.concat(keys).arg_sort(descending=self._query.descending, nulls_last=True)
+                    continue
+                if not count:
+                    keys, unsorted = (np.empty(self._table.rows, each.dtype) for each in (key, numbers))
+                keys[count : count + key.size], unsorted[count : count + key.size] = key, numbers
+                count += key.size
+            if count:
+                order = np.argsort(keys[:count], kind="stable")
+                if self._query.descending and keys.dtype.kind == "S":
+                    order = order[::-1]
+                ordered = unsorted[:count][order]
                 # Rows of open row groups, which were added already, come last.
                 with self._changed:
-                    self._numbers.insert(0, ordered[order.to_numpy()])
+                    self._numbers.insert(0, ordered)
                     self.found += ordered.size
         except Exception as error:  # noqa: BLE001  it is shown where the search is
             self.error = str(error) if isinstance(error, SeedbedError) else f"{type(error).__name__}: {error}"
@@ -316,6 +323,20 @@ class Search:
         """Where a row is among the hits so far."""
         found = np.flatnonzero(np.concatenate(self._numbers) == number) if self._numbers else np.empty(0)
         return int(found[0]) if found.size else None
+
+
+def sort_keys(values: pl.Series, *, descending: bool) -> np.ndarray[Any, Any]:
+    """Values as an array that numpy sorts, nulls last: numbers, negated if descending, or the first bytes of texts.
+
+    Texts that are sorted in descending order are to be reversed. A million of them take 16 MB; as strings they would
+    take several times that (benchmarks/view).
+    """
+    if values.dtype == pl.String:
+        empty = b"" if descending else b"\xff" * _PREFIX
+        found = [empty if value is None else value for value in values.cast(pl.Binary).to_list()]
+        return np.array(found, f"S{_PREFIX}")
+    numbers = values.to_physical().cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy()
+    return -numbers if descending else numbers
 
 
 _TEXTS = frozenset({"text", "code", "image"})
