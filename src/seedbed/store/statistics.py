@@ -287,12 +287,14 @@ def histogram(values: np.ndarray[Any, Any], *, whole: bool = True) -> tuple[Bin,
     low, high = float(values.min()), float(values.max())
     if low == high or not math.isfinite(high - low):
         return ((low, high, int(values.size)),)
-    edges = np.linspace(low, high, _BINS + 1)
+    with np.errstate(all="ignore"):  # of the smallest and largest floats
+        edges = np.linspace(low, high, _BINS + 1)
     if whole and bool((values == np.floor(values)).all()) and high - low < 2**52:
         step = max(1, math.ceil((high - low + 1) / _BINS))
         edges = np.arange(low, high + step + 1, step)
         edges = edges[: int(np.searchsorted(edges, high, side="right")) + 1]
-    counts, edges = np.histogram(values, edges)
+    # Not numpy's own histogram, which loses values at the ends of the largest floats.
+    counts = np.bincount(np.searchsorted(edges[1:-1], values, side="right"), minlength=edges.size - 1)
     return tuple(
         (float(start), float(stop), int(count)) for (start, stop), count in zip(pairwise(edges), counts, strict=True)
     )
