@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import seedbed as sb
-from seedbed.engine.admission import Admission
+from seedbed.engine.admission import AcceptedAdmission, Admission
 from seedbed.engine.budget import Budget
 from seedbed.engine.config import RunConfig
 from seedbed.engine.failures import UnkeyedSteps
@@ -82,7 +82,9 @@ class Plan:
     post_batch: int = 0
     config: RunConfig = attrs.field(factory=RunConfig)
     lane_limits: Mapping[str, int] = attrs.field(factory=dict)
-    salt: int = 0  # decides which cells are skipped
+    salt: int = 0  # decides which cells are skipped, and which rows are accepted
+    accept: tuple[str, ...] = ()  # the columns that decide whether a row is accepted
+    wanted: int | None = None  # how many rows are to be accepted; None if every row counts
 
 
 @attrs.frozen
@@ -125,6 +127,26 @@ class Rows:
         if skip:
             self.skipped_cells.add((step.node, row))
         return skip
+
+    def accepts(self, row: int) -> bool:
+        """Raises for some rows."""
+        chance = random.Random(hash((self._world.plan.salt, self._index, self.generation, row, "accept"))).random()
+        if chance < 0.05:
+            raise ValueError("a rule that raises")
+        return chance < 0.5
+
+    def is_accepted(self, row: int) -> bool:
+        """True if a row is accepted."""
+        try:
+            return self.accepts(row)
+        except ValueError:
+            return False
+
+    def reject(self, row: int) -> Drop:
+        assert not self.accepts(row)
+        assert row not in self.dropped, f"row {row} was dropped before it was rejected"
+        drop = self.dropped[row] = Drop(row, "accept", 1, "not accepted", reason="rejected")
+        return drop
 
     def write_cell(self, step: Step, row: int, value: Any) -> None:
         values = value if len(step.outputs) > 1 else (value,)
@@ -272,9 +294,12 @@ class World:
         self.graph, self.steps = _compile(plan)
         self.pre_batch = tuple(_processor(f"pre{n}", Stage.PRE_BATCH) for n in range(plan.pre_batch))
         self.post_batch = tuple(_processor(f"post{n}", Stage.POST_BATCH) for n in range(plan.post_batch))
+        self.accept = tuple({self.graph.node(name).index: None for name in plan.accept})
         self.now = 0.0
         self.log: list[tuple[int, tuple[Any, ...]]] = []
         self.written: dict[int, Rows] = {}  # checkpointed row groups
+        self.accepted: dict[int, int] = {}  # of these: how many rows count
+        self.decided: list[int] = []  # row groups of which that is decided, where not every row counts
         self.used: list[tuple[str, int, int, float]] = []  # usage by column of all runs: calls, tokens, cost
         self.is_damaged = False  # entries in the middle of the log were lost
         self.start_run(plan.config)
@@ -303,13 +328,12 @@ class World:
             rng=random.Random(0),
             now=lambda: self.now,
             unkeyed=UnkeyedSteps(config, random.Random(0), lambda: self.now, lambda _: 1.0, self.stop),
+            accept=self.accept,
         )
         self.throttles = {key: Throttle(lambda key=key: self.scheduler.permits_available(key)) for key in KEYS}
-        admission = Admission(
-            len(self.plan.rows), lambda index: index not in self.written, limit=config.admitted_at_once
-        )
+        self.admission = self._admission(config)
         self.scheduler = Scheduler(
-            [StageState(self.shared, admission)],
+            [StageState(self.shared, self.admission)],
             throttle=self.throttles.__getitem__,
             processes=PROCESSES,
         )
@@ -326,6 +350,41 @@ class World:
         self.ended = False
         self.is_undecided = False  # an attempt has ended since the last decision
         self.failed = False  # a check failed: the rest of the run proves nothing
+
+    def _admission(self, config: RunConfig) -> Admission:
+        count, limit = len(self.plan.rows), config.admitted_at_once
+        if self.plan.wanted is None:
+            return Admission(count, lambda index: index not in self.written, limit)
+        admission = AcceptedAdmission(
+            count,
+            lambda index: index not in self.written,
+            limit,
+            wanted=self.plan.wanted,
+            size=lambda index: self.plan.rows[index],
+        )
+        complete = [(index, rows, rows if index in self.decided else 0) for index, rows in self.accepted.items()]
+        admission.resume(complete, retried=(), reached=len(self.decided), kept=self.kept)
+        self._decide_rows(admission)
+        return admission
+
+    def _decide_rows(self, admission: AcceptedAdmission) -> None:
+        """Decide complete row groups; no row of them is a duplicate."""
+        while (due := admission.next_decision()) is not None:
+            assert due[0] == len(self.decided), "row groups are decided out of order"
+            self.decided.append(due[0])
+            admission.decided(due[0], due[2] - due[1])
+
+    @property
+    def kept(self) -> int:
+        """How many rows count."""
+        return sum(self.accepted[index] for index in self.decided)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the dataset is: all row groups are there, or enough rows are accepted."""
+        if self.plan.wanted is not None and self.kept >= self.plan.wanted:
+            return True
+        return len(self.written) == len(self.plan.rows)
 
     @property
     def done(self) -> bool:
@@ -380,15 +439,24 @@ class World:
                 assert self.admitting is None
                 assert index not in self.written
                 assert index not in self.groups
+                self._check_need(index)
                 self.admitting = (index, turn)
             case Close(index, is_complete):
-                assert is_complete or self.scheduler.stopping is not None
+                assert is_complete or self.scheduler.stopping is not None or self.groups[index].is_abandoned
                 assert index not in self.closing
                 self.closing[index] = is_complete
             case WakeAt(when):
                 self.wakes.append(when)
             case CancelRun():
                 self.end_run()
+
+    def _check_need(self, index: int) -> None:
+        """No row group is admitted if the rows that are accepted already will do."""
+        if self.plan.wanted is None or any(index < other for other in self.accepted):
+            return  # what comes after it waits for it
+        waiting = sum(rows for other, rows in self.accepted.items() if other not in self.decided)
+        accepted = sum(group.accepted for other, group in self.groups.items() if other not in self.written)
+        assert self.kept + waiting + accepted < self.plan.wanted, "more is started than is needed"
 
     # Starts.
 
@@ -414,6 +482,8 @@ class World:
                 if step.kind is Kind.FULL_COLUMN and step.has_skip_rule:
                     attempt.rows = tuple(each for each in attempt.rows if not self._group_skips(rows, step, each))
             of = attempt.rows if row == GROUP else (row,)
+            if self.accept and self.graph.nodes[step.node].is_gated:
+                assert all(rows.is_accepted(each) for each in of), f"{cell} was started for a row that is not accepted"
             for each, up in itertools.product(of, self.graph.nodes[step.node].upstream):
                 assert rows.has(self.steps[up], each), f"{cell} was started before {self.steps[up].name!r}"
             assert step.node in self.shared.always or not rows.dropped.keys() & set(of), "a task of a dropped row"
@@ -649,6 +719,12 @@ class World:
             assert index not in self.written, "a row group was checkpointed twice"
             self._check_complete(group)
             self.written[index] = group.rows
+            self.accepted[index] = 0 if group.rows.skipped is not None else group.frontier.live
+            if self.accept and group.rows.skipped is None:
+                assert all(group.rows.is_accepted(row) for row in group.frontier.live_rows())
+            if isinstance(self.admission, AcceptedAdmission):
+                self.admission.completed(index, self.accepted[index])
+                self._decide_rows(self.admission)
         self.scheduler.closed(index)
 
     def _check_complete(self, group: RowGroup) -> None:
@@ -765,6 +841,8 @@ class World:
         sequential = config.engine == "sequential"
         for task in self.heads() if sequential or self.budget.limited else self.queued():
             assert not self._could_start(task), f"{task} could start; blocked: {scheduler.statistics().blocked}"
+        if self.plan.wanted is not None:  # it is decided by an estimate
+            return
         room = len(self.groups) < config.admitted_at_once
         left = [i for i in range(len(self.plan.rows)) if i not in self.written and i not in self.groups]
         assert self.admitting is not None or not room or not left, "a row group could be admitted"
@@ -829,7 +907,7 @@ class World:
         assert self.done
         if not self.ended:
             self.check_nothing_leaks()
-        assert self.scheduler.stopping is not None or self.ended or len(self.written) == len(self.plan.rows)
+        assert self.scheduler.stopping is not None or self.ended or self.is_complete
 
 
 def _processor(name: str, stage: Stage) -> Step:
@@ -851,7 +929,7 @@ def _compile(plan: Plan) -> tuple[Graph, tuple[Step, ...]]:
             lane_limit=None if column.lane is None else plan.lane_limits[column.lane],
         )
         columns.append(attrs.evolve(made, skip=_Skip()) if column.skips else made)
-    graph = sb.build_graph(columns)
+    graph = sb.build_graph(columns, accept=plan.accept)
     generators: dict[int, object] = {}
     steps = []
     for index, (column, node) in enumerate(zip(plan.columns, graph.nodes, strict=True)):
@@ -867,7 +945,9 @@ def _compile(plan: Plan) -> tuple[Graph, tuple[Step, ...]]:
                 outputs=node.outputs,
                 column=columns[index],
                 instance=None if column.generator is None else generators.setdefault(column.generator, object()),
-                skipped_with=node.upstream if column.skips_with_inputs else (),
+                skipped_with=tuple({graph.node(name).index: None for name in column.requires})
+                if column.skips_with_inputs
+                else (),
             )
         )
     return graph, tuple(steps)

@@ -63,6 +63,10 @@ def plans(draw: st.DrawFn) -> Plan:
     count = draw(st.sampled_from([3, 4, 2, 1]))
     made = tuple(draw(columns(index)) for index in range(count))
     has_seed = any(column.kind is Kind.FROM_SCRATCH for column in made)
+    counts = draw(st.sampled_from(["all", "all", "accepted", "wanted"]))
+    accept = tuple(
+        draw(st.lists(st.sampled_from([f"c{n}" for n in range(count)]), min_size=1, max_size=2, unique=True))
+    )
     return Plan(
         columns=made,
         rows=tuple(draw(st.lists(st.sampled_from([3, 4, 2, 1]), min_size=1, max_size=3))),
@@ -71,6 +75,8 @@ def plans(draw: st.DrawFn) -> Plan:
         config=config,
         lane_limits={lane: draw(st.integers(1, 2)) for lane in LANES},
         salt=draw(st.integers(0, 3)),
+        accept=accept if counts == "accepted" else (),
+        wanted=None if counts == "all" else draw(st.integers(0, 8)),
     )
 
 
@@ -106,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._open(**setting)
 
     def is_complete(self) -> bool:
-        return len(self.world.written) == len(self.world.plan.rows)
+        return self.world.is_complete
 
     def decide(self, batch: bool = False) -> None:
         """Events are often reported in batches: then one decision follows several of them."""
@@ -327,10 +333,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.crashes_at_the_end and not self.is_complete():
             self._resume(len(world.log))
         world.run_to_end()
-        if len(world.written) < len(world.plan.rows):
+        if not world.is_complete:
             world.start_run(attrs.evolve(world.config, max_tokens=None, max_cost=None, shutdown_error_window=100_000))
             world.run_to_end()
-        assert len(world.written) == len(world.plan.rows)
+        assert world.is_complete
+        if world.plan.wanted is not None:
+            self._check_accepted()
+
+    def _check_accepted(self) -> None:
+        """The decided row groups are the first ones, and they have as many rows as are wanted, if all together do."""
+        world = self.world
+        assert world.decided == list(range(len(world.decided)))
+        assert world.kept >= (world.plan.wanted or 0) or len(world.decided) == len(world.plan.rows)
 
 
 TestScheduler = SchedulerMachine.TestCase
