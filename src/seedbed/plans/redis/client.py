@@ -17,7 +17,7 @@ from ...errors import EndpointUnavailable, NodeFailed
 from ...runtime.policy import backoff_delay
 from .cluster import Cluster
 from .connecting import connector
-from .link import Link, ask_together
+from .link import Link, ask_one, ask_together
 from .reads import EndpointStatistics, RedisEndpoint
 from .routes import Ketama, by_server
 from .server import Server
@@ -154,7 +154,7 @@ class RedisClient(RedisEndpoint):
     async def _ask(self, keys: Sequence[str], commands: Sequence[bytes]) -> list[Reply]:
         """The replies in the order of the keys: of one server fewer than keys if the last of them is an error."""
         if self._only is not None:
-            return (await ask_together([(self._only.pick(), commands)]))[0]
+            return await ask_one(self._only.pick(), commands)
         if self._cluster is not None:
             return await self._cluster.ask(keys, commands)
         assert self._ketama is not None

@@ -14,7 +14,7 @@ import trio
 from ...errors import EndpointUnavailable
 from ...runtime.policy import backoff_delay
 from .connecting import encode
-from .link import ask_together
+from .link import ask_one, ask_together
 from .routes import SlotMap, by_server, redirect_of, shown_address, slot_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Cluster:
         failed: list[str] = []
         for address in dict.fromkeys((*self._slots.nodes, *self._seeds)):
             try:
-                ((reply,),) = await ask_together([(self._server(address).pick(), (_SLOTS,))])
+                (reply,) = await ask_one(self._server(address).pick(), (_SLOTS,))
             except EndpointUnavailable as error:
                 failed.append(error.message)
                 continue

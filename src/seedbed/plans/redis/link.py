@@ -328,6 +328,19 @@ def _parse(reader: hiredis.Reader) -> tuple[list[Reply], Exception | None]:
         replies.append(reply)
 
 
+async def ask_one(link: Link, commands: Sequence[bytes]) -> list[Reply]:
+    """Send commands on one connection and return the replies, the last of which may be an error."""
+    # Most endpoints are one server, so this is most of the calls (benchmarks/redis_clients).
+    call = link.ask(commands, Waiter(trio.lowlevel.current_task(), 1))
+
+    def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+        link.pipeline.abandon(call)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+    return call.replies
+
+
 async def ask_together(
     parts: Sequence[tuple[Link, Sequence[bytes]]], *, every_reply: bool = False
 ) -> list[list[Reply]]:
