@@ -154,6 +154,28 @@ async def test_two_files_cannot_hold_one_plan(tmp_path: Path) -> None:
         assert await answered(service) == [1, 2, 3, 4]
 
 
+async def test_a_plan_follows_its_file(tmp_path: Path) -> None:
+    """A file that is renamed serves on; one that holds another plan now does not serve the old one."""
+    write(tmp_path / "a.json", taking(1))
+    async with serving(tmp_path) as service:
+        (tmp_path / "a.json").rename(tmp_path / "b.json")
+        await look(service)
+        assert await answered(service) == [1]
+        write(tmp_path / "b.json", taking(2, "other"))
+        await look(service)
+        assert service.catalog.find("simple") is None
+        assert await answered(service, "other") == [1, 2]
+
+
+async def test_a_document_that_breaks_its_reader_is_a_problem(tmp_path: Path) -> None:
+    """However deep it is, the others are served."""
+    write(tmp_path / "simple.json", taking(1))
+    write(tmp_path / "deep.json", '{"plan_name": ' + "[" * 900 + "]" * 900 + "}")
+    async with serving(tmp_path) as service:
+        assert await answered(service) == [1]
+        assert list(service.catalog.problems) == ["deep.json"]
+
+
 async def test_a_removed_file_is_not_served_any_more(tmp_path: Path) -> None:
     """Its plan is unknown after the next look; a directory that is gone changes nothing."""
     (tmp_path / "plans").mkdir()

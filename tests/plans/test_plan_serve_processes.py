@@ -219,13 +219,18 @@ def test_what_is_unsafe_or_cannot_work_is_refused(config: dict[str, Any], messag
 
 
 def test_the_command_reports_what_cannot_be_served(tmp_path: Path) -> None:
-    """A wrong folder, wrong registries and a port that is taken end the command with a message."""
+    """A wrong folder, no registries, no password and a port that is taken end the command with a message."""
     run = [sys.executable, "-m", "seedbed.cli", "plan", "serve"]
+    endpoint = {"id": "ep_a", "name": "a", "kind": "redis", "host": "h", "password_env": "SEEDBED_TEST_NOT_SET"}
+    keys = [{"id": 1, "name": "id", "type": "int", "writable": False}]
+    locked = tmp_path / "locked.json"
+    write(locked, {"keys": keys, "endpoints": [endpoint]})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, message in (
             ([str(tmp_path / "none")], "is not a directory"),
             ([str(tmp_path), "--port", "0", "--registries", "none.toml"], "none.toml"),
+            ([str(tmp_path), "--port", "0", "--registries", str(locked)], "SEEDBED_TEST_NOT_SET (password_env) is not"),
             ([str(tmp_path), "--port", port], f"cannot listen at 127.0.0.1, port {port}"),
         ):
             done = subprocess.run([*run, *arguments], capture_output=True, text=True, check=False, timeout=60)

@@ -29,6 +29,7 @@ __all__ = [
     "OnceEndpoint",
     "RedisEndpoint",
     "RedisReads",
+    "check_endpoints",
     "open_endpoints",
 ]
 
@@ -66,6 +67,22 @@ async def open_endpoints(
     `seeds` are the contents of in-memory endpoints (host `memory`) by endpoint id, in place of their seed file;
     they answer after `memory_latency` seconds. Leaving closes all; calls that are still waiting then fail.
     """
+    redis, others = _made(registries, seeds, memory_latency)
+    async with open_hidden_nursery("the endpoints are closed") as nursery:
+        for each in redis.values():
+            nursery.start_soon(each.run)
+        yield Endpoints(redis, others)
+
+
+def check_endpoints(registries: Registries) -> None:
+    """Raise the ConfigError that opening these endpoints would raise: for passwords, certificates, seed files."""
+    _made(registries, None, 0.0)
+
+
+def _made(
+    registries: Registries, seeds: Mapping[str, Mapping[str, object]] | None, memory_latency: float
+) -> tuple[dict[str, RedisEndpoint], dict[str, Endpoint]]:
+    """The endpoints of kind redis, not connected yet, and all others."""
     redis: dict[str, RedisEndpoint] = {}
     others: dict[str, Endpoint] = {}
     for name, endpoint in registries.endpoints.items():
@@ -80,10 +97,7 @@ async def open_endpoints(
             redis[name] = MemoryEndpoint(endpoint, stored, latency=memory_latency)
         else:
             redis[name] = _open_redis(endpoint)
-    async with open_hidden_nursery("the endpoints are closed") as nursery:
-        for each in redis.values():
-            nursery.start_soon(each.run)
-        yield Endpoints(redis, others)
+    return redis, others
 
 
 def _open_redis(endpoint: Endpoint) -> RedisEndpoint:

@@ -181,6 +181,8 @@ class PlanApp:
 
     def _version(self, name: str) -> Version:
         found = self.service.catalog.find(name)
+        if found is None and not self.service.is_ready and not self.service.draining:
+            raise _Refused("NOT_READY", "no plan is served yet")
         if found is None:
             known = ", ".join(each.plan.name for each in self.service.catalog.active) or "none"
             raise _Refused("UNKNOWN_PLAN", f"no plan {name!r:.100} is served (there are: {known:.1000})")

@@ -79,6 +79,7 @@ class Found:
     plan: Plan | None = None
     warmups: tuple[Any, ...] = ()
     problems: tuple[Problem, ...] = ()
+    retry: bool = False  # whether it may be another time, though nothing changes
 
 
 class Catalog:
@@ -127,7 +128,7 @@ class Catalog:
             if problems:
                 self.failures += 1
                 self.problems[each.file.name] = problems
-                if not each.problems:
+                if each.retry or not each.problems:
                     self._retry_at[each.file] = now + _RETRY_SECONDS
                 continue
             self.problems.pop(each.file.name, None)
@@ -138,7 +139,13 @@ class Catalog:
         for file in [file for file in self._seen if not file.exists()]:
             del self._seen[file]
             self.problems.pop(file.name, None)
-            self._entries.pop(self._names.pop(file, ""), None)
+            self._forget_name(file)
+
+    def _forget_name(self, file: Path) -> None:
+        """Stop serving the plan of a file, unless another file holds it by now."""
+        name = self._names.pop(file, None)
+        if name is not None and name not in self._names.values():
+            self._entries.pop(name, None)
 
     async def _warm_up(self, found: Found, engine: PlanEngine) -> tuple[Problem, ...]:
         """Compile a plan and send its warm-up requests; the problems that stop it from becoming active."""
@@ -148,8 +155,8 @@ class Catalog:
             return ()
         try:
             engine.explain(found.plan)
-        except ConfigError as error:
-            return ((Code.INVALID_VALUE, "$", str(error)),)
+        except Exception as error:  # noqa: BLE001  an op may be user code
+            return (_raised(error),)
         for position, request in enumerate(found.warmups):
             try:
                 await engine.execute(found.plan, request, deadline=_WARMUP_SECONDS)
@@ -160,7 +167,9 @@ class Catalog:
     async def _activate(self, found: Found) -> None:
         assert found.plan is not None
         entry = self._entries.setdefault(found.name, Entry())
-        self._names[found.file] = found.name
+        if self._names.get(found.file) != found.name:
+            self._forget_name(found.file)
+            self._names[found.file] = found.name
         before = entry.active
         if before is not None and before.digest == found.digest:
             return
@@ -207,7 +216,9 @@ class Catalog:
             return Found(file=file, signature=signature, name=name, digest=digest, problems=error.problems)
         except OSError as error:
             problem = (Code.INVALID_VALUE, "$", f"{error.filename or file} cannot be read: {error.strerror or error}")
-            return Found(file=file, signature=signature, name=name, digest=digest, problems=(problem,))
+            return Found(file=file, signature=signature, name=name, digest=digest, problems=(problem,), retry=True)
+        except Exception as error:  # noqa: BLE001  checks of ops may be user code, and a document as deep as it likes
+            return Found(file=file, signature=signature, name=name, digest=digest, problems=(_raised(error),))
         return Found(
             file=file,
             signature=signature,
@@ -230,6 +241,10 @@ def _store(directory: Path, found: Found) -> None:
             os.utime(target)
         else:
             _write(target, canonical_json(found.document))
+
+
+def _raised(error: Exception) -> Problem:
+    return "RAISED", "$", f"{type(error).__name__}: {error}"
 
 
 def _loaded(entry: Entry) -> Iterable[Version]:

@@ -29,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ... import checks
 from ...errors import ConfigError
+from ..redis import check_endpoints
 from ..registries import default_registries, load_registries
 from .asgi import app
 from .service import ServeConfig
@@ -218,10 +219,10 @@ def listen(config: ServerConfig) -> socket.socket:
 
 def run_server(config: ServerConfig, listener: socket.socket) -> None:
     """Serve with all workers until a signal ends this process and they have drained."""
+    # What cannot work is found here and once, not by each worker again and again.
+    check_endpoints(config.app(None).service.registries)
     if config.workers == 1:
         return run_worker(config, listener)
-    # What cannot work is found here and once, not by each worker again and again.
-    config.app(None)
     with tempfile.TemporaryDirectory(prefix="seedbed-serve-") as folder:
         _Supervisor(config, listener, Path(folder)).run()
     return None
