@@ -42,7 +42,10 @@ class FakeContext:
         """A fake has no permit."""
 
     readers = Events()
-    drawn_for = 0
+
+    @property
+    def drawn_for(self) -> object:
+        return self.row
 
     def report_usage(self, **used: Any) -> None:
         """Usage is not counted."""
