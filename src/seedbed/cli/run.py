@@ -199,7 +199,8 @@ def preview(
         on_row=None if machine.json else show,
         show_prompts=show_prompts,
         config=make_config(given, options),
-        progress="none",
+        # A first row may take a minute; a panel would be in the way of the rows.
+        progress="none" if machine.json else "lines",
     )
     records = python_rows(shown.to_polars())
     if machine.json:
