@@ -235,3 +235,8 @@ def test_a_simulation_makes_the_calls_of_all_turns() -> None:
     calls = {(used.column, used.model): used.calls.mean for used in result.base.columns}
     assert calls == {("chat", "customer"): 200, ("chat", "assistant"): 200}
     assert "until reads placeholders" in str(result)
+    # With a number of calls that is given or measured, the speakers share it.
+    result = sb.simulate(recipe, rows=1000, seeds=1, calls={"chat": {"calls": 2}})
+    calls = {used.model: used.calls.mean for used in result.base.columns}
+    # The first cells have all their turns.
+    assert 1000 <= calls["customer"] == calls["assistant"] < 1200

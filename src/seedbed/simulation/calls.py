@@ -142,15 +142,23 @@ class Caller:
         if seconds > self._timeout:
             raise Retryable(f"model {self.alias!r}: no answer within {self._timeout:g} s (simulated)")
 
+    def count(self) -> int:
+        """How many calls the next cell makes."""
+        return int(self._calls) + (self._more_calls > 0 and self.chance() < self._more_calls)
+
     async def make_calls(self, context: CellContext, *, key: str | None = None) -> None:
         """Make the calls of a cell whose function is not run, under permits of `key` (None: that of the column)."""
-        count = int(self._calls) + (self._more_calls > 0 and self.chance() < self._more_calls)
+        count = self.count()
         if count == 1 and key is None:
             # Most cells: under the permit that the task was started with, as it ends it (benchmarks/simulation.py).
             await self._send(context)
             return
         for _ in range(count):
             await context.call(partial(self._send, context), key=key)
+
+    async def make_turn(self, context: CellContext) -> None:
+        """Make one of several calls of a cell."""
+        await context.call(partial(self._send, context), key=self._key)
 
     async def _send(self, context: CellContext) -> None:
         await self.call()
@@ -324,7 +332,11 @@ def model_filler(
             if len(pool) < LEARNED:
                 pool.append(value)
             return value
-        await caller.make_calls(context_)
+        if len(callers) == 1:
+            await caller.make_calls(context_)
+        else:
+            for turn in range(caller.count()):
+                await callers[turn % len(callers)].make_turn(context_)
         return pool[int(caller.chance() * len(pool))] if pool else fallback
 
     return fill

@@ -327,12 +327,17 @@ class Staged:
             self.notes.setdefault(f"column {step.name!r}: tools are not simulated; set how many calls a cell makes")
         called = self._called_by(step, spec)
         if isinstance(spec, Conversation):
-            if spec.until is not None:
-                self.notes.setdefault(f"column {step.name!r}: until reads placeholders, so that most have max_turns")
             called = [(alias, "chat", self._models[alias].key("chat")) for alias in spec.aliases()]
         callers = [self._caller(step.name, alias, domain, key, step.tokens) for alias, domain, key in called]
-        is_list = isinstance(spec, ChatSpec) and spec.is_list
-        always = (dedupe and is_real) or is_list or isinstance(spec, Conversation)
+        # Unless the number of calls is known, that of the generator counts.
+        has_turns = isinstance(spec, Conversation) or (isinstance(spec, ChatSpec) and spec.is_list)
+        is_counted = self.profiles[step.name, called[0][0]][1].get("calls") in ("given", "measured")
+        if isinstance(spec, Conversation) and spec.until is not None and not is_counted:
+            self.notes.setdefault(
+                f"column {step.name!r}: until reads placeholders, so that most have max_turns; set how many calls a "
+                "cell makes"
+            )
+        always = (dedupe and is_real) or (has_turns and not is_counted)
         return model_filler(step.name, own, callers, fallback, self.notes, always=always, never_more=dedupe)
 
     def _code(self, step: Step, spec: ColumnSpec | None, fallback: Any, *, is_real: bool) -> Callable[..., Any] | None:
