@@ -13,6 +13,8 @@ from cyclopts import Parameter
 from .options import Flag, Machine
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from ..observe.report import ColumnProfile
     from ..store.dataset import Dataset
     from ..store.manifest import Manifest
@@ -25,6 +27,7 @@ def inspect(
     *,
     stage: str | None = None,
     sample: Annotated[int, Parameter(name=["--sample", "-n"])] = 3,
+    dropped: Flag = False,
     columns: Flag = False,
     profile: Flag = False,
     verify: Flag = False,
@@ -40,6 +43,8 @@ def inspect(
         Show this stage of a dataset of several, and not that at its root.
     sample
         The number of rows to show.
+    dropped
+        Show the dropped and rejected rows: why, after how many attempts, and what they cost; all of them with --json.
     columns
         Show statistics of each column: nulls, distinct values, lengths, diversity of texts, correlations.
     profile
@@ -70,11 +75,14 @@ def inspect(
     profiles = profile_frame(load_traces(directory)) if profile else []
     if machine.json:
         more: dict[str, Any] = {"profile": list(map(attrs.asdict, profiles))} if profile else {}
+        more |= {"dropped_rows": dataset.dropped().to_dicts()} if dropped else {}
         more |= {"columns": attrs.asdict(dataset.statistics())} if columns else {}
         output.print_json({**found, "sample": rows, **more})
         return code
     _print_facts(found)
     output.print_records(rows)
+    if dropped:
+        _print_dropped(dataset.dropped())
     if columns:
         _print_statistics(dataset.statistics())
     if profile and not profiles:
@@ -206,6 +214,35 @@ def _print_statistics(found: Statistics) -> None:
     if strong := [pair for pair in found.correlations if abs(pair[2]) >= 0.3]:
         strong.sort(key=lambda pair: -abs(pair[2]))
         output.print_table(("column", "with", "correlation"), strong[:20], title="correlations of at least 0.3")
+
+
+# Dropped rows that are listed one by one.
+_LISTED = 50
+
+
+def _print_dropped(dropped: pl.DataFrame) -> None:
+    """Dropped rows by kind of failure, and the first of them one by one."""
+    import polars as pl
+
+    from ..observe.progress import money
+    from . import output
+
+    if not dropped.height:
+        output.print_line("no row was dropped")
+        return
+    kinds: dict[tuple[str, str, str], tuple[int, float]] = {}
+    for kind, column, code, cost in dropped.select("_kind", "_column", "_code", "_cost").iter_rows():
+        rows, total = kinds.get((kind, column, code), (0, 0.0))
+        kinds[kind, column, code] = rows + 1, total + cost
+    most = sorted(kinds.items(), key=lambda each: -each[1][0])
+    heads = ("kind", "column", "code", "rows", "cost")
+    lines = [(*names, rows, money(cost)) for names, (rows, cost) in most]
+    output.print_table(heads, lines, title="dropped rows")
+    names = ("_row", "_seed_row", "_kind", "_column", "_code", "_attempts", "_cost", "_reason")
+    titles = [name[1:].replace("_", " ") for name in names]
+    shown = dropped.select(names).head(_LISTED).with_columns(pl.col("_cost").map_elements(money, pl.String))
+    more = f", the first {_LISTED} of {dropped.height:,}" if dropped.height > _LISTED else ""
+    output.print_table(titles, shown.iter_rows(), title=f"each of them{more}")
 
 
 _PARTS = ("queue", "slot", "permit", "call", "parse")

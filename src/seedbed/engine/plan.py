@@ -589,7 +589,7 @@ def _check_provenance(columns: Sequence[Column], config: RunConfig) -> list[str]
     return [
         f"column {name!r} has the name of a column that the option provenance adds"
         for name in names
-        if is_provenance(name)
+        if is_provenance(name) and name != "_row"  # the number that rows of stages have anyway
     ]
 
 

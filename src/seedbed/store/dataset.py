@@ -189,8 +189,10 @@ class Dataset:
             found = [self._provenance_of_placed(placed) for _, placed in sorted(manifest.placed.items())]
         else:
             found = [*map(self._provenance_of, manifest.current)]
-        tables = [IDENTITY.empty_table(), *found]
-        return _frame(pa.concat_tables(tables, promote_options="default"))
+        frame = _frame(pa.concat_tables([IDENTITY.empty_table(), *found], promote_options="default"))
+        source = self.raw()
+        names = [name for name in ("_parent", "_k") if name in source.columns]
+        return frame.hstack(source.to_polars(names)) if names and source.rows == frame.height else frame
 
     def provenance_of(self, number: int) -> dict[str, Any]:
         """Return the row of `provenance` of one row, and read no more than its row group; empty if it is not known."""

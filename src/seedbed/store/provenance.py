@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..observe.report import Origin
 from .files import PRIVATE
@@ -89,6 +90,9 @@ def _origin_array(values: Sequence[Origin | None]) -> pa.StructArray:
     rows = [msgspec.structs.astuple(_NONE if each is None else each) for each in values]
     fields = [*zip(*rows, strict=True)] or [()] * len(_TYPES)
     arrays = [pa.array(found, _TYPES[name]) for name, found in zip(Origin.__struct_fields__, fields, strict=True)]
+    seconds = Origin.__struct_fields__.index("seconds")
+    # To the millisecond: the digits beyond it would be most of the file.
+    arrays[seconds] = pc.round(arrays[seconds], ndigits=3)
     missing = pa.array([each is None for each in values], pa.bool_())
     return pa.StructArray.from_arrays(arrays, fields=list(ORIGIN), mask=missing)
 

@@ -476,7 +476,8 @@ class DatasetWriter:
             if before.part is not None:
                 old = read_table(self.path, before.part)
                 if self.header.provenance:  # it is joined by itself
-                    old = old.drop_columns([each for each in old.column_names if is_provenance(each)])
+                    added = [name for name in old.column_names if name not in self.header.columns]
+                    old = old.drop_columns([name for name in added if is_provenance(name)])
                 table, more = _joined([old, table], self.declared, self.header.columns, name)
                 conflicts = distinct_conflicts((*before.conflicts, *conflicts, *more))
             table = table.take(pa.array(order, pa.int64()))
@@ -485,7 +486,8 @@ class DatasetWriter:
         if provenance is not None and self.header.provenance:
             shown = provenance.slice(0, table.num_rows)
             for column in shown.column_names:
-                table = table.append_column(column, shown[column])
+                if column not in table.column_names:  # rows of stages have their number in any case
+                    table = table.append_column(column, shown[column])
         files = {name: table, generated_name(group.index): unprocessed}
         if provenance is not None:
             files[provenance_name(group.index)] = provenance
