@@ -399,3 +399,51 @@ def test_the_events_add_up(tmp_path: Path) -> None:
     assert last.accepted == dataset.rows + dataset.report.surplus
     assert sum(type(each).__name__ == "RowRejected" for each in heard) == dataset.report.rejected
     assert math.isclose(last.rate, 1 / 3, abs_tol=0.05)
+
+
+def test_damage_costs_no_row_that_counts(tmp_path: Path) -> None:
+    """A file of the root is written again from its part; of a damaged part only the surplus is lost."""
+    out = tmp_path / "out"
+    expected = build(World().recipe(), 40, out).to_polars()
+    parts = sorted((out / ".seedbed" / "parts").glob("batch_*.part"))
+    files = sorted(out.glob("batch_*.parquet"))
+    files[1].write_bytes(b"damaged")
+    parts[0].unlink()
+    found = sb.Dataset.open(out).damage()
+    assert len(found) == 2
+    repaired = build(World().recipe(), 40, out, resume=True)
+    assert repaired.to_polars().equals(expected)
+    repaired.verify()
+    check_counts(repaired.report)
+    parts[-1].write_bytes(b"")  # its surplus
+    again = build(World().recipe(), 40, out, resume=True)
+    assert again.to_polars().equals(expected)
+    check_counts(again.report)
+    grown = build(World().recipe(), 60, out, resume=True)
+    assert grown.to_polars().head(40).equals(expected)
+    assert grown.rows == 60
+    check_counts(grown.report)
+
+
+def test_near_duplicates_of_vectors_and_stages(tmp_path: Path) -> None:
+    """Rules belong to a stage: children come from the rows of it that count."""
+
+    def vector(n: int) -> list[float]:
+        return [math.cos(n % 7), math.sin(n % 7)]
+
+    recipe = sb.Recipe(
+        stages=[
+            sb.Stage(
+                "topics",
+                rows=7,
+                columns=[Custom("n", numbers), Custom("vector", vector)],
+                near_duplicates={"of": "vector", "threshold": 0.99},
+                accept="n != 0",
+            ),
+            sb.Stage("questions", from_="topics", each=2, columns=[sb.Expression("question", "'about ' ~ n")]),
+        ]
+    )
+    dataset = run(lambda: sb.build_async(recipe, out=tmp_path / "out", config=FAST))
+    topics = dataset.stage("topics").to_polars()["n"].to_list()
+    assert topics == [1, 2, 3, 4, 5, 6, 7]
+    assert dataset.to_polars()["question"].to_list() == [f"about {n}" for n in topics for _ in range(2)]

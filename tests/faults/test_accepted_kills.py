@@ -54,7 +54,7 @@ def wanted(shape: Shape, builds: Builds, directory: Path) -> pl.DataFrame:
         return check(trial, None)
 
 
-def check(trial: Trial, expected: pl.DataFrame | None) -> pl.DataFrame:
+def check(trial: Trial, expected: pl.DataFrame | None, *, is_retried: bool = False) -> pl.DataFrame:
     """All that must hold once a run got through; returns the dataset."""
     dataset = sb.Dataset.open(trial.out)
     assert dataset.complete
@@ -67,7 +67,8 @@ def check(trial: Trial, expected: pl.DataFrame | None) -> pl.DataFrame:
     report = dataset.report
     kept = report.written + report.surplus + report.rejected + report.removed
     assert report.candidates + report.added == kept + len(report.dropped) + sum(map(len, report.unfinished))
-    trial.check_paid_once()
+    if not is_retried:  # else what had failed is asked for again
+        trial.check_paid_once()
     # What the rule does not need is asked for accepted rows only.
     accepted = {row for row in range(1000) if row % 3 != 1}
     assert {row for column, row in trial.answered() if column == "b"} <= accepted
@@ -145,3 +146,20 @@ def test_a_growth_that_is_killed_continues(builds: Builds, undisturbed: pl.DataF
             trial.run(kill={"point": point, "nth": 1})
             trial.run().through  # noqa: B018
             check(trial, expected)
+
+
+def test_a_retry_that_is_killed_adds_surplus_once(builds: Builds, undisturbed: pl.DataFrame, tmp_path: Path) -> None:
+    """Dropped candidates that a retry rescues are surplus; a kill between part and decision changes nothing."""
+    for point in ("part listed", "rows decided"):
+        with open_trial(builds, tmp_path / point.replace(" ", "-"), ACCEPTED, commit_interval=0.005) as trial:
+            trial.run().through  # noqa: B018
+            before = sb.Dataset.open(trial.out).report
+            assert before.dropped
+            trial.heal()
+            trial.run(kill={"point": point, "nth": 1}, retry_dropped=True)
+            trial.run(retry_dropped=True).through  # noqa: B018
+            check(trial, undisturbed, is_retried=True)
+            after = sb.Dataset.open(trial.out).report
+            assert not after.dropped
+            assert after.written == before.written
+            assert after.surplus + after.rejected == before.surplus + before.rejected + len(before.dropped)

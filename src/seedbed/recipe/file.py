@@ -99,7 +99,7 @@ class _Reader:
             if (problem := _failure(RowRules, **{key: data[key]})) is None:
                 rules[key] = data[key]
             else:
-                self._problem(key, str(problem))
+                self._problem(key, str(problem).removeprefix(f"{key}: "))
         seed = data.get("seed", 0)
         if not is_whole(seed):
             self._problem("seed", f"must be a whole number, not {seed!r}")
