@@ -148,6 +148,37 @@ def test_turns_that_fail_cost_no_turns_before_them() -> None:
     assert sum(call.startswith("calm: ") for call in calls) == 2
 
 
+def test_a_side_of_the_user_gets_its_own_turns_as_those_of_the_assistant() -> None:
+    """Whatever its role in the messages: to its model it is the one who answers."""
+    seen: list[list[str]] = []
+
+    def second(request: ChatRequest) -> str:
+        seen.append([message.role for message in request.messages])
+        return "well"
+
+    speakers = [side("Begin.", model="m"), {"name": "b", "model": "n", "role": "user"}]
+    (row,) = build(talk(speakers=speakers, max_turns=4), m="go on", n=second)
+    assert seen == [["user"], ["user", "assistant", "user"]]
+    assert [message["role"] for message in row["chat"]] == ["user"] * 4
+
+
+def test_an_empty_answer_after_a_tool_runs_no_tool_again() -> None:
+    """The model is asked again with the result that it has."""
+    ran: list[int] = []
+
+    def order(number: int) -> str:
+        """Orders something."""
+        ran.append(number)
+        return "ordered"
+
+    answers = iter(['{"tool_calls": [{"name": "order", "arguments": {"number": 1}}]}', "", "done"])
+    tool = sb.FunctionTool(function=order, idempotent=False)
+    speakers = [{**side("Begin."), "tools": [tool]}]
+    (row,) = build(talk(speakers=speakers, max_turns=1), m=lambda _: next(answers))
+    assert [message["content"] for message in row["chat"]] == [None, "ordered", "done"]
+    assert ran == [1]
+
+
 def lookup(order: int) -> str:
     """Looks up an order."""
     return f"order {order} is on its way"

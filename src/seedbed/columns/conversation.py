@@ -291,12 +291,14 @@ class _Side:
         messages = [] if self.system is None else [Message(role="system", content=self.system.render(talk.row))]
         if self.prompt is None:
             for speaker, said in talk.said:
-                messages += said if speaker in (name, "system") else [self._heard(said)]
+                messages += said[:-1] if speaker == name else ()
+                role = "assistant" if speaker == name else "system" if speaker == "system" else "user"
+                messages.append(Message(role=role, content=said[-1].content))
         else:
             messages.append(Message(role="user", content=self.prompt.render(talk.row)))
         before = len(messages)
         for _ in range(_ASKED_AGAIN + 1):
-            del messages[before:]
+            # With the results of tools that were called before an answer that is empty.
             answer = await self._ask(context, model, messages, talk)
             thoughts, text = split_thoughts(answer.text)
             if text.strip():
@@ -326,10 +328,6 @@ class _Side:
         return await self.box.complete(
             context, model, messages, parameters=parameters, counts=talk.counts, max_turns=self.max_tool_turns
         )
-
-    def _heard(self, said: list[Message]) -> Message:
-        """What another speaker said."""
-        return Message(role="user", content=said[-1].content)
 
 
 def _script(value: Any, where: str) -> list[Message | None]:

@@ -30,8 +30,10 @@ _START_TIMEOUT = 30.0
 # Pages of tools that are read.
 _MAX_PAGES = 20
 _SHOWN = 500
-# JSON-RPC's code of the SDK for a connection that has ended.
-_CLOSED = -32000
+# Codes of JSON-RPC: the SDK's for a connection that has ended and for a session that the server does not know any more,
+# and that of a server that failed.
+_LOST = frozenset({-32000, -32600})
+_SERVER_FAILED = -32603
 
 
 @attrs.frozen(kw_only=True)
@@ -110,11 +112,15 @@ class OpenServer:
         try:
             result = await session.client.call_tool(name, dict(arguments))
         except MCPError as error:
-            if error.code != _CLOSED:
-                raise ToolError(error.message) from error
-            session.lost.set()
-            raise self._failed("the connection was lost") from error
-        except Exception as error:  # a result that is not what the protocol says, or a stream that is gone
+            if error.code in _LOST:
+                session.lost.set()
+                raise self._failed("the connection was lost") from error
+            if error.code == _SERVER_FAILED:
+                raise self._failed(error.message) from error
+            raise ToolError(error.message) from error
+        except (ValueError, RuntimeError) as error:
+            raise ToolError(f"the result is not what the protocol says: {_short(error)}") from error
+        except Exception as error:  # a stream that is gone
             session.lost.set()
             raise self._failed(_short(error)) from error
         text = _text(result)
@@ -134,7 +140,7 @@ class OpenServer:
 
     async def _serve(self, task_status: trio.TaskStatus[_Session]) -> None:
         """Hold one connection until it is lost; an error after it was opened only means that it is."""
-        session = _Session()
+        session, is_open = _Session(), False
         try:
             async with self._connect() as session.client:
                 cursor: str | None = None
@@ -145,9 +151,10 @@ class OpenServer:
                     if cursor is None:
                         break
                 task_status.started(session)
+                is_open = True
                 await session.lost.wait()
         except Exception:
-            if self._session is not session:  # it was never opened
+            if not is_open:
                 raise
         finally:
             session.lost.set()
