@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -57,6 +56,15 @@ def write_dataset(out: Path, rows: int) -> None:
     writer.close()
 
 
+_FOLLOW = """
+import sys, urllib.request
+headers = {"Authorization": f"Bearer {sys.argv[2]}"}
+with urllib.request.urlopen(urllib.request.Request(f"{sys.argv[1]}api/d/data/run", headers=headers)) as response:
+    while response.read1(65536):
+        pass
+"""
+
+
 class Client:
     """Requests to a server that runs in a process of its own."""
 
@@ -78,14 +86,15 @@ class Client:
         found = self.get(path, **parameters)
         return time.perf_counter() - started, found
 
-    def follow(self) -> None:
-        """Read the events of a run until the server ends."""
-        connection = HTTPConnection(self._address.split("/")[2])
-        with contextlib.suppress(OSError):
-            connection.request("GET", "/api/d/data/run", headers={"Authorization": f"Bearer {self._token}"})
-            response = connection.getresponse()
-            while response.read1(65536):
-                pass
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Have another process read the events of the run: the browser is not part of the build."""
+        command = [sys.executable, "-c", _FOLLOW, self._address, self._token]
+        with subprocess.Popen(command) as process:
+            try:
+                yield
+            finally:
+                process.kill()
 
     @property
     def peak_memory(self) -> float:
@@ -153,9 +162,7 @@ def build_once(rows: int, *, watched: bool) -> float:
         out = Path(folder) / "data"
         out.mkdir()
         if watched:
-            client = stack.enter_context(served(out))
-            # What arrives is read and dropped: the browser is not part of the build.
-            threading.Thread(target=client.follow, daemon=True).start()
+            stack.enter_context(stack.enter_context(served(out)).following())
         seconds, dataset = common.cpu_seconds(
             lambda: sb.build(columns, rows=rows, out=out, progress="none", config=sb.RunConfig(buffer_size=1_000))
         )

@@ -2,7 +2,7 @@
 
 import { get, of } from "view/api.js";
 import { go, link } from "view/app.js";
-import { duration, h, money, number, show, table } from "view/dom.js";
+import { h, money, number, show, table } from "view/dom.js";
 import { full, messages } from "view/values.js";
 
 export async function page({ main, dataset, overview, parameters, signal }) {
@@ -36,7 +36,7 @@ export async function page({ main, dataset, overview, parameters, signal }) {
 function origin(provenance, dataset) {
   if (!provenance) return null;
   const facts = provenance.facts || [];
-  const rows = (provenance.cells || []).map((cell) => [cell.column, cell.model || "–", cell.attempts ?? null, cell.calls ?? null, cell.input_tokens ?? null, cell.output_tokens ?? null, cell.cost === undefined ? "–" : money(cell.cost), cell.seconds === undefined ? "–" : duration(cell.seconds)]);
+  const rows = (provenance.cells || []).map((cell) => [cell.column, cell.model || "–", cell.attempts ?? null, cell.calls ?? null, cell.input_tokens ?? null, cell.output_tokens ?? null, cell.cost === undefined ? "–" : money(cell.cost), cell.seconds === undefined ? "–" : `${number(Math.round(cell.seconds * 1000) / 1000)} s`]);
   const relatives = (label, list) => list && list.length ? h("p", {}, `${label}: `, list.map((each) => [h("a", { href: link(each.dataset || dataset, "row", { number: each.number }) }, each.label || `row ${number(each.number)}`), " "])) : null;
   return h("details", { class: "card origin", open: true }, h("summary", {}, "Where this row comes from"),
     facts.length ? h("p", { class: "quiet" }, facts.join(" · ")) : null,
