@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -359,33 +359,37 @@ class ProgressState:
         if event.kind not in _KINDS:  # a processor, which may have the name of a column
             return
         column = self.columns[event.column]
-        match event:
-            case events.TaskStarted():
-                column.running += 1
-                column.first = event.time if column.first is None else column.first
-                if column.key is not None:
-                    column.key.in_flight += 1
-            case events.TaskFinished():
-                column.running = max(0, column.running - 1)
-                column.cost += event.cost
-                if column.key is not None:
-                    column.key.in_flight = max(0, column.key.in_flight - 1)
-                    column.key.tokens += event.tokens
-                    column.key.cached_tokens += event.cached_tokens
-                    column.key.cost += event.cost
-                if event.status == "success":
-                    column.last = event.time
-                    column.generated += (
-                        self._groups.get((event.stage, event.row_group), (0,))[0] if event.row is None else 1
-                    )
-                    if column.key is not None:
-                        column.key.answered(event.seconds)
-                    self._complete(column, event.row_group, None if event.row is None else 1)
-            case events.TaskDeferred():
-                column.retried += 1
-            case events.TaskRateLimited(key=str(key)):
-                column.key = column.key or self._key(key)
-                self._key(key).rate_limited += 1
+        # By their types, not by `match`: that an event is no instance of a class takes longer than all of the rest.
+        kind: type[events.Event] = type(event)
+        if kind is events.TaskStarted:
+            column.running += 1
+            column.first = event.time if column.first is None else column.first
+            if column.key is not None:
+                column.key.in_flight += 1
+        elif kind is events.TaskFinished:
+            self._on_task_finished(column, cast("events.TaskFinished", event))
+        elif kind is events.TaskDeferred:
+            column.retried += 1
+        elif isinstance(event, events.TaskRateLimited) and event.key is not None:
+            column.key = column.key or self._key(event.key)
+            self._key(event.key).rate_limited += 1
+
+    def _on_task_finished(self, column: ColumnProgress, event: events.TaskFinished) -> None:
+        key = column.key
+        column.running = max(0, column.running - 1)
+        column.cost += event.cost
+        if key is not None:
+            key.in_flight = max(0, key.in_flight - 1)
+            key.tokens += event.tokens
+            key.cached_tokens += event.cached_tokens
+            key.cost += event.cost
+        if event.status == "success":
+            column.last = event.time
+            group = event.stage, event.row_group
+            column.generated += self._groups.get(group, (0,))[0] if event.row is None else 1
+            if key is not None:
+                key.answered(event.seconds)
+            self._complete(column, event.row_group, None if event.row is None else 1)
 
     def _complete(self, column: ColumnProgress, row_group: int, rows: int | None) -> None:
         """Count rows of a group as done in a column; all of its remaining rows if None."""

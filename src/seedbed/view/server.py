@@ -138,6 +138,13 @@ class Opened:
                 self._searches.clear()
             return self._table, self._described
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the manifest, which is another one for a stage that is not at the root."""
+        with suppress(SeedbedError, OSError):
+            return self.current()[0].dataset.path
+        return self.directory
+
     def search(self, query: Query) -> Search:
         """The search of a query, started if it is new."""
         table, _ = self.current()
@@ -401,9 +408,10 @@ class Viewer:
         except LookupError as error:
             return JSONResponse({"error": str(error.args[0])}, status_code=404)
         run = _whole(request.query_params.get("run"), 0)
-        return StreamingResponse(self._events(opened.directory, run), media_type="text/event-stream")
+        return StreamingResponse(self._events(opened, run), media_type="text/event-stream")
 
-    async def _events(self, directory: Path, run: int) -> AsyncIterator[bytes]:
+    async def _events(self, opened: Opened, run: int) -> AsyncIterator[bytes]:
+        directory = opened.directory
         loop = asyncio.get_running_loop()
         sent, shown, last, due = 0.0, -1, b"", 0.0
         state: dict[str, Any] = {}
@@ -417,7 +425,7 @@ class Viewer:
             fresh = [line for line in lines[1:] if line.get("t", -1.0) > sent or "report" in line]
             now = loop.time()
             if now >= due:
-                state = await run_in_threadpool(reading.state, directory)
+                state = await run_in_threadpool(lambda: reading.state(opened.folder))
                 # A manifest of thousands of row groups takes a while to read.
                 due = loop.time() + 10 * (loop.time() - now)
             message: dict[str, Any] = {"run": number, "runs": runs, **state}

@@ -69,7 +69,9 @@ export async function page({ main, dataset, overview, parameters, signal }) {
     const count = state.row_groups || 0, last = points[points.length - 1];
     if (!count) return null;
     const done = new Map((state.finished_groups || []).map(([index, rows, dropped]) => [index, [rows, dropped]]));
-    const open = last.finished ? {} : last.groups || {};
+    // Row groups are named after their stage and number, in a recipe without stages by their number.
+    const stage = overview?.stage ? `${overview.stage} ` : "";
+    const open = last.finished ? {} : Object.fromEntries(Object.entries(last.groups || {}).filter(([key]) => key.startsWith(stage)).map(([key, share]) => [key.slice(stage.length), share]));
     const legend = h("p", { class: "legend" }, [["done", "committed"], ["lost", "with drops"], ["open", "open"], ["none", "not begun"]].map(([name, text]) => h("span", { class: `key ${name}` }, text)));
     const title = `${number(done.size)} of ${number(count)} row groups committed, ${Object.keys(open).length} open`;
     if (count > 2000) {
