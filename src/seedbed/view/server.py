@@ -141,8 +141,9 @@ class Opened:
     @property
     def folder(self) -> Path:
         """The folder of the manifest, which is another one for a stage that is not at the root."""
-        with suppress(SeedbedError, OSError):
-            return self.current()[0].dataset.path
+        if self.stage:
+            with suppress(SeedbedError, OSError):
+                return self.current()[0].dataset.path
         return self.directory
 
     def search(self, query: Query) -> Search:
