@@ -66,7 +66,7 @@ def cook(tmp_path: Path) -> Callable[[str], Cooked]:
         dataset = Dataset.open(out)
         assert dataset.complete
         assert not [drop for drop in dataset.drops if drop.kind != "rejected"]
-        assert dataset.rows >= 8
+        assert dataset.rows >= (3 if name == "quizzes" else 8)
         return Cooked(name, dataset)
 
     return run
@@ -104,13 +104,27 @@ def test_sql_is_bound_to_its_tables(cook: Callable[[str], Cooked]) -> None:
 
 
 def test_rag_questions_quote_their_passages(cook: Callable[[str], Cooked]) -> None:
-    """What can be answered quotes the passage, and what cannot has neither quote nor answer."""
-    rows = cook("rag-questions").rows
-    for row in rows:
-        assert row["answerable"] == (not row["kind"].startswith("something"))
+    """Each passage has several questions; what can be answered quotes it, what cannot has neither quote nor answer."""
+    cooked = cook("rag-questions")
+    for row in cooked.rows:
         assert bool(row["quote"]) == bool(row["answer"]) == row["answerable"]
         assert row["quote"] in row["passage"]
-    assert {row["answerable"] for row in rows} == {True, False}
+    assert {row["answerable"] for row in cooked.rows} == {True, False}
+    passages = {row["_row"]: row["passage"] for row in cooked.dataset.stage("passages")}
+    assert len(passages) == 24
+    assert all(row["passage"] == passages[row["_parent"]] for row in cooked.rows)
+    assert max(Counter(row["_parent"] for row in cooked.rows).values()) > 1
+
+
+def test_quizzes_have_five_questions_of_a_subject(cook: Callable[[str], Cooked]) -> None:
+    """No question is in two of them."""
+    cooked = cook("quizzes")
+    for row in cooked.rows:
+        assert [each["subject"] for each in row["questions"]] == [row["subject"]] * 5
+        assert all(each["item"]["question"] in row["text"] for each in row["questions"])
+        assert row["hard"] == sum(each["level"] == "hard" for each in row["questions"])
+    used = [number for row in cooked.rows for number in row["_parent"]]
+    assert len(used) == len(set(used)) == 5 * len(cooked.rows)
 
 
 def test_chats_end_when_the_customer_is_content(cook: Callable[[str], Cooked]) -> None:

@@ -229,6 +229,8 @@ class Rows:
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows in their declared types, which a post-batch processor may change."""
         for name, declared in self._plan.declared.items():
+            if name not in frame.columns:  # it is a column of another stage
+                continue
             table, conflicts = arrow_table(frame.select(name), {name: declared})
             if conflicts:
                 self.untyped[name] = declared

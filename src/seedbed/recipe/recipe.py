@@ -228,7 +228,8 @@ class Recipe(RowRules):
         for at, stage in _in_order(self.stages):
             parent = found.get(stage.from_ or "")
             # What an invalid stage would hand on is not known; neither are the columns that it may have.
-            is_open = at in invalid or (stage.from_ is not None and (parent is None or parent.is_open))
+            is_open = at in invalid or any(each.startswith(f"stages[{at}].") for each in problems)
+            is_open = is_open or (stage.from_ is not None and (parent is None or parent.is_open))
             problems += [f"stages[{at}].{each}" for each in _intake_problems(stage, parent)]
             if not stage.columns:
                 if not unreadable.get(at):
@@ -240,9 +241,14 @@ class Recipe(RowRules):
             inherited = _inherit(stage, parent, is_parent=stage.name in parents)
             clashes = _clashes(stage, inherited, owners)
             problems += [f"stages[{at}].{each}" for each in clashes.values()]
-            usable = inherited.without(clashes)
+            usable, is_open = inherited.without(clashes), is_open or bool(clashes)
             columns, more, is_unknown = recipe._resolve(  # noqa: SLF001  of this class
-                own, unreadable.get(at, {}), usable.column, is_open=is_open
+                own,
+                unreadable.get(at, {}),
+                usable.column,
+                # Processors see what its parts hold.
+                stored=[each for each in [usable.only(()).column] if each is not None],
+                is_open=is_open,
             )
             problems += [f"stages[{at}]{'.' if _FIELD.match(each) else ': '}{each}" for each in more]
             owners |= {name: stage.name for name in _outputs(columns) if name not in owners}
@@ -290,11 +296,18 @@ class Recipe(RowRules):
         return any(spec.paths() or spec.code() or getattr(spec, "images", ()) for spec in self.all_columns)
 
     def _resolve(
-        self, environment: Environment, unreadable: Mapping[int, str], inherited: Column | None, *, is_open: bool
+        self,
+        environment: Environment,
+        unreadable: Mapping[int, str],
+        inherited: Column | None,
+        *,
+        stored: Sequence[Column] = (),
+        is_open: bool,
     ) -> tuple[list[Column], list[str], bool]:
         """The engine's columns of a recipe without stages, its problems, and whether it may have other columns too.
 
-        `inherited` has the columns of other stages; with `is_open` there may be more of them.
+        `inherited` has the columns of other stages, and `stored` those of them that its parts hold; with `is_open`
+        there may be more.
         """
         made: list[Column] = []
         problems: list[str] = []
@@ -343,8 +356,7 @@ class Recipe(RowRules):
             placeholders = [_placeholder(first, *possible), *map(_placeholder, others)]
         problems += check_columns([*known, *placeholders])
         problems += rule_problems(self, _outputs([*known, *placeholders]), shapes)
-        stored = [*made, *([inherited] if inherited is not None else [])]
-        problems += self._processor_problems(stored, placeholders, shapes)
+        problems += self._processor_problems([*made, *stored], placeholders, shapes)
         return made, problems, bool(placeholders)
 
     def _processor_problems(
