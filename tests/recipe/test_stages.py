@@ -69,7 +69,7 @@ def test_a_recipe_is_written_as_it_was_read(tmp_path: Path) -> None:
             "from: docs\n    rows: 3",
             "stages[1].rows: the rows come from stage 'docs'; give either 'rows' or",
         ),
-        ('each: "{{ parts }}"', "item: x", "stages[1].from: needs 'each' (a number of rows"),
+        ('each: "{{ parts }}"', "rows: null", "stages[1].from: needs 'each' (a number of rows"),
         ('each: "{{ parts }}"', 'each: "{{ title }}"', ":9: stages[1].each: '{{ title }}' is text and not a list"),
         (
             'each: "{{ parts }}"',
