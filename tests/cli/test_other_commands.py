@@ -148,6 +148,20 @@ def test_graph_as_text_json_and_drawing(tmp_path: Path) -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}path")) == needs
 
 
+def test_inspect_lists_dropped_rows(tmp_path: Path) -> None:
+    """By kind of failure and one by one, as text and as JSON; --provenance of the run added its columns."""
+    out = tmp_path / "out"
+    sometimes = '  - {name: half, type: expression, expr: "1 / (stars - 3)"}\n'
+    assert seedbed("run", recipe(tmp_path, TEXT + sometimes), "-n", "40", "-o", out, "--provenance").code == 0
+    found = seedbed("inspect", out, "--dropped", "--json").json
+    assert "review__provenance" in found["schema"]
+    assert {(row["_column"], row["_kind"]) for row in found["dropped_rows"]} == {("half", "failed")}
+    assert len(found["dropped_rows"]) == found["dropped"]
+    shown = seedbed("inspect", out, "--dropped").out
+    for part in ("dropped rows", "half", found["dropped_rows"][0]["_code"]):
+        assert part in shown
+
+
 def test_inspect_shows_the_contents(tmp_path: Path) -> None:
     """Rows, usage, schema and a sample are shown as text and as JSON; --verify finds damage."""
     out = tmp_path / "out"

@@ -73,6 +73,7 @@ def test_dropped_rows_have_a_code_their_seed_row_and_their_cost(tmp_path: Path) 
     assert (dropped["_row"], dropped["_seed_row"], dropped["_column"]) == (5, 5, "text")
     assert (dropped["_kind"], dropped["_code"], dropped["_reason"]) == ("failed", "refused", "no text about it")
     assert (dropped["_attempts"], dropped["_cost"], dropped["name"]) == (1, 0.0, "name 5")
+    assert dropped["_stage"] is None
     assert check(dataset)["_row"].to_list() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     again = sb.build(recipe(tmp_path), rows=10, out=out, resume=True, retry_dropped=True, accept_changes=True)
     assert check(again)["_row"].to_list() == [*range(10)]

@@ -328,3 +328,22 @@ def test_a_run_that_ends_before_its_first_sample() -> None:
     found = simulate(chain("question"), rows=3, calls={"writer": {"latency": 0}})
     assert [load.limit for load in found.base.keys] == [4.0]
     assert found.bottleneck.startswith("none")
+
+
+def test_a_column_that_runs_once_per_key() -> None:
+    """It calls once for each key; where the key is a placeholder, every cell does, and a note says so."""
+
+    def calls(key: str) -> tuple[float, tuple[str, ...]]:
+        columns = [
+            sb.Category("account", values=["a", "b", "c"]),
+            sb.LLMText("note", model="writer", prompt="About {{ account }}"),
+            sb.LLMText("profile", model="writer", prompt="{{ account }} {{ note }}", once_per=key),
+        ]
+        found = simulate(sb.Recipe(seed=1, columns=columns, models={"writer": sb.Scripted()}), rows=60)
+        used = {column.column: column.calls.mean for column in found.base.columns}
+        return used["profile"], found.base.notes
+
+    assert calls("account") == (3, ())
+    made, notes = calls("note")
+    assert made == 60
+    assert any("once_per of column 'profile' reads placeholders" in note for note in notes)

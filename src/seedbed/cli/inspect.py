@@ -238,7 +238,7 @@ def _print_dropped(dropped: pl.DataFrame) -> None:
     heads = ("kind", "column", "code", "rows", "cost")
     lines = [(*names, rows, money(cost)) for names, (rows, cost) in most]
     output.print_table(heads, lines, title="dropped rows")
-    names = ("_row", "_seed_row", "_kind", "_column", "_code", "_attempts", "_cost", "_reason")
+    names = ("_row", "_seed_row", "_stage", "_kind", "_column", "_code", "_attempts", "_cost", "_reason")
     titles = [name[1:].replace("_", " ") for name in names]
     shown = dropped.select(names).head(_LISTED).with_columns(pl.col("_cost").map_elements(money, pl.String))
     more = f", the first {_LISTED} of {dropped.height:,}" if dropped.height > _LISTED else ""

@@ -275,10 +275,15 @@ class Staged:
         rule = None if column.skip is None else self._skip_rule(step.name, column.skip)
         is_real = self._real.issuperset((*step.inputs, *(rule.requires if rule is not None else ())))
         fill = self._filler(plan, step, spec, is_real=is_real)
+        once_per = column.once_per if self._real.issuperset(column.once_per) else ()
+        if column.once_per and not once_per:
+            self.notes.setdefault(f"once_per of column {step.name!r} reads placeholders; all its cells are simulated")
         if fill is None and rule is None:
             return step
         generator, runtime = (column.generator, column.runtime) if fill is None else (fill, None)
-        column = attrs.evolve(column, generator=generator, runtime=runtime, requires=column.inputs, skip=rule)
+        column = attrs.evolve(
+            column, generator=generator, runtime=runtime, requires=column.inputs, skip=rule, once_per=once_per
+        )
         return attrs.evolve(step, column=column)
 
     def _skip_rule(self, name: str, rule: SkipRule) -> SkipRule:

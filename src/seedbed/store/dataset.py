@@ -166,13 +166,16 @@ class Dataset:
         """Return the dropped rows in row order with the reasons and, once the build has finished, their finished cells.
 
         The columns `_row`, `_copy`, `_seed_row`, `_kind`, `_column`, `_reason`, `_code`, `_attempts` and `_cost` are
-        those of `drops`.
+        those of `drops`; `_stage` is this stage, null if the recipe has none.
         """
         finished = self._manifest.finished
         if finished is None or finished.dropped is None:
             drops = sorted(self.drops, key=lambda drop: (drop.row, drop.copy))
-            return _frame(arrow_table(dropped_columns(drops), DROPPED_TYPES)[0])
-        return _frame(read_table(self.path, finished.dropped))
+            frame = _frame(arrow_table(dropped_columns(drops), DROPPED_TYPES)[0])
+        else:
+            frame = _frame(read_table(self.path, finished.dropped))
+        stage = pl.repeat(self.stage_name or None, frame.height, dtype=pl.String, eager=True)
+        return frame.insert_column(frame.get_column_index("_kind"), stage.alias("_stage"))
 
     def provenance(self) -> pl.DataFrame:
         """Return where each row came from: a row for each row of the dataset, in its order.
