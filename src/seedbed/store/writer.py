@@ -47,6 +47,7 @@ from .parts import (
     internal_name,
     part_name,
     place,
+    place_all,
     read_table,
     stage,
     staged_name,
@@ -594,6 +595,7 @@ class DatasetWriter:
                 if path.name not in listed or listed[path.name].staged is not None:
                     remove(self.path, path.name)
             faults.reach("old rows removed")
+            place_all(self.path, [part for part in listed.values() if "/" not in part.name])
         for group in manifest.in_order:
             manifest.groups[group.index] = self._placed(group)
         if manifest.finished is not None and manifest.finished.dropped is not None:
@@ -678,8 +680,7 @@ class DatasetWriter:
             if path.name in staged or path.name not in listed:
                 remove(self.path, path.name)
         faults.reach("old rows removed")
-        for part in published.parts:
-            place(self.path, part)
+        place_all(self.path, published.parts)
 
     def __enter__(self) -> Self:
         return self
