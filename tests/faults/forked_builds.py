@@ -140,6 +140,7 @@ def build(job: dict[str, Any], teller: Teller) -> int:
     """Run a build of a shape; the exit status is that of the command."""
     shape = shapes.Shape.from_json(job["shape"])
     options: dict[str, Any] = {"retry_dropped": True} if job.get("retry_dropped") else {}
+    options |= job.get("options", {})
     try:
         dataset = sb.build(
             shapes.make_recipe(shape, url=job["url"], run=job["run"]),

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from harness import POINTS, Made, open_trial, processes_of
+from harness import POINTS, Made, check_frame, open_trial, processes_of
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from shape_strategies import shapes
 from shapes import PLAIN, ColumnShape, Shape
 
 import seedbed as sb
+from seedbed.store.manifest import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness import Builds, Running, Trial
+    from harness import Builds, Cell, Running, Trial
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="needs fork and /proc")
 
@@ -102,6 +103,37 @@ def after(seconds: float) -> Callable[[Running], None]:
         running.kill()
 
     return act
+
+
+REDO = {"options": {"redo": ["a"]}}
+
+
+@settings(KILLS, max_examples=settings.default.max_examples // 32)
+@given(
+    when=st.lists(st.floats(0, 1) | st.integers(1, 60), min_size=1, max_size=3),
+    interval=st.sampled_from([0.0, 0.002, 0.05]),
+)
+def test_a_redo_killed_at_any_instant(builds: Builds, when: list[float | int], interval: float) -> None:
+    """Killed at random instants and points: readers see a whole dataset, and nothing durable is paid for twice."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        open_trial(builds, Path(directory), CLEAN, latency=0.02, commit_interval=interval) as trial,
+    ):
+        trial.run().through  # noqa: B018
+        expected = Made.read(trial.out)
+        durable: set[Cell] = set()
+        for kill in when:
+            if isinstance(kill, int):
+                trial.run(kill={"point": "any point", "nth": kill}, **REDO)
+            else:
+                trial.run(after(kill * 0.25), **REDO)
+            check_frame(sb.Dataset.open(trial.out).to_polars(), expected.frame)
+            assert not durable & set(trial.requests(len(trial.runs) - 1))
+            is_pending = read(trial.out).pending is not None
+            durable = trial.durable(len(trial.runs) - 1) if is_pending else set()
+        trial.run(**({} if durable else REDO)).through  # noqa: B018
+        assert not durable & set(trial.requests(len(trial.runs) - 1))
+        trial.check_dataset(expected)
 
 
 @SHAPED
