@@ -187,13 +187,14 @@ def read_table(directory: Path, part: PartRecord, columns: Sequence[str] | None 
     with part_errors(directory, part):
         with open_part(directory, part) as opened:
             contents = _contents(opened)
+        if contents.size != part.size:
+            found = f"it has {contents.size:,} bytes and should have {part.size:,}"
+            raise pa.ArrowInvalid(f"{found}: it is damaged, or was replaced since the dataset was opened")
         file = pq.ParquetFile(pa.BufferReader(contents))
         names = file.schema_arrow.names
         if columns is not None:
             present = set(names)
             names = [each for each in columns if each in present]
-        if os.fstat(opened.fileno()).st_size != part.size:
-            raise pa.ArrowInvalid(f"it has other bytes than the {part.size:,} that are listed: open the dataset again")
         if file.metadata.num_rows != part.rows:
             raise pa.ArrowInvalid(f"it has {file.metadata.num_rows:,} rows and should have {part.rows:,}")
         # A dotted name also matches a field inside a struct, so that more columns than requested may be read.
