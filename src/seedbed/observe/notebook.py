@@ -24,9 +24,8 @@ _FORMAT = '<pre style="line-height:1.25;overflow-x:auto;font-family:Menlo,Consol
 
 def in_notebook() -> bool:
     """True in a kernel of Jupyter or the like, which shows rich output; false in IPython on a terminal."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    find_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return find_shell is not None and getattr(find_shell(), "kernel", None) is not None
 
 
 class Notebook(Display):
