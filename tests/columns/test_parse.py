@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seedbed.columns.chat import blocks, extract_code, extract_json, split_thoughts
+from seedbed.columns.parse import blocks, extract_code, extract_json, split_thoughts
 from seedbed.errors import BadOutput
 
 VALUES = st.recursive(

@@ -14,8 +14,9 @@ from ..errors import ConfigError, Permanent, Retryable
 from ..graph import nearest
 from ..models.base import NOT_IN_FINGERPRINT, ChatAnswer, Message
 from .base import CellContext, Column
-from .chat import as_text, check_own_parameters, split_thoughts, throttle_options
+from .chat import as_text, check_own_parameters, throttle_options
 from .fields import Shape
+from .parse import split_thoughts
 from .spec import ColumnSpec, Environment
 from .templates import compile_condition, compile_template
 from .tool_sources import ToolSource, as_tools, check_tools_field

@@ -14,7 +14,8 @@ from .. import checks
 from ..checks import is_number
 from ..errors import BadOutput, ConfigError, Permanent
 from ..graph import nearest
-from .chat import ChatSpec, as_text, chat_column, check_prompt, extract_json
+from .chat import ChatSpec, as_text, chat_column, check_prompt
+from .parse import extract_json
 
 if TYPE_CHECKING:
     from .base import Column

@@ -16,9 +16,10 @@ import polars as pl
 from .. import checks
 from ..errors import BadOutput, ConfigError
 from ..store.values import JSON, is_json, json_text
-from .chat import RepairedSpec, chat_column, check_prompt, extract_json
+from .chat import RepairedSpec, chat_column, check_prompt
 from .documents import read_document
 from .fields import resolve_reference
+from .parse import extract_json
 
 if TYPE_CHECKING:
     from .base import Column

@@ -17,7 +17,8 @@ from ..errors import BadOutput, ConfigError
 from ..runtime.threads import finish_in_thread
 from ..store.files import PRIVATE, write_file
 from .base import CellContext, Column
-from .chat import ModelColumnSpec, RepairedSpec, as_text, chat_column, check_prompt, extract_code
+from .chat import ModelColumnSpec, RepairedSpec, as_text, chat_column, check_prompt
+from .parse import extract_code
 from .validation import python_problem
 
 if TYPE_CHECKING:
