@@ -85,8 +85,12 @@ class Decisions:
 
     async def advance(self) -> None:
         """Decide row groups as long as the next one is complete, and put the rows that count into the dataset."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _DEADLINE) as scope:
-            async with self._lock:
+        async with self._lock:
+            writer = self._writer
+            if writer is not None and self._duplicates is None and self.rules.compares_rows:
+                # It only reads, and of many rows it takes minutes: cancellation leaves the thread alone.
+                self._duplicates = await self._in_thread(lambda: load_duplicates(self.rules, writer))
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _DEADLINE) as scope:
                 while (found := self.admission.next_decision()) is not None:
                     await self._decide(*found)
                 await self._place()
@@ -102,7 +106,9 @@ class Decisions:
             decide = self._decide_stored if frame is None else self._decide_frame
             found = await self._in_thread(lambda: decide(decision))
             source = self._layout.group_rows(index)
-            rejected = [(at, _duplicate(source, at, identities, rule)) for at, rule in found]
+            if identities is not None and len(identities) != stop - start:
+                identities = None  # post-batch processors have changed which rows there are
+            rejected = [(start + at, _duplicate(source, start, at, identities, rule)) for at, rule in found]
             decision = replace(decision, rejected=tuple(rejected))
             if writer is not None:
                 await self._in_thread(lambda: writer.decide(decision))
@@ -124,8 +130,6 @@ class Decisions:
         if not self.rules.compares_rows:
             return []
         assert self._writer is not None
-        if self._duplicates is None:
-            self._duplicates = load_duplicates(self.rules, self._writer)
         table = self._writer.read_rows(decision.group, decision.start, decision.stop, self.rules.compared)
         return self._compared(_columns(table), decision)
 
@@ -133,13 +137,12 @@ class Decisions:
         return [name for name in self.rules.compared if name in columns]
 
     def _compared(self, columns: Mapping[str, Sequence[Any]], decision: Decided) -> list[tuple[int, str]]:
-        """The positions of duplicates, each with the rule."""
+        """The positions of duplicates among the rows that the decision is about, each with the rule."""
         if not self.rules.compares_rows:
             return []
         if self._duplicates is None:
             self._duplicates = Duplicates(self.rules)
-        found = self._duplicates.add(columns, decision.stop - decision.start)
-        return [(decision.start + at, rule) for at, rule in found]
+        return self._duplicates.add(columns, decision.stop - decision.start)
 
     async def _place(self) -> None:
         writer = self._writer
@@ -180,12 +183,12 @@ def _columns(table: pa.Table) -> dict[str, list[Any]]:
     return {name: python_values(table.column(name)) for name in table.column_names}
 
 
-def _duplicate(source: range, position: int, identities: Sequence[Identity] | None, rule: str) -> Drop:
-    """What there is to say about a duplicate; `identities` are those of the rows of its part."""
-    if identities is not None and position < len(identities):
-        row, copy = identities[position]
-    else:
-        row, copy = source[min(position, len(source) - 1)], max(0, position - len(source) + 1)
+def _duplicate(source: range, start: int, at: int, identities: Sequence[Identity] | None, rule: str) -> Drop:
+    """What there is to say about a duplicate; `identities` are those of the rows that are decided, if known."""
+    position = start + at
+    row, copy = source[min(position, len(source) - 1)], max(0, position - len(source) + 1)
+    if identities is not None:
+        row, copy = identities[at]
     return Drop(
         row=row, copy=copy, kind=REJECTED, column=rule, attempts=1, error="it is in an earlier row", code="duplicate"
     )
