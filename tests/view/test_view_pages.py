@@ -35,8 +35,10 @@ def visit(page: Page, server: Server, path: str) -> None:
         wait_until(page, "!location.hash.includes('token')")
     page.goto(server.page(path))
     name = path.partition("/")[2].partition("?")[0].capitalize()
-    wait_until(page, "name => document.title.startsWith(name)", name)
-    page.wait_for_selector("main :is(.row, .field, .figure, .reasons, .drawing, .empty, .list)")
+    wait_until(page, "name => document.title.startsWith(name)", f"{name} ")
+    page.wait_for_selector(
+        ".fields" if name == "Row" else "main :is(.row, .field, .figure, .reasons, .drawing, .empty, .list)"
+    )
     wait_until(page, "!document.body.innerText.includes('Reading the columns')")
 
 

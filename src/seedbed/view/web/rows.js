@@ -93,7 +93,7 @@ export async function page({ main, dataset, overview, parameters, signal }) {
     const group = found && found.open[id];
     return h("div", { class: `grid row${at === active ? " active" : ""}${group === undefined || group === null ? "" : " open"}`, role: "row", id: `r${at}`, "aria-rowindex": at + 2, "aria-selected": at === active ? "true" : "false", style: { "grid-template-columns": template }, onclick: () => id !== null && id !== undefined && open(id, at) },
       h("div", { role: "rowheader", class: "cell n" }, id === null || id === undefined ? "…" : id.toLocaleString("en"), group === undefined || group === null ? null : h("small", {}, " open")),
-      columns.map((column, index) => h("div", { role: "gridcell", class: `cell k-${column.shown}` }, values ? short(values[index], column, ranges) : "")));
+      columns.map((column, index) => h("div", { role: "gridcell", class: `cell k-${column.shown}` }, values ? short(values[index], column, ranges, { dataset, number: id }) : "")));
   }
 
   const open = (id, at) => { go(dataset, "rows", { ...query, row: at }, { replace: true }); go(dataset, "row", { ...query, number: id }); };

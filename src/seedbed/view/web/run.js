@@ -24,8 +24,10 @@ export async function page({ main, dataset, overview, parameters, signal }) {
     const last = points[points.length - 1];
     if (!last) return show(frame, h("p", { class: "quiet" }, state.exists === false ? "The build has not written anything yet." : state.run ? "The run has just begun." : "No run of this dataset has an event log here: the other pages have what it holds."));
     const isLive = state.running && !last.finished && !last.ended;
+    // What a process that was killed had still written after its last snapshot is in the manifest.
+    if (!isLive && !last.finished && (state.written || 0) > last.written) [last.written, last.dropped] = [state.written, state.dropped];
     const total = last.rows || 1, now = last.written + last.dropped;
-    const word = last.error ? "stopped" : last.finished ? "finished" : isLive ? last.stopping ? "stopping" : "running" : "ended without a word";
+    const word = last.error ? "stopped" : last.finished ? "finished" : isLive ? last.stopping ? "stopping" : "running" : "crashed";
     if (!isLive) announce(`The run has ${word === "finished" ? "finished" : "ended"}: ${number(last.written)} rows`);
     const rate = (key, at) => { const from = points[Math.max(0, at - 8)], to = points[at]; const span = to.t - from.t; return span > 0 ? Math.max(0, ((to.keys[key]?.calls || 0) - (from.keys[key]?.calls || 0)) / span) : 0; };
     const keys = Object.entries(last.keys);

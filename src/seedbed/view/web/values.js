@@ -1,6 +1,6 @@
 // A cell as its kind is shown: in a table on one line, on the page of its row in full.
 
-import { blob, of } from "view/api.js";
+import { blob, of, report } from "view/api.js";
 import { bar, bytes, h, number } from "view/dom.js";
 
 export function plain(cell) {
@@ -25,8 +25,10 @@ export function scores(value, path = "") {
   return Object.entries(value).flatMap(([name, each]) => scores(each, path && name === "score" ? path : path ? `${path}.${name}` : name));
 }
 
-export function short(cell, column, ranges = {}) {
+// `address` as of `full`; without it a picture is shown as its path.
+export function short(cell, column, ranges = {}, address = null) {
   if (cell === null || cell === undefined) return h("span", { class: "null" }, "null");
+  if (column.shown === "image" && address && !report) return thumbnail(column, address);
   if (column.shown === "scores") {
     const found = scores(parsed(cell));
     if (found.length) return h("span", { class: "scores" }, found.slice(0, 4).map(([name, value]) => h("span", { title: `${name}: ${value}` }, h("i", {}, name), bar(share(value, ranges[`${column.name}.${name}`]), `${name} ${value}`), String(value))));
@@ -54,6 +56,23 @@ export function full(cell, column, ranges, address, signal) {
   if (column.shown === "scores" && value !== undefined) return [h("div", { class: "scores wide" }, scores(value).map(([name, each]) => h("div", {}, h("i", {}, name), bar(share(each, ranges[`${column.name}.${name}`]), `${name} ${each}`), h("b", {}, number(each))))), fold("as JSON", tree(value))];
   if (value !== undefined && typeof value === "object" && value !== null) return [tree(value), more];
   return [h("div", { class: "text" }, plain(cell)), more];
+}
+
+// Pictures of a table by their address: they are drawn again whenever it scrolls.
+const pictures = new Map();
+
+function thumbnail(column, { dataset, number: row }) {
+  const image = h("img", { class: "thumb", alt: `${column.name} of row ${row}` }), key = `${dataset}\n${column.name}\n${row}`;
+  if (!pictures.has(key)) {
+    pictures.set(key, blob(of(dataset, "cell"), { number: row, column: column.name }).then((found) => (found.type.startsWith("image/") ? URL.createObjectURL(found) : ""), () => ""));
+    if (pictures.size > 300) {
+      const [oldest, url] = pictures.entries().next().value;
+      pictures.delete(oldest);
+      url.then((each) => each && URL.revokeObjectURL(each));
+    }
+  }
+  pictures.get(key).then((url) => { if (url) image.src = url; });
+  return image;
 }
 
 export const fold = (label, ...content) => h("details", {}, h("summary", {}, label), content);
