@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import trio
 
 from ..errors import PartError, StoreError
@@ -225,7 +226,7 @@ async def _read_provenance(services: Services, record: GroupRecord) -> Provenanc
     store, part = services.store, record.provenance
     if store is None or part is None:
         return Provenance()
-    with suppress(PartError):
+    with suppress(PartError, msgspec.MsgspecError):  # it may come from someone else
         return await services.store_thread(lambda: Provenance.of(read_provenance(store.writer.path, part)))
     return Provenance()
 
