@@ -25,7 +25,7 @@ from seedbed.plans.serve.processes import ServerConfig, listen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HOLD = document("hold", node("s", "test::fixed_source", row_count=4), node("w", "test::sleep", "s", duration_ms=1_500))
+HOLD = document("hold", node("s", "test::fixed_source", row_count=4), node("w", "test::sleep", "s", duration_ms=2_500))
 
 
 class Server:
@@ -142,7 +142,7 @@ def test_sigterm_drains(tmp_path: Path, workers: str) -> None:
     """Readiness ends at once; requests that run, and new ones during the delay, are answered; then it ends."""
     write(tmp_path / "hold.json", HOLD)
     write(tmp_path / "simple.json", taking(3))
-    options = ("--drain-delay-ms", "1000", "--deadline-ms", "20000", "--workers", workers)
+    options = ("--drain-delay-ms", "2000", "--deadline-ms", "20000", "--workers", workers)
     with serving(tmp_path, *options) as server:
         found: list[list[int]] = []
         thread = threading.Thread(target=lambda: found.append(server.ids("hold")))
@@ -169,7 +169,7 @@ def test_sighup_takes_over_changes_at_once(tmp_path: Path) -> None:
 def test_a_request_that_never_becomes_whole_ends(tmp_path: Path) -> None:
     """A connection is closed if a head or a body is not whole in time, or a head is too large; others go on."""
     write(tmp_path / "simple.json", taking(3))
-    with serving(tmp_path, "--header-timeout-ms", "300") as server:
+    with serving(tmp_path, "--header-timeout-ms", "600") as server:
         head = b"POST /plans/simple HTTP/1.1\r\nhost: h\r\ncontent-length: 14\r\n"
         for sent in (b"", b"POST /plans/sim", head, head + b"\r\n{", head + b"x: " + b"x" * 100_000):
             with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
@@ -181,7 +181,7 @@ def test_a_request_that_never_becomes_whole_ends(tmp_path: Path) -> None:
         for _ in range(2):
             connection.request("POST", "/plans/simple", b'{"user_id": 1}')
             assert connection.getresponse().read()
-            time.sleep(0.4)
+            time.sleep(0.8)
         connection.close()
 
 
