@@ -305,7 +305,7 @@ def plan_build(
     for stage in source.stages:
         found = _check_stage(stage, counts[stage.stage])
         problems += [f"stage {stage.stage!r}: {each}" if stage.stage else each for each in found]
-    problems = problems or _check_limits(source)
+    problems += _check_limits(source)
     if problems:
         raise DatasetGenerationError(problems)
     check_main_guard(starts_processes=any(column.process for stage in source.stages for column in stage.columns))
