@@ -330,6 +330,36 @@ def test_a_rejected_answer_does_not_run_a_tool_twice(idempotent: bool, times: in
     assert len(ran) == times
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_another_model_gets_the_results_of_calls_that_were_made(idempotent: bool) -> None:
+    """Where the first model's answer cannot be repaired, the second asks for the same call, which is not run again."""
+    ran: list[int] = []
+
+    def count(x: int) -> str:
+        ran.append(x)
+        return str(len(ran))
+
+    def answering(last: str) -> Callable[[ChatRequest], ChatAnswer]:
+        def answer(request: ChatRequest) -> ChatAnswer:
+            called = calling(("count", {"x": 5}), ("count", {"x": 5}))(request)
+            return called if called.tool_calls else ChatAnswer(text=last)
+
+        return answer
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tools = [FunctionTool(function=count, idempotent=idempotent)]
+    spec = LLMStructured("x", models=["s", "l"], prompt="Go.", schema=schema, max_repairs=0, tools=tools)
+    models = {
+        "s": Scripted(model="s", answers=answering("no JSON")),
+        "l": Scripted(model="l", answers=answering('{"a": 2}')),
+    }
+    with virtual_time():
+        frame = sb.preview(sb.Recipe(columns=[spec], models=models), rows=1).to_polars()
+    assert frame["x"].to_list() == [{"a": 2}]
+    # Twice, because the model asked for two equal calls.
+    assert ran == [5, 5]
+
+
 def test_a_tool_that_may_have_run_is_not_run_again() -> None:
     """A cell that times out within a tool that is not idempotent fails, with a reason that says so."""
     ran: list[int] = []

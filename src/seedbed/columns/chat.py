@@ -322,7 +322,13 @@ class _Asker:
         async def ask_model(messages: Sequence[Message], alias: str) -> _Answered:
             if alias not in bound:
                 bound[alias] = self.environment.bind(context, alias, self.dedupe)
-            return await self.ask_once(context, bound[alias], [*messages], row, counts)
+            if not self.box:
+                return await self.ask_once(context, bound[alias], [*messages], row, counts)
+            # Calls of tools are counted anew for another model: it gets the results of those that have run already.
+            own = counts.copy()
+            answered = await self.ask_once(context, bound[alias], [*messages], row, own)
+            counts.update(own - counts)
+            return answered
 
         # One after the other: a cell has one permit at a time, and other cells use the rest.
         asked = ((*opening, Message(role="user", content=prompt, images=pictures)) for prompt in prompts)

@@ -302,6 +302,8 @@ class Context:
         except Retryable as error:
             self._failure = error
             raise
+        # Also for this attempt: the generator may ask another model from the start.
+        task.answers = {**(task.answers or {}), key: result}
         self._answers.append((lambda: key, result))
         if self._services.recorder is not None:
             self._services.recorder.answered(self)
