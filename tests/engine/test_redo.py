@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
-from changing_recipes import Calls, Echo, Total, chain, keep, root, steps
+from changing_recipes import Calls, Echo, Total, chain, keep, numbers, root, steps
 
 import seedbed as sb
 from seedbed.store.manifest import read
@@ -253,3 +253,46 @@ async def test_samplers_draw_anew(autojump_clock: MockClock, tmp_path: Path) -> 
     one = await sb.build_async(recipe, rows=25, out=tmp_path / "one", resume=True, redo=["x"], redo_where="x < 0.5")
     for old, new in zip(frames[1]["x"], one.to_polars()["x"], strict=True):
         assert (old == new) == (old >= 0.5)
+
+
+async def test_columns_that_run_once_per_key(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """Their shared answers are generated again too, and are the old ones if the redo is taken back."""
+    out = tmp_path / "out"
+
+    def columns(shared: Calls) -> list[sb.Column]:
+        return [
+            sb.Column("row", numbers, kind="from_scratch"),
+            sb.Column("n", lambda row: row % 2),
+            sb.Column("shared", shared, key="k", dtype=str, once_per=("n",)),
+        ]
+
+    await build(out, columns(Calls("old")))
+    with pytest.raises(sb.ConfigError, match="column 'shared' has once_per"):
+        await build(out, columns(Calls()), redo=["shared"], redo_where="row == 1")
+    stopped = Calls("stopped")
+    async with sb.open_build(columns(stopped), rows=8, out=out, config=CONFIG, resume=True, redo=["shared"]) as running:
+        stopped.on_call = lambda n: running.stop() if n else None
+        with pytest.raises(sb.Interrupted):
+            await running.wait()
+    assert sb.abandon_redo(out)
+    grown = await build(out, columns(again := Calls("never")), rows=10)
+    assert (again.seen, grown.to_polars()["shared"].to_list()[8:]) == ([], ["old0", "old1"])
+    dataset = await build(out, columns(new := Calls("new")), rows=10, redo=["shared"])
+    assert sorted(new.seen) == [0, 1]
+    assert dataset.to_polars()["shared"].to_list() == ["new0", "new1"] * 5
+    taken = await build(tmp_path / "taken", columns(never := Calls("new")), rows=12, resume=False, reuse=out)
+    assert (never.seen, taken.to_polars()["shared"].to_list()) == ([], ["new0", "new1"] * 6)
+
+
+async def test_stages_are_refused(tmp_path: Path) -> None:
+    """Rows of other stages depend on what would be regenerated."""
+    stages = [
+        sb.Stage("one", columns=[sb.Category("topic", values=["a"])]),
+        sb.Stage("two", from_="one", each=2, columns=[sb.Expression("more", "topic + 'x'")]),
+    ]
+    recipe = sb.Recipe(stages=stages)
+    await sb.build_async(recipe, rows=2, out=tmp_path / "out")
+    with pytest.raises(sb.ConfigError, match="redo applies to recipes without stages"):
+        await sb.build_async(recipe, rows=2, out=tmp_path / "out", resume=True, redo=["topic"])
+    with pytest.raises(sb.ConfigError, match="reuse applies to recipes without stages"):
+        await sb.build_async(recipe, rows=2, out=tmp_path / "new", reuse=tmp_path / "out")

@@ -18,7 +18,7 @@ from ..errors import PartError, StoreError
 from ..graph import GROUP, Kind
 from ..observe import events
 from ..observe.report import REJECTED
-from ..store.entries import GeneratorCall, Key, Purpose, Shared, SharedCall
+from ..store.entries import GeneratorCall, Purpose, Shared, SharedCall
 from ..store.parts import read_table
 from ..store.provenance import Provenance, read_provenance
 from ..store.values import python_values
@@ -47,7 +47,11 @@ async def restore_shared(services: Services) -> None:
     if recorder is None or not shared.once:
         return
     steps = {step.name: step for step in shared.steps if step.once_per}
-    for entry in await recorder.read(Key(group=0, purpose=Purpose.SHARED, stage=services.stage)):
+    keys = dict.fromkeys(services.plan.shared_key(name) for name in steps)
+    found = [(key, entry) for key in keys for entry in await recorder.read(key)]
+    for stored, entry in found:
+        if not isinstance(entry, Shared | SharedCall) or stored != services.plan.shared_key(entry.column):
+            continue  # of a column that is generated anew since
         match entry:
             case Shared(column=column, key=key, value=value) if column in steps:
                 outputs = len(steps[column].outputs)

@@ -103,6 +103,10 @@ class StagePlan:
         fresh = {identity for identity, of in nodes if any(self.steps[node].name in self.fresh for node in of)}
         return frozenset(self.state_names[identity] for identity in fresh)
 
+    def shared_key(self, column: str) -> Key:
+        """What the answers of a column with `once_per` are stored under: others if the column is generated anew."""
+        return self.key(0, revision=self.header.added.get(column, 0), purpose=Purpose.SHARED)
+
     def is_redone(self, column: str, record: GroupRecord) -> bool:
         """True if a row that was dropped because of this column is generated after all, since the column is anew."""
         is_revision = self.redo is not None and self.redo.where is None

@@ -128,6 +128,11 @@ def plan_revision(
                 "regenerated: leave out where"
             )
         for step in steps:
+            if step.name in redone and step.once_per:
+                raise ConfigError(
+                    f"where: column {step.name!r} has once_per, and rows share its answers: it can only be redone in "
+                    "all rows; leave out where"
+                )
             if step.name in redone and step.instance is not None:
                 raise ConfigError(
                     f"where: column {step.name!r} is stateful, and its values depend on earlier rows: it can only be "

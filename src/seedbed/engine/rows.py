@@ -96,11 +96,9 @@ class Rows:
 
     def shared_key(self, step: Step, row: int) -> bytes:
         """What identifies the answer that a cell of a column with `once_per` shares; may raise."""
-        header = self._plan.header
-        # A column that was redone, or removed and added again, has other answers.
-        version = (step.name, header.added.get(step.name, 0), header.draws.get(step.name, 0))
+        # Those of a column that is generated anew are stored elsewhere (`StagePlan.shared_key`).
         values = [self.buffer.values(name)[row] for name in step.once_per]
-        return hashlib.blake2b(codec.encode([*version, values]), digest_size=16).digest()
+        return hashlib.blake2b(codec.encode([step.name, values]), digest_size=16).digest()
 
     def was_skipped(self, step: Step, row: int) -> bool:
         return (step.node, row) in self._skipped_cells

@@ -270,9 +270,11 @@ def _clear(journal: Journal, recovered: Recovered, writers: Mapping[str, Dataset
         if writer is None:  # of a stage that is no longer in the recipe
             journal.free(key)
             continue
-        if key.purpose is Purpose.SHARED:
-            continue
         manifest = writer.manifest
+        if key.purpose is Purpose.SHARED:
+            if key.revision not in writer.column_editions:  # of a column that is generated anew since
+                journal.free(key)
+            continue
         record = manifest.groups.get(key.group)
         if key.purpose is Purpose.BUILD:
             # A group that was skipped as a whole may be generated again now.
@@ -502,11 +504,9 @@ class GroupEntries:
         if task.shared_key is None:
             row, attempt = task.row, task.attempt
             return self._key, Answer(column=column, row=row, attempt=attempt, key=key, answer=answer, spent=spent)
-        return self._shared_key, SharedCall(column=column, key=task.shared_key, call=key, answer=answer, spent=spent)
-
-    @property
-    def _shared_key(self) -> Key:
-        return Key(group=0, purpose=Purpose.SHARED, stage=self._key.stage)
+        return self._plan.shared_key(column), SharedCall(
+            column=column, key=task.shared_key, call=key, answer=answer, spent=spent
+        )
 
     def shared(self, task: Task, answer: SharedAnswer) -> None:
         """Add the answer of a cell whose column runs once per key."""
@@ -520,7 +520,7 @@ class GroupEntries:
             code=answer.code,
             attempts=answer.attempts,
         )
-        self._recorder.add(self._shared_key, entry)
+        self._recorder.add(self._plan.shared_key(task.step.name), entry)
 
     async def intend(self, task: Task, key: bytes) -> None:
         """Make durable that a tool that must not run twice is about to run, and all before it."""

@@ -49,7 +49,7 @@ def take_over(plan: StagePlan, out: Path) -> Manifest:
                 origins = reuse.manifest.groups[record.index].provenance
                 provenance = None if origins is None else read_provenance(reuse.source, origins)
                 writer.add_earlier(record, _table(plan, reuse, record), provenance)
-            if entries := dict(_entries(plan, reuse)) if reuse.columns else {}:
+            if entries := {**_shared(plan, reuse), **dict(_entries(plan, reuse))} if reuse.columns else {}:
                 journal = Journal.create(prepared)
                 journal.commit(entries)
                 journal.close()
@@ -89,10 +89,25 @@ def _table(plan: StagePlan, reuse: Reuse, record: GroupRecord) -> pa.Table | Non
     return table.slice(0, sum(row not in gone for row in range(record.start, record.stop)))
 
 
+def _shared(plan: StagePlan, reuse: Reuse) -> dict[Key, list[Entry]]:
+    """The answers of columns with `once_per` that are taken over: other rows with their keys share them."""
+    assert reuse.manifest.header is not None  # a manifest without one cannot be read
+    before = reuse.manifest.header.added
+    found: dict[Key, list[Entry]] = {}
+    for key, entries in read_journal(reuse.source, trusted=plan.runs_own_code):
+        for entry in entries if key.purpose is Purpose.SHARED else ():
+            column = getattr(entry, "column", "")
+            if column in reuse.columns and key.revision == before.get(column, 0):
+                found.setdefault(plan.shared_key(column), []).append(entry)
+    return found
+
+
 def _entries(plan: StagePlan, reuse: Reuse) -> Iterator[tuple[Key, list[Entry]]]:
     """What the other journal has of row groups that are not finished, and of dropped rows."""
     groups, layout = reuse.manifest.groups, plan.layout
     for key, found in read_journal(reuse.source, trusted=plan.runs_own_code):
+        if key.purpose is Purpose.SHARED:
+            continue
         before = groups.get(key.group)
         entries = [entry for entry in found if getattr(entry, "column", None) in (None, *reuse.columns)]
         if before is None:

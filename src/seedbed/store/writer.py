@@ -173,6 +173,12 @@ class DatasetWriter:
         return self._manifest.groups
 
     @property
+    def column_editions(self) -> set[int]:
+        """The editions in which columns were added, in the dataset and in the pending revision."""
+        headers = [each.header for each in (self._manifest, self._manifest.working) if each.header is not None]
+        return {0}.union(*(header.added.values() for header in headers))
+
+    @property
     def declared(self) -> dict[str, pa.DataType]:
         return self.header.declared_types
 
