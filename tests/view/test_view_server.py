@@ -301,3 +301,24 @@ def test_the_report_is_one_file(built: Path, tmp_path: Path) -> None:
     assert HOSTILE not in text
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert out.stat().st_size < 2_000_000
+
+
+def test_an_event_log_of_someone_else(tmp_path: Path) -> None:
+    """Of a log that holds anything, the pages show what has the form of a log, and nothing fails."""
+    out = write_rows(tmp_path / "data", 10)
+    folder = out / ".seedbed" / "history"
+    folder.mkdir()
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    columns = [
+        {"name": "text", "kind": "cell", "prompt": endless},
+        {"name": 3},
+        7,
+        {"name": "x", "kind": "no"},
+    ]
+    lines = [{"title": HOSTILE, "columns": columns}, {"t": "soon"}, {"t": None}, {"columns": 5}, {"report": 1}]
+    (folder / "run_0001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with open_server(out) as server:
+        assert server.get("d/data/overview")["title"] == HOSTILE
+        assert [box["name"] for box in server.get("d/data/graph")["drawing"]["boxes"]] == ["text"]
+        assert server.get("d/data/row", number=1)["prompts"] == {}
+        assert server.get("d/data/cost")["wasted"] == []

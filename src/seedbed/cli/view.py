@@ -113,7 +113,10 @@ def open_view(directory: Path) -> Iterator[None]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        output.print_line(f"view: {process.stdout.readline().strip()}", error=True)
+        url = process.stdout.readline().strip()
+        if not url:
+            raise ConfigError("the view could not be started; `seedbed view` in another terminal shows why")
+        output.print_line(f"view: {url}", error=True)
         yield
         if sys.stdin.isatty() and sys.stderr.isatty():
             output.print_line("the view stays open; Ctrl-C ends it", error=True)

@@ -31,6 +31,7 @@ _MAX_DROPS = 5_000
 # Rows that give the distributions: fewer than for `Dataset.profile`, so that the page is quick.
 _SAMPLE = 10_000
 _MAX_GROUPS = 5_000
+_MAX_COLUMNS = 1_000  # of a drawing
 
 
 def signature(directory: Path) -> tuple[int, ...]:
@@ -264,7 +265,7 @@ def graph(directory: Path, dataset: Dataset, described: Described) -> dict[str, 
         figures[name] = {**figures.get(name, {}), "calls": used.calls, "tokens": used.tokens, "cost": used.cost}
     columns = []
     known = {output for each in described.columns for output in (each["name"], *described.outputs(each["name"]))}
-    for each in described.columns:
+    for each in described.columns[:_MAX_COLUMNS]:
         with suppress(ValueError, TypeError):
             kind = Kind(each.get("kind"))
             requires, outputs = (tuple(map(str, each.get(name) or ())) for name in ("requires", "outputs"))
@@ -289,7 +290,8 @@ def graph(directory: Path, dataset: Dataset, described: Described) -> dict[str, 
 def run_lines(directory: Path, run: int) -> list[dict[str, Any]]:
     """The lines of a run's log; empty if there is none that can be read."""
     with suppress(OSError, SeedbedError):
-        return read_history(directory, run)
+        lines = read_history(directory, run)
+        return [line for line in lines if isinstance(line.get("t", 0), int | float)]
     return []
 
 
