@@ -599,6 +599,8 @@ def _check_provenance(columns: Sequence[Column], config: RunConfig) -> list[str]
 
 def _check_limits(source: Source) -> list[str]:
     columns = [column for stage in source.stages for column in stage.columns]
+    if not all(isinstance(column, Column) for column in columns):  # another problem, which has been found
+        return []
     keys = {key for column in columns for key in (column.key, *column.other_keys) if key is not None}
     problems = [
         f"the limits of key {key!r} are not KeyLimits"
