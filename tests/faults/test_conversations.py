@@ -82,7 +82,7 @@ def test_killed_at_a_point_within_a_tool_loop(shape: Shape, point: str, builds: 
 @FORKS
 @SHAPES
 @settings(
-    max_examples=settings.default.max_examples // 40,
+    max_examples=settings.default.max_examples // 60,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     deadline=None,
@@ -190,7 +190,7 @@ def test_killed_at_every_fault_point(idempotent: bool, tmp_path: Path) -> None:
     _, snapshots = grow(World(idempotent), tmp_path / "run", tmp_path / "killed")
     assert len(snapshots) > 40
     dropped = 0
-    for snapshot in snapshots[::3]:
+    for snapshot in snapshots[::5]:
         after = World(idempotent)
         dataset, _ = grow(after, snapshot.directory)
         assert dataset.complete
