@@ -26,7 +26,8 @@ FILE = ["part written", "part synced", "part renamed", "part directory synced"]
 RECORD = ["record written", "record synced"]
 CREATE = [*RECORD, "manifest renamed", "manifest directory synced"]
 GROUP = [*FILE[:2], *RECORD, "part listed", *FILE[2:]]
-PUBLISH = [*FILE[:2], *FILE[:2], *RECORD, "published listed", *FILE[2:], *FILE[2:]]
+PLACE = ["old rows removed", "part renamed", "part renamed", "part directory synced"]
+PUBLISH = [*FILE[:2], *FILE[:2], *RECORD, "published listed", *PLACE]
 STEPS = [*CREATE, *GROUP, *GROUP, *GROUP, *GROUP, *PUBLISH, *RECORD]
 
 # How many steps there are until the named thing counts: a line counts as soon as it is written, not only once synced.

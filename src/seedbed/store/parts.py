@@ -125,6 +125,7 @@ def place_all(directory: Path, parts: Sequence[PartRecord]) -> None:
                 faults.reach("part renamed")
     for folder in {(directory / part.name).parent for part in parts}:
         sync_directory(folder)
+        faults.reach("part directory synced")
 
 
 def discard(directory: Path, *parts: PartRecord | None) -> None:
