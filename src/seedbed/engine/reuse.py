@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import ConfigError
 from ..graph import Kind, Stage
+from ..store import codec
 from ..store.journal import inspect_journal
 from ..store.manifest import Manifest, read
 from .changes import changed_columns
@@ -81,10 +82,22 @@ def plan_reuse(
 
 
 def saved_states(source: Path, manifest: Manifest) -> dict[str, bytes]:
-    """The states of stateful generators after all that the other dataset has."""
+    """The states of stateful generators after all that the other dataset has.
+
+    Without those of user-defined types: the dataset may come from someone else, and reading them would run code.
+    """
     journal = inspect_journal(source)
     states = {} if manifest.states is None else dict(manifest.states.states)
-    return states if journal is None else {**states, **journal.states}
+    states |= {} if journal is None else journal.states
+    return {name: state for name, state in states.items() if _is_plain(state)}
+
+
+def _is_plain(state: bytes) -> bool:
+    try:
+        codec.decode(state, trusted=False)
+    except codec.FAILED:
+        return False
+    return True
 
 
 def _restarted(
