@@ -114,9 +114,7 @@ def test_every_named_point_is_reached(tmp_path: Path) -> None:
         assert sb.abandon_redo(next(each.directory for each in redone if each.point == "revision begun"))
     _, taken = grow(World(SMALL), tmp_path / "taken", into=tmp_path / "taking", reuse=tmp_path / "run")
     found = (*first, *recovered, *retried, *regained, *published, *changed, *replaced, *redone, *open_changed, *taken)
-    assert {*abandoned, *(each.point for each in found)} == set(POINTS) - {
-        "rows taken"
-    }  # test_stages_killed.py has that one
+    assert {*abandoned, *(each.point for each in found)} == set(POINTS) - ELSEWHERE
 
 
 def test_killed_while_a_dataset_is_replaced(tmp_path: Path) -> None:
