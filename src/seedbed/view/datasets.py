@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from asyncio.subprocess import PIPE
 from collections import OrderedDict
 from contextlib import suppress
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from ..store.dataset import Dataset
+    from .reading import Signature
 
 # Rows of one page of a table at most, bytes of a picture, and datasets in one folder that are listed.
 _PAGE, _PICTURE, _DATASETS = 500, 20 << 20, 500
 # Seconds between two looks at the files of a live run, and that a page of hits is waited for.
 _POLL, _WAIT = 0.25, 15.0
+# Seconds after which rows of open row groups are read again.
+_JOURNAL_PAUSE = 2.0
 _SEARCHES = 6
 # Parents and children of a row that are linked.
 _RELATIVES = 50
@@ -49,23 +53,27 @@ class Opened:
         self._database = database
         self._lock = threading.Lock()
         # Guarded by the lock.
-        self._signature: tuple[int, ...] | None = None
+        self._signatures: tuple[Signature, Signature] | None = None
+        self._read_at = 0.0
         self._table: Table | None = None
         self._described = reading.Described()
         self._searches: OrderedDict[Query, Search] = OrderedDict()
-        self._statistics: tuple[tuple[int, ...], dict[str, Any]] | None = None
+        self._statistics: tuple[Signature, dict[str, Any]] | None = None
 
     def current(self) -> tuple[Table, reading.Described]:
         """The rows as they are now; `ManifestError` while there is no dataset."""
         with self._lock:
-            found = reading.signature(self.directory)
-            if self._table is None or found != self._signature:
+            found, now = reading.signatures(self.directory), time.monotonic()
+            known = self._signatures
+            # A journal grows all the time: its rows are read again after a while, those of the dataset at once.
+            is_old = known is not None and found != known and now - self._read_at >= _JOURNAL_PAUSE
+            if self._table is None or known is None or found[0] != known[0] or is_old:
                 dataset = reading.open_stage(self.directory, self.stage)
                 self._described = described = reading.describe(self.directory)
                 stage = dataset.stage_name
                 rows = [] if dataset.complete else reading.read_open_rows(self.directory, described, stage)
                 self._table = Table(self._database, dataset, rows, described.types())
-                self._signature = found
+                self._signatures, self._read_at = found, now
                 for search in self._searches.values():
                     search.stop()
                 self._searches.clear()
@@ -93,12 +101,14 @@ class Opened:
                 self._searches.popitem(last=False)[1].stop()
             return search
 
-    def statistics(self) -> tuple[tuple[int, ...], dict[str, Any] | None]:
-        found = reading.signature(self.directory)
+    def statistics(self) -> tuple[Signature, dict[str, Any] | None]:
+        """The state of the rows, and their statistics if they are known."""
+        found, _ = reading.signatures(self.directory)
         known = self._statistics
         return found, known[1] if known is not None and known[0] == found else None
 
-    def keep(self, signature: tuple[int, ...], found: dict[str, Any]) -> None:
+    def remember(self, signature: Signature, found: dict[str, Any]) -> None:
+        """Remember the statistics of the rows in this state."""
         self._statistics = (signature, found)
 
 
@@ -332,7 +342,7 @@ class Viewer:
                     found = await _run_statistics(opened.directory, opened.stage)
                 except (SeedbedError, ValueError) as error:
                     return JSONResponse({"error": str(error)}, status_code=422)
-                opened.keep(signature, found)
+                opened.remember(signature, found)
         return JSONResponse(found)
 
     async def _run(self, request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -34,11 +34,19 @@ _MAX_GROUPS = 5_000
 _MAX_COLUMNS = 1_000  # of a drawing
 
 
-def signature(directory: Path) -> tuple[int, ...]:
-    """What changes when rows were added or the directory was replaced: compared, not interpreted."""
+Signature: TypeAlias = tuple[int, ...]
+
+
+def signatures(directory: Path) -> tuple[Signature, Signature]:
+    """What changes when rows were added or the directory was replaced, and when only the journal grew; to compare."""
+    manifests = _sizes(directory, "manifest.log", "stages/*/.seedbed/manifest.log")
+    return manifests, _sizes(directory, "journal-*.log")
+
+
+def _sizes(directory: Path, *patterns: str) -> Signature:
     found: list[int] = []
-    for name in ("manifest.log", "journal-*.log", "stages/*/.seedbed/manifest.log"):
-        for path in sorted((directory / ".seedbed").glob(name)):
+    for pattern in patterns:
+        for path in sorted((directory / ".seedbed").glob(pattern)):
             with suppress(OSError):
                 status = path.stat()
                 found += [status.st_ino, status.st_size]
