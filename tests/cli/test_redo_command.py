@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
-from command import seedbed
+from command import seedbed, started
+from test_terminal import TERMINAL, everything, open_terminal
 
 import seedbed as sb
 
@@ -114,3 +116,19 @@ def test_a_new_dataset_takes_over(recipe: Path) -> None:
     old, made = sb.Dataset.open(out).to_polars(), sb.Dataset.open(new).to_polars()
     assert made.height == 8
     assert made.head(6)["text"].to_list() == old["text"].to_list()
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 2), (b"y\n", 0)])
+def test_a_user_is_asked(recipe: Path, answer: bytes, code: int) -> None:
+    """On a terminal nothing is generated without a yes."""
+    out = recipe.parent / "out"
+    ours, theirs = open_terminal()
+    with started(
+        "redo", out, "--column", "review", stdin=theirs, stdout=theirs, stderr=theirs, env=TERMINAL
+    ) as process:
+        os.close(theirs)
+        os.write(ours, answer)
+        text = everything(ours)
+        assert process.wait(timeout=60) == code, text
+    assert "Generate them? [y/N]" in text
+    assert sb.Dataset.open(out).report.usage["review"].calls == (12 if code == 0 else 6)
