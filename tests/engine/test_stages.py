@@ -123,6 +123,14 @@ def rows_of_all(out: Path) -> Any:
     return rows_of(out)
 
 
+def test_a_dropped_row_names_the_row_that_it_was_made_from(tmp_path: Path) -> None:
+    """So it can be traced to its parent."""
+    whole = rows_of_all(tmp_path / "whole")["questions"]
+    build(recipe(World(failing={("asked", whole["question"][4])})), tmp_path / "out")
+    (dropped,) = sb.Dataset.open(tmp_path / "out").stage("questions").dropped().to_dicts()
+    assert (dropped["_row"], dropped["_parent"], dropped["_k"]) == (4, whole["_parent"][4], whole["_k"][4])
+
+
 def test_it_grows_by_its_first_stage(tmp_path: Path) -> None:
     """Rows that are there stay; but for groups that ended, all is as if built at once."""
     build(recipe(World()), tmp_path / "whole", rows=16)

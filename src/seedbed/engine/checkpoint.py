@@ -12,8 +12,9 @@ import trio
 from ..errors import AllRowsDropped, ProcessorFailed, StoreError
 from ..graph import Kind
 from ..observe import events
-from ..recipe.stages import ROW
+from ..recipe.stages import PARENT, ROW, K
 from ..runtime.tasks import open_hidden_nursery
+from ..store.children import Children
 from ..store.dataset import Dataset, dropped_columns
 from ..store.entries import DroppedRows, FinishedRows, GeneratorCall, Purpose
 from ..store.files import remove
@@ -416,8 +417,20 @@ def _dropped_rows(
         cells += [known.get((drop.row, drop.copy), {}) for drop in in_order]
     drops += duplicates
     cells += [{} for _ in drops[len(cells) :]]
+    cells = [{**_numbers(plan, drop), **known} for drop, known in zip(drops, cells, strict=True)]
     found = dropped_columns(drops)
     return {**{name: [each.get(name) for each in cells] for name in outputs}, **found} if drops else {}
+
+
+def _numbers(plan: StagePlan, drop: Drop) -> dict[str, Any]:
+    """The row, or the rows, that a dropped row was made from, and which of the rows made from it it was."""
+    children = plan.layout
+    if not isinstance(children, Children):
+        return {}
+    if children.source.by is not None:
+        return {PARENT: list(children.parents(drop.row))}
+    parent, k = children.origin(drop.row)
+    return {PARENT: parent, K: k}
 
 
 async def _wind_up(services: Services, write: Callable[[Callable[[], bool]], T]) -> T:
