@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 import seedbed as sb
 from seedbed.columns.custom import Custom
+from seedbed.store import log
+from seedbed.store.manifest import MANIFEST_NAME, Decided, Placed, decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -447,3 +449,18 @@ def test_near_duplicates_of_vectors_and_stages(tmp_path: Path) -> None:
     topics = dataset.stage("topics").to_polars()["n"].to_list()
     assert topics == [1, 2, 3, 4, 5, 6, 7]
     assert dataset.to_polars()["question"].to_list() == [f"about {n}" for n in topics for _ in range(2)]
+
+
+def test_a_damaged_decision_or_file_record_costs_nothing(tmp_path: Path) -> None:
+    """What later records depend on is in the manifest twice: any one copy may be damaged."""
+    out = tmp_path / "out"
+    dataset = build(sb.Recipe(columns=World().columns(), accept="score"), 20, out)
+    path, content = out / MANIFEST_NAME, (out / MANIFEST_NAME).read_bytes()
+    ranges = [each for each in log.scan(content).records if isinstance(decode_record(each.payload), Decided | Placed)]
+    assert len(ranges) >= 4
+    for each in ranges:
+        middle = (each.start + each.end) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        found = sb.Dataset.open(out)
+        assert found.to_polars().equals(dataset.to_polars())
+        assert len(found.damage()) == 1

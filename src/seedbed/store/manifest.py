@@ -2,7 +2,7 @@
 
 A record of the log holds one record of the manifest as JSON: there is one class for each kind. A checkpoint appends
 one, so it costs the same for the first row group and the millionth. Damage costs only the records that it hits. The
-header, without which a directory is no dataset, is written twice.
+header, without which a directory is no dataset, is written twice, as are other records that later ones depend on.
 """
 
 from __future__ import annotations
@@ -414,8 +414,9 @@ class Manifest:
                 if before is None or (record.revision > before.revision and record.edition == before.edition):
                     self.states = None
             case Decided():
-                self.decisions.append(record)
-                self.finished = None
+                if not self.decisions or self.decisions[-1] != record:  # else it is the copy of one
+                    self.decisions.append(record)
+                    self.finished = None
             case Placed():
                 self.placed[record.number] = record
                 self.finished = None
@@ -544,9 +545,12 @@ def children_of(header: Header, taken: Iterable[Taken]) -> Children:
     return children
 
 
+_TWICE = Header | Pending | Taken | Decided | Placed
+
+
 def encode(record: Record) -> bytes:
     """Return the record as it is appended to the log; what everything after it depends on is written twice."""
-    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, Header | Pending | Taken) else 1)
+    return log.frame(_RECORD, encode_record(record)) * (2 if isinstance(record, _TWICE) else 1)
 
 
 def _check_names(record: Record) -> None:
