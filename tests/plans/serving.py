@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import trio
 from plan_helpers import node
 
 if TYPE_CHECKING:
@@ -34,9 +35,19 @@ class Answer:
 
 
 async def call(
-    app: PlanApp, method: str, path: str, body: object = None, *, parts: Sequence[bytes] | None = None, **headers: str
+    app: PlanApp,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    parts: Sequence[bytes] | None = None,
+    gone: trio.Event | None = None,
+    **headers: str,
 ) -> Answer:
-    """Send a request, its body as JSON unless it is given in parts; underscores in headers are dashes."""
+    """Send a request, its body as JSON unless it is given in parts; underscores in headers are dashes.
+
+    The caller goes away when `gone` is set, and at once if there are no parts.
+    """
     path, _, query = path.partition("?")
     pieces = list(parts) if parts is not None else [b"" if body is None else json.dumps(body).encode()]
     scope = {
@@ -50,6 +61,8 @@ async def call(
 
     async def receive() -> dict[str, Any]:
         if not pieces:
+            if parts is None or parts:
+                await (trio.Event() if gone is None else gone).wait()
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 

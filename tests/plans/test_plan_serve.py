@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import pytest
 import trio
 from plan_helpers import node
 from serving import call, document, taking, write
+from trio.testing import wait_all_tasks_blocked
 
 from seedbed.errors import ConfigError
 from seedbed.observe.metrics import Metrics
@@ -151,6 +153,21 @@ async def test_bodies_have_a_limit(tmp_path: Path) -> None:
             assert (found.status, found.code) == (413, "TOO_LARGE")
         # The caller goes away before its request is whole.
         assert (await call(served, "POST", "/plans/simple", parts=[])).status == 0
+
+
+async def test_a_caller_that_goes_away_cancels_its_request(tmp_path: Path, autojump_clock: object) -> None:
+    """Its slot is free at once, and it is counted as such; others are answered."""
+    slow = document("slow", SOURCE, node("w", "test::sleep", "s", duration_ms=3_600_000))
+    gone = trio.Event()
+    async with serving(tmp_path, slow, taking(3)) as served, trio.open_nursery() as nursery:
+        nursery.start_soon(functools.partial(call, served, "POST", "/plans/slow", {"user_id": 1}, gone=gone))
+        await wait_all_tasks_blocked()
+        assert served.service.engine.statistics().running == 1
+        gone.set()
+        await wait_all_tasks_blocked()
+        assert served.service.engine.statistics().running == 0
+        assert 'plan="slow",code="DISCONNECTED"} 1' in exposition_of(served.service.all_samples())
+        assert (await call(served, "POST", "/plans/simple", {"user_id": 1})).status == 200
 
 
 async def test_a_token_is_required(tmp_path: Path) -> None:

@@ -156,6 +156,19 @@ def test_sigterm_drains(tmp_path: Path, workers: str) -> None:
         assert server.process.wait(30) == 0
 
 
+def test_a_caller_that_disconnects_cancels_its_request(tmp_path: Path) -> None:
+    """Over a real connection: the request does not run until its deadline, and the server goes on."""
+    wait = node("w", "test::sleep", "s", duration_ms=50_000)
+    write(tmp_path / "hold.json", document("hold", node("s", "test::fixed_source", row_count=4), wait))
+    with serving(tmp_path, "--deadline-ms", "60000") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as caller:
+            body = b'{"user_id": 1}'
+            caller.sendall(b"POST /plans/hold HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            eventually(lambda: server.metric("seedbed_requests_running") == 1)
+        eventually(lambda: server.metric('seedbed_plan_requests_total{plan="hold",code="DISCONNECTED"}') == 1)
+        assert server.metric("seedbed_requests_running") == 0
+
+
 def test_sighup_takes_over_changes_at_once(tmp_path: Path) -> None:
     """Without waiting for the next look at the directory; the server goes on."""
     write(tmp_path / "simple.json", taking(3))

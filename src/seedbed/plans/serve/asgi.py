@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import ConfigError, InvalidRequest, PlanError
 from ..documents import Code, Problems, read_document
+from .disconnect import Disconnected, while_connected
 from .metrics import exposition_of
 from .service import PlanService, ServeConfig
 
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from ..registries import Registries
     from ..request import RequestEnd
     from .catalog import Version
+    from .disconnect import Receive
 
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
+    Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 STATUS: Final[Mapping[str, int]] = {
     "INVALID_REQUEST": 400,
@@ -74,11 +74,6 @@ class _Refused(Exception):
     code: str
     message: str
     problems: tuple[tuple[str, str, str], ...] = ()
-
-
-@attrs.frozen
-class _Disconnected(Exception):
-    """The caller went away before its request was whole."""
 
 
 @attrs.frozen
@@ -130,7 +125,7 @@ class PlanApp:
             reply = await self._reply(head, receive, request_id)
         except _Refused as error:
             reply = _error(error.code, error.message, request_id, problems=error.problems)
-        except _Disconnected:
+        except Disconnected:
             return None
         headers = [(b"content-type", reply.kind), (b"content-length", b"%d" % len(reply.body)), *reply.headers]
         echoed = reply.request_id if reply.request_id and _REQUEST_ID.fullmatch(reply.request_id) else request_id
@@ -202,14 +197,20 @@ class PlanApp:
             raise _Refused("INVALID_REQUEST", f"X-Deadline-Ms: expected milliseconds, found {given!r:.100}") from None
         plan, partial = version.plan, head.is_set("partial")
         try:
-            response = await self.service.engine.execute(
-                plan,
-                request,
-                deadline=deadline,
-                trace=head.is_set("trace"),
-                partial=partial,
-                parent=head.header("traceparent"),
+            response = await while_connected(
+                receive,
+                lambda: self.service.engine.execute(
+                    plan,
+                    request,
+                    deadline=deadline,
+                    trace=head.is_set("trace"),
+                    partial=partial,
+                    parent=head.header("traceparent"),
+                ),
             )
+        except Disconnected:
+            self.service.count(plan.name, "DISCONNECTED", head.began)
+            raise
         except PlanError as error:
             self.service.count(plan.name, error.code, head.began)
             problems = error.problems if isinstance(error, InvalidRequest) else ()
@@ -233,7 +234,7 @@ class PlanApp:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Disconnected
+                raise Disconnected
             part = message.get("body", b"")
             size += len(part)
             if size > most:
