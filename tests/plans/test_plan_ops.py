@@ -335,6 +335,11 @@ async def test_a_join_adds_the_columns_of_the_same_id() -> None:
     async with open_engine(endpoints=SCORED) as engine:
         found = await engine.execute(plan, {"user_id": 1})
         assert fields(found) == [(1, 9.0, None), (2, 2.0, "a"), (3, 0.5, "b"), (4, 0.0, None), (5, 0.0, None)]
+        # `explain` names the columns of the right side, whose rows keep them through other ops.
+        (joined,) = [segment for segment in engine.explain(plan).segments if "j" in segment.nodes]
+        (fetched,) = [segment for segment in engine.explain(plan).segments if "f" in segment.nodes]
+        assert set(fetched.writes) <= set(joined.writes)
+        assert len(fetched.writes) == 2
 
 
 async def test_a_join_with_duplicate_right_ids_fails() -> None:

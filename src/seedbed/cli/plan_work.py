@@ -19,6 +19,7 @@ import trio
 from ..columns.code import imports_from
 from ..errors import ConfigError, InvalidPlan, PlanError
 from ..plans.builder import AuthoredPlan
+from ..plans.compile import written_columns
 from ..plans.engine import PlanEngine
 from ..plans.format import parse_plan
 from ..plans.ops import OpRegistry, default_ops
@@ -303,13 +304,12 @@ def show_bench(found: dict[str, Any]) -> None:
 def explanation_data(loaded: LoadedPlan, explained: Explanation) -> dict[str, Any]:
     """The result of `plan explain` as JSON values."""
     plan, costs, nodes = loaded.plan, explained.costs, []
+    written = written_columns(plan, loaded.ops)
     segments = {node: (number, each) for number, each in enumerate(explained.segments) for node in each.nodes}
     for node in plan.nodes:
         number, segment = segments[node.node_id]
-        op = loaded.ops.get(node.op)
-        writes = op.written_keys(node.params) if op is not None else ()
         head = {"node": node.node_id, "op": node.op, "needs": list(node.upstream), "segment": number}
-        tail = {"writes": _key_names(plan.registries, writes), "label": node.params.get("trace")}
+        tail = {"writes": _key_names(plan.registries, written[node.node_id]), "label": node.params.get("trace")}
         nodes.append({**head, "runs": _runs(segment), "endpoint": node.params.get("endpoint"), **tail})
     endpoints = []
     for name in sorted({name for segment in explained.segments for name in segment.endpoints}):

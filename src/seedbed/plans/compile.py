@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..graph import topological_order
 from .format import ON_ERROR
 from .ops import CORE_OPS
+from .opspec import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Fusion = Literal["off", "auto"]
 FUSIONS: Final[tuple[str, ...]] = get_args(Fusion)
 REGEX: Final = "regex"
+_JOIN: Final = "core::join"
 
 
 @attrs.frozen
@@ -139,6 +141,7 @@ class CompiledPlan:
 
     def __init__(self, plan: Plan, ops: OpRegistry, costs: Costs) -> None:
         self.plan = plan
+        self.ops = ops
         self.keys = plan.registries.keys
         positions = {node.node_id: position for position, node in enumerate(plan.nodes)}
         self.steps = tuple(_step(node, plan, ops, costs, positions) for node in plan.nodes)
@@ -217,13 +220,32 @@ class Explanation:
     costs: Costs
 
 
+def written_columns(plan: Plan, ops: OpRegistry) -> dict[str, frozenset[int]]:
+    """The keys that each node writes, by its id; a join writes those that its right side may have."""
+    positions = {node.node_id: position for position, node in enumerate(plan.nodes)}
+    upstream = [[positions[name] for name in node.upstream] for node in plan.nodes]
+    written: dict[str, frozenset[int]] = {}
+    kept: dict[str, frozenset[int]] = {}  # what the rows of a node may have
+    for position in topological_order(upstream):
+        node = plan.nodes[position]
+        op = ops.get(node.op)
+        own: frozenset[int] = frozenset() if op is None else op.written_keys(node.params)
+        if node.op == _JOIN:
+            own |= kept[node.params["rhs"]]
+        written[node.node_id] = own
+        is_new = op is not None and op.gives is Rows.NEW
+        kept[node.node_id] = own if is_new else own.union(*(kept[name] for name in node.upstream))
+    return written
+
+
 def explain(compiled: CompiledPlan, fusion: str, costs: Costs) -> Explanation:
     """Describe how a plan runs."""
-    segments = tuple(_segment(unit, compiled, costs.hop) for unit in compiled.schedule(fusion).units)
+    written = written_columns(compiled.plan, compiled.ops)
+    segments = tuple(_segment(unit, compiled, written, costs.hop) for unit in compiled.schedule(fusion).units)
     return Explanation(plan=compiled.plan.name, fusion=fusion, segments=segments, costs=costs)
 
 
-def _segment(unit: Unit, compiled: CompiledPlan, hop: float) -> SegmentPlan:
+def _segment(unit: Unit, compiled: CompiledPlan, written: Mapping[str, frozenset[int]], hop: float) -> SegmentPlan:
     where, below = "auto", None
     if unit.is_async or unit.always_inline or unit.cost.fixed >= hop:
         where = "loop" if unit.is_async else "inline" if unit.always_inline else "thread"
@@ -234,7 +256,7 @@ def _segment(unit: Unit, compiled: CompiledPlan, hop: float) -> SegmentPlan:
         ops=tuple(step.op.name for step in unit.steps),
         where=where,
         inline_below=below,
-        writes=tuple(compiled.keys[key].name for step in unit.steps for key in sorted(step.writes)),
+        writes=tuple(compiled.keys[key].name for step in unit.steps for key in sorted(written[step.node_id])),
         endpoints=tuple(step.params["endpoint"] for step in unit.steps if "endpoint" in step.params),
         needs=tuple(compiled.steps[position].node_id for position in sorted(unit.outside)),
     )
