@@ -195,6 +195,7 @@ def test_a_finished_dataset_leaves_no_journal(builds: Builds, tmp_path: Path) ->
         trial.run().through  # noqa: B018
         made = Made.read(trial.out)
     parts = {part.name for part in sb.Dataset.open(trial.out).parts}
-    private = {f".seedbed/{name}" for name in ("lock", "manifest.log", "parts", "recipe.yaml")}
-    assert made.files == {*parts, ".seedbed", *private}
+    provenance = {f"provenance/{Path(name).stem}.part" for name in parts}
+    private = {"lock", "manifest.log", "parts", "recipe.yaml", "history", "provenance", *provenance}
+    assert made.files == {*parts, ".seedbed", *(f".seedbed/{name}" for name in private)}
     assert made.lost == set()

@@ -108,7 +108,7 @@ def test_a_partitioned_folder_is_read_back(dataset: sb.Dataset, tmp_path: Path) 
 def test_dropped_rows_can_be_exported(dataset: sb.Dataset, tmp_path: Path) -> None:
     """`dropped` writes the rows that the dataset does not have, with their reasons."""
     assert export(dataset, tmp_path / "dropped.jsonl", dropped=True).rows == 5
-    assert rows_of(tmp_path / "dropped.jsonl")[0]["_error"].startswith("ValueError: no seven")
+    assert rows_of(tmp_path / "dropped.jsonl")[0]["_reason"].startswith("ValueError: no seven")
 
 
 def test_an_empty_dataset_gives_an_empty_file(tmp_path: Path) -> None:
