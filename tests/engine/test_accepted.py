@@ -15,16 +15,18 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import seedbed as sb
 from seedbed.columns.custom import Custom
 from seedbed.store import log
-from seedbed.store.manifest import MANIFEST_NAME, Decided, Placed, decode_record
+from seedbed.store.manifest import MANIFEST_NAME, Decided, Header, Placed, decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from seedbed.observe.events import Event
+    from seedbed.store.manifest import Record
 
 FAST = sb.RunConfig(jitter_seed=1, backoff_base=0.01, backoff_max=0.02, shutdown_error_rate=1.0)
 
@@ -464,3 +466,54 @@ def test_a_damaged_decision_or_file_record_costs_nothing(tmp_path: Path) -> None
         found = sb.Dataset.open(out)
         assert found.to_polars().equals(dataset.to_polars())
         assert len(found.damage()) == 1
+
+
+def change_records(out: Path, change: Callable[[Record], Record | None]) -> None:
+    """Change records of a manifest or remove them, both copies; their checksums are right again afterwards."""
+    path = out / MANIFEST_NAME
+    found = [decode_record(each.payload) for each in log.scan(path.read_bytes()).records]
+    changed = [change(record) for record in found if record is not None]
+    path.write_bytes(b"".join(log.frame(1, encode_record(record)) for record in changed if record is not None))
+
+
+def test_files_after_a_lost_record_are_written_again(tmp_path: Path) -> None:
+    """With both copies of a file's record lost the rows before it are left, and a resume brings all of them back."""
+    out = tmp_path / "out"
+    recipe = sb.Recipe(columns=World().columns(), accept="score")
+    config = attrs.evolve(FAST, buffer_size=6)
+    dataset = build(recipe, 20, out, config=config)
+    change_records(out, lambda each: None if isinstance(each, Placed) and each.number == 2 else each)
+    left = sb.Dataset.open(out)
+    assert not left.complete
+    assert left.to_polars().equals(dataset.to_polars().head(4))
+    again = build(recipe, 20, out, config=config, resume=True)
+    assert again.complete
+    assert again.to_polars().equals(dataset.to_polars())
+    assert sb.Dataset.open(out).damage() == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda each: None if each.number == 1 else each, id="lost"),
+        pytest.param(lambda each: replace(each, stop=2**62), id="rows that its row group does not have"),
+        pytest.param(lambda each: replace(each, stop=each.stop + 1), id="one row too many"),
+    ],
+)
+def test_impossible_decisions_are_rejected(tmp_path: Path, change: Callable[[Decided], Decided | None]) -> None:
+    """Files refer to decisions by their number: with one lost, or about rows that do not exist, nothing is guessed."""
+    out = tmp_path / "out"
+    build(sb.Recipe(columns=World().columns(), accept="score"), 8, out, config=attrs.evolve(FAST, buffer_size=6))
+    change_records(out, lambda each: change(each) if isinstance(each, Decided) else each)
+    with pytest.raises(sb.ManifestError):
+        sb.Dataset.open(out)
+
+
+@pytest.mark.parametrize("name", ["../other", "..", "", "a/b"])
+def test_a_stage_is_never_a_folder_elsewhere(tmp_path: Path, name: str) -> None:
+    """A manifest that names a stage which would be a folder outside of its dataset is rejected."""
+    out = tmp_path / "out"
+    build(sb.Recipe(columns=World().columns(), accept="score"), 2, out)
+    change_records(out, lambda each: replace(each, stages=("a", name)) if isinstance(each, Header) else each)
+    with pytest.raises(sb.ManifestError, match="names a stage"):
+        sb.Dataset.open(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from ..columns.spec import ColumnSpec, ProcessorSpec
 from ..columns.templates import Condition, compile_condition
 from ..errors import ConfigError
 from ..graph import find_cycles, nearest
+from ..store.files import is_stage_name
 from .acceptance import RowRules
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ ROW, PARENT, K = "_row", "_parent", "_k"
 RESERVED = (ROW, PARENT, K)
 # The column that holds the item of `each`, unless the stage names another.
 ITEM = "item"
-# A folder on any system, and a name in templates.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]:
@@ -36,7 +34,7 @@ def _columns(value: Iterable[ColumnSpec] | ColumnSpec) -> tuple[ColumnSpec, ...]
 
 @checks.field_check
 def _stage_name(_: object, __: object, value: Any) -> None:
-    if value != "" and not (isinstance(value, str) and _NAME.fullmatch(value)):
+    if value != "" and not (isinstance(value, str) and is_stage_name(value)):
         raise ConfigError(f"the name of a stage is up to 64 letters, digits and _, a letter first, not {value!r}")
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ..errors import StoreError
 from ..observe.report import Drop
-from .manifest import GroupRecord
+from .manifest import MANIFEST_NAME, GroupRecord
 from .parts import damage, place, read_table, stage
 
 if TYPE_CHECKING:
@@ -26,16 +26,21 @@ if TYPE_CHECKING:
 def next_slices(manifest: Manifest, wanted: int) -> Iterator[tuple[int, int, int]]:
     """Yield what to place so that the dataset has `wanted` rows: a decision, and from which of its rows to which.
 
-    Rows are placed in the order of decisions, so that those after the last placed one follow.
+    Rows are placed in the order of decisions, so that only the decisions from the last placed row on are looked at.
     """
-    done = _placed(manifest)
-    room = wanted - sum(done.values())
-    for at, decision in enumerate(manifest.decisions):
-        start = done.get(at, 0)
-        stop = min(decision.kept, start + room)
+    first, start = 0, 0
+    if manifest.placed:
+        last = manifest.placed[len(manifest.placed) - 1]
+        first, start = last.decision, last.stop
+    room = wanted - manifest.placed_rows
+    for at in range(first, len(manifest.decisions)):
+        if room <= 0:
+            return
+        stop = min(manifest.decisions[at].kept, start + room)
         if start < stop:
             room -= stop - start
             yield at, start, stop
+        start = 0
 
 
 def read_slice(directory: Path, manifest: Manifest, at: int, start: int, stop: int) -> pa.Table:
@@ -44,17 +49,27 @@ def read_slice(directory: Path, manifest: Manifest, at: int, start: int, stop: i
     part = manifest.groups[decision.group].part
     if part is None:
         raise StoreError(f"row group {decision.group} has lost its part: build the dataset again")
-    return read_table(directory, part).take(pa.array(decision.positions()[start:stop], pa.int64()))
+    return _take(read_table(directory, part), decision, start, stop)
 
 
 def read_kept(directory: Path, manifest: Manifest, decision: Decided, columns: Sequence[str]) -> pa.Table:
     """Read columns of the rows that a decision keeps; where the part is lost these are in files."""
     part = manifest.groups[decision.group].part
     if part is not None:
-        return read_table(directory, part, columns).take(pa.array(decision.positions(), pa.int64()))
+        return _take(read_table(directory, part, columns), decision, 0, decision.kept)
     files = [each for _, each in sorted(manifest.placed.items()) if manifest.decisions[each.decision] == decision]
     tables = [read_table(directory, each.part, columns) for each in files]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+def _take(rows: pa.Table, decision: Decided, start: int, stop: int) -> pa.Table:
+    """Rows from `start` to `stop` of those that a decision keeps, of the rows of its row group."""
+    if decision.stop > rows.num_rows:
+        raise StoreError(
+            f"{MANIFEST_NAME!r} has a decision about row {decision.stop - 1:,} of row group {decision.group}, which "
+            f"has {rows.num_rows:,} rows: it is damaged; build the dataset again"
+        )
+    return rows.take(pa.array(decision.positions()[start:stop], pa.int64()))
 
 
 def lose_group(manifest: Manifest, group: GroupRecord) -> str:
@@ -106,7 +121,7 @@ def unplaced_rows(manifest: Manifest) -> int:
     for decision in manifest.decisions:
         decided[decision.group] = max(decision.stop, decided.get(decision.group, 0))
     undecided = sum(max(0, group.rows - decided.get(index, 0)) for index, group in manifest.groups.items())
-    return undecided + manifest.kept_rows - sum(_placed(manifest).values())
+    return undecided + manifest.kept_rows - manifest.placed_rows
 
 
 def _slice(placed: Placed) -> tuple[int, int, int]:

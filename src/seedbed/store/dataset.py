@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from ..errors import ConfigError, PartError, StoreError
+from ..errors import ConfigError, ManifestError, PartError, StoreError
 from ..observe.html import rows_html
 from ..observe.report import REJECTED, TRACE_SCHEMA, Ledger, drop_reasons, traces_frame
 from .accepted import unplaced_rows
@@ -125,10 +125,16 @@ class Dataset:
         The numbers that join them are in `_row` and `_parent` of this stage, and `STAGE._row` and so on of the others.
         A row with several parents is there once for each. Without stages these are the rows.
         """
+        return self._joined(())
+
+    def _joined(self, below: tuple[str, ...]) -> pl.DataFrame:
+        """The same for a stage from which those `below` are made."""
+        if self.stage_name in below:
+            raise ManifestError(f"the stages of {str(self.root)!r} are made from each other: no run wrote that")
         frame, source = self.to_polars(), self._header.source
         if source is None:
             return frame
-        parents = self.stage(source.stage).joined()
+        parents = self.stage(source.stage)._joined((*below, self.stage_name))  # noqa: SLF001
         taken = {"_row", "_parent", "_k"}.union(frame.columns)
         parents = parents.rename({name: f"{source.stage}.{name}" for name in parents.columns if name in taken})
         if source.by is not None:

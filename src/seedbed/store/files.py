@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shutil
 import stat
 import sys
@@ -31,6 +32,7 @@ REPLACED = ".seedbed.replaced.tmp"
 
 # The folder of the stages that are not at the root of a dataset, each with the layout of a dataset.
 STAGES = f"{PRIVATE}/stages"
+_STAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 _SUFFIX = ".tmp"
 # How many links an error names.
@@ -47,6 +49,11 @@ _BINARY = getattr(os, "O_BINARY", 0)
 def stage_folder(name: str) -> str:
     """The folder of a stage that is not at the root."""
     return f"{STAGES}/{name}"
+
+
+def is_stage_name(name: str) -> bool:
+    """True for the name of a stage: a folder on any system, and a name in templates."""
+    return _STAGE_NAME.fullmatch(name) is not None
 
 
 def temporary_name(name: str) -> str:

@@ -25,7 +25,7 @@ from ..runtime import faults
 from . import log
 from .children import Children, SourceSpec, Taken
 from .entries import UsageEntries  # noqa: TC001 - as above
-from .files import PRIVATE, create, exists, open_file, read_file
+from .files import PRIVATE, create, exists, is_stage_name, open_file, read_file
 from .parts import DROPPED, PartRecord, accepted_name, generated_name, internal_name, is_staged_name, part_name
 from .provenance import provenance_name
 from .schema import Conflict, canonical, distinct_conflicts, unify
@@ -197,6 +197,8 @@ class Decided(_Record, frozen=True, kw_only=True, tag="decided"):
     depend on time: the dataset is the first of them. `rejected` are the others, with their positions in the part.
     """
 
+    # Its place among these records, which the writer gives it: each is written twice, and counts once.
+    number: Count = 0
     group: Count
     start: Count
     stop: Count
@@ -362,6 +364,7 @@ class Manifest:
     # Where not every row counts, in order.
     decisions: list[Decided] = attrs.field(factory=list)
     placed: dict[int, Placed] = attrs.field(factory=dict)
+    placed_rows: int = 0
     finished: Finished | None = None
     # Also of a dataset that was grown since: these files are in the root until others replace them.
     published: Published | None = None
@@ -414,10 +417,10 @@ class Manifest:
                 if before is None or (record.revision > before.revision and record.edition == before.edition):
                     self.states = None
             case Decided():
-                if not self.decisions or self.decisions[-1] != record:  # else it is the copy of one
-                    self.decisions.append(record)
-                    self.finished = None
+                self._decide(record)
             case Placed():
+                former = self.placed.get(record.number)
+                self.placed_rows += record.part.rows - (0 if former is None else former.part.rows)
                 self.placed[record.number] = record
                 self.finished = None
             case Finished():
@@ -434,6 +437,20 @@ class Manifest:
         self.is_gapless = self.is_gapless and record.number <= len(self.taken)
         if record.number == len(self.taken):  # else it is the copy of one
             self.taken.append(record)
+            self.finished = None
+
+    def _decide(self, record: Decided) -> None:
+        self.is_gapless = self.is_gapless and record.number <= len(self.decisions)
+        if record.number == len(self.decisions):  # else it is the copy of one
+            self.decisions.append(record)
+            self.finished = None
+
+    def lose_files_after_gap(self) -> None:
+        """Take files of rows that count out if the record of one before them is lost: they are written again."""
+        count = next((at for at in range(len(self.placed)) if at not in self.placed), len(self.placed))
+        if count < len(self.placed):
+            self.placed = {at: self.placed[at] for at in range(count)}
+            self.placed_rows = sum(placed.part.rows for placed in self.placed.values())
             self.finished = None
 
     def records(self) -> Iterator[Record]:
@@ -590,6 +607,7 @@ def parse(data: bytes) -> Manifest:
         else:
             _check_names(record)
             manifest.apply(record)
+    manifest.lose_files_after_gap()
     manifest.damaged = tuple(sorted(damaged))
     return manifest
 
@@ -632,7 +650,11 @@ def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
     if any(before > after for before, after in pairwise((*header.segments, rows))):
         raise ManifestError(f"{str(path)!r} has a header whose segments are not in order")
     if not manifest.is_gapless:
-        raise ManifestError(f"{str(path)!r} has lost which rows stage {header.stage!r} took from another stage")
+        lost = f"stage {header.stage!r} took from another stage" if header.source is not None else "count"
+        raise ManifestError(f"{str(path)!r} has lost which rows {lost}: build the dataset again")
+    for name in (*header.stages, *(() if header.source is None else (header.source.stage,))):
+        if not is_stage_name(name):
+            raise ManifestError(f"{str(path)!r} names a stage that no recipe has: {name!r}")
     try:
         layout = manifest.layout
     except ValueError as error:  # as many numbers as rows
@@ -648,16 +670,19 @@ def _check_layout(path: Path, header: Header, manifest: Manifest) -> None:
     for decision in manifest.decisions:
         rejected = [position for position, _ in decision.rejected]
         inside = all(position in range(decision.start, decision.stop) for position in rejected)
+        decided = manifest.groups.get(decision.group)
+        inside = inside and (decided is None or decided.part is None or decision.stop <= decided.rows)
         if decision.group >= count or decision.start > decision.stop or not inside or len({*rejected}) < len(rejected):
             raise ManifestError(f"{str(path)!r} lists a decision about row group {decision.group} that is not possible")
     ends: dict[int, int] = {}
+    last = 0
     for number, placed in sorted(manifest.placed.items()):
-        known = placed.decision < len(manifest.decisions)
+        known = last <= placed.decision < len(manifest.decisions)
         if not known or placed.start != ends.get(placed.decision, 0) or placed.part.rows != placed.stop - placed.start:
             raise ManifestError(
                 f"{str(path)!r} lists a file {number} of rows that are not those after the file before it"
             )
-        ends[placed.decision] = placed.stop
+        ends[placed.decision], last = placed.stop, placed.decision
 
 
 def lock(directory: Path) -> io.FileIO:

@@ -398,7 +398,7 @@ class DatasetWriter:
     def decide(self, decision: Decided) -> None:
         """Record which rows of a row group count."""
         with self._alone():
-            self._append(decision)
+            self._append(replace(decision, number=len(self._manifest.decisions)))
             faults.reach("rows decided")
 
     def read_rows(self, group: int, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
