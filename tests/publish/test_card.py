@@ -151,3 +151,52 @@ def test_the_command_writes_where_loaders_do_not_look(
     assert "# Two" in (folder / "README.md").read_text()
     assert json.loads((folder / "croissant.json").read_text())["inLanguage"] == ["en"]
     assert [path.suffix for path in questions.path.iterdir() if path.is_file()] == [".parquet"]
+
+
+def test_commands_take_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Export, card and push take the output stage or a named one, and a card describes the columns of that stage."""
+    (tmp_path / "recipe.yaml").write_text(STAGED, encoding="utf-8")
+    data = tmp_path / "data"
+    dataset = sb.build(sb.load_recipe(tmp_path / "recipe.yaml"), rows=5, out=data)
+    readme = make_card(dataset).readme
+    assert "# quiz\n" in readme
+    assert "| `question` | `string` | llm-text, by `small` |" in readme
+    assert "`_parent`" in readme
+    assert main(["card", str(data), "--stage", "docs"]) == 0
+    folder = data / ".seedbed/stages/docs/.seedbed/card"
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert "# quiz: docs\n" in readme
+    assert "| `text` | `string` | llm-text, by `small` |" in readme
+    assert "| `m` | `small` | scripted | 5 |" in readme
+    assert "stages:" in readme  # of the recipe
+    croissant = json.loads((folder / "croissant.json").read_text(encoding="utf-8"))
+    assert {each["name"] for each in croissant["recordSet"][0]["field"]} == {"_row", "text"}
+
+    capsys.readouterr()
+    assert main(["export", str(data), str(tmp_path / "docs.jsonl"), "--stage", "docs"]) == 0
+    lines = (tmp_path / "docs.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == [*dataset.stage("docs").to_polars()["text"]]
+    assert main(["push", str(data), "hf://a/b", "--stage", "docs", "--journal", "--dry-run", "--json"]) == 0
+    sent = [
+        each["name"]
+        for each in json.loads(capsys.readouterr().out.partition("5 rows in")[2].partition("\n")[2])["files"]
+    ]
+    assert sent[0] == "data/train-00000-of-00001.parquet"
+    assert ".seedbed/recipe.yaml" in sent
+    for command in (["export", str(data), "x.csv"], ["card", str(data)], ["push", str(data), "hf://a/b", "--dry-run"]):
+        assert main([*command, "--stage", "dosc"]) == 2
+        assert "no stage 'dosc'; it has 'docs', 'asked'" in capsys.readouterr().err
+
+
+STAGED = """
+name: quiz
+models:
+  m: {type: scripted, model: small}
+stages:
+  - name: docs
+    columns: [{name: text, type: llm-text, model: m, prompt: "Write."}]
+  - name: asked
+    from: docs
+    each: 2
+    columns: [{name: question, type: llm-text, model: m, prompt: "Ask about {{ text }}"}]
+"""

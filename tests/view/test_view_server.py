@@ -238,6 +238,43 @@ async def _huge() -> str:
     return "x" * 5_000_000
 
 
+def test_columns_named_like_those_of_the_database(tmp_path: Path) -> None:
+    """Pages, cells, filters and orders are right for columns whose names DuckDB or its queries here use."""
+    names = ("file_index", "File_Row_Number", "__row")
+    columns = [sb.Column(name, _backwards, kind="from_scratch", dtype=int) for name in names]
+    sb.build(columns, rows=100, out=tmp_path / "data", config=sb.RunConfig(buffer_size=10))
+    with open_server(tmp_path / "data") as server:
+        found = server.get("d/data/rows", offset=8, limit=4)
+        assert found["rows"] == [[number] * 3 for number in (991, 990, 989, 988)]
+        assert server.get("d/data/rows", where="file_index = 915 OR __row = 999")["numbers"] == [0, 84]
+        assert server.get("d/data/rows", sort="File_Row_Number", limit=2)["numbers"] == [99, 98]
+        bearer = {"Authorization": f"Bearer {server.token}"}
+        assert server.request("/api/d/data/cell?number=57&column=file_index", bearer)[2] == b"942"
+
+
+def _backwards(rows: range) -> list[int]:
+    return [1_000 - 1 - row for row in rows]
+
+
+def test_cost_of_stages(tmp_path: Path) -> None:
+    """Each stage has its part of the cost, on the page of whichever stage."""
+    model = {"type": "scripted", "input_price": 1000, "output_price": 1000}
+    stages = [
+        {"name": "docs", "columns": [{"name": "text", "type": "llm-text", "model": "m", "prompt": "Write."}]},
+        {"name": "asked", "from": "docs", "each": 2}
+        | {"columns": [{"name": "question", "type": "llm-text", "model": "m", "prompt": "Ask about {{ text }}"}]},
+    ]
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"models": {"m": model}, "stages": stages}), encoding="utf-8")
+    dataset = sb.build(sb.load_recipe(recipe), rows=6, out=tmp_path / "data")
+    assert list(dataset.stage("docs").report.usage) == ["text"]
+    with open_server(tmp_path / "data") as server:
+        found = server.get("d/data/cost")
+        assert {each["stage"]: each["calls"] for each in found["stages"]} == {"docs": 6, "asked": 12}
+        assert sum(each["cost"] for each in found["stages"]) == pytest.approx(found["models"][0]["cost"])
+        assert server.get("d/data@docs/cost") == found
+
+
 def test_datasets_below_the_current_folder(tmp_path: Path) -> None:
     """Without a directory the server finds datasets below the current one, and follows no link."""
     write_rows(tmp_path / "one", 10)

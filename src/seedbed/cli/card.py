@@ -9,7 +9,7 @@ import attrs
 from cyclopts import Group, Parameter
 
 from .exit_codes import ExitCode
-from .options import Flag, Machine, Several
+from .options import Flag, Machine, Several, open_dataset
 
 if TYPE_CHECKING:
     from ..publish.card import CardOptions
@@ -44,7 +44,9 @@ class CardText:
         )
 
 
-def card(directory: Path, /, *, text: CardText = CardText(), machine: Machine = Machine()) -> int:
+def card(
+    directory: Path, /, *, stage: str | None = None, text: CardText = CardText(), machine: Machine = Machine()
+) -> int:
     """Write the card of a dataset: README.md for the Hugging Face hub, and a description as Croissant 1.1.
 
     Both name recipe, models, seed, counts, cost and drops. They are written to .seedbed/card/ of the directory, and
@@ -54,13 +56,15 @@ def card(directory: Path, /, *, text: CardText = CardText(), machine: Machine = 
     ----------
     directory
         The directory of a dataset, finished or not.
+    stage
+        Take this stage of a dataset of several, and not that at its root.
 
     """
     from ..publish.card import make_card
-    from ..store.dataset import Dataset
     from . import output
 
-    paths = make_card(Dataset.open(directory), text.options()).write(directory)
+    dataset = open_dataset(directory, stage)
+    paths = make_card(dataset, text.options()).write(dataset.path)
     if machine.json:
         output.print_json({"files": list(map(str, paths))})
     else:
@@ -74,6 +78,7 @@ def push(
     target: str,
     /,
     *,
+    stage: str | None = None,
     private: Flag = False,
     journal: Flag = False,
     dropped: Flag = False,
@@ -92,6 +97,8 @@ def push(
         The directory of a dataset, finished or not.
     target
         hf://org/name, or hf://org/name@branch; it is created if there is none.
+    stage
+        Take this stage of a dataset of several, and not that at its root.
     private
         Create it private.
     journal
@@ -107,11 +114,10 @@ def push(
     from rich.filesize import decimal
 
     from ..publish.hub import push as send
-    from ..store.dataset import Dataset
     from . import output
 
     found = send(
-        Dataset.open(directory),
+        open_dataset(directory, stage),
         target,
         card=text.options(),
         private=private or None,

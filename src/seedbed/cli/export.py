@@ -10,7 +10,7 @@ import attrs
 from cyclopts import Parameter
 
 from .exit_codes import ExitCode
-from .options import Flag, Machine, RowCount, Several, named_values
+from .options import Flag, Machine, RowCount, Several, named_values, open_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,7 @@ def export(
     columns: Annotated[Several, Parameter(name=["--column", "-c"])] = (),
     rows_per_file: RowCount | None = None,
     partition_by: Several = (),
+    stage: str | None = None,
     dropped: Flag = False,
     overwrite: Flag = False,
     storage: Several = (),
@@ -52,6 +53,8 @@ def export(
         Write a folder of files with so many rows each.
     partition_by
         Write a folder of parquet files with a subfolder for each value of this column. May be repeated.
+    stage
+        Take this stage of a dataset of several, and not that at its root.
     dropped
         Write the dropped rows in place of the dataset, with their reasons.
     overwrite
@@ -65,7 +68,7 @@ def export(
 
     with _progress(quiet=machine.json) as on_progress:
         found = write(
-            directory,
+            open_dataset(directory, stage),
             target,
             format=format,
             columns=columns or None,

@@ -10,7 +10,7 @@ import attrs
 import msgspec
 from cyclopts import Parameter
 
-from .options import Flag, Machine
+from .options import Flag, Machine, open_dataset
 
 if TYPE_CHECKING:
     import polars as pl
@@ -54,15 +54,13 @@ def inspect(
 
     """
     from ..observe.report import profile_frame
-    from ..store.dataset import Dataset, load_traces
+    from ..store.dataset import load_traces
     from ..store.manifest import is_being_written, read
     from ..store.values import python_rows
     from . import output
     from .exit_codes import ExitCode
 
-    dataset = Dataset.open(directory)
-    if stage is not None:
-        dataset = _stage(dataset, stage)
+    dataset = open_dataset(directory, stage)
     found = _facts(dataset, read(dataset.path))
     found["running"] = is_being_written(directory)
     damage = dataset.damage() if verify else ()
@@ -90,15 +88,6 @@ def inspect(
     elif profile:
         _print_profile(profiles)
     return code
-
-
-def _stage(dataset: Dataset, name: str) -> Dataset:
-    from ..errors import ConfigError
-
-    try:
-        return dataset.stage(name)
-    except KeyError as error:
-        raise ConfigError(error.args[0]) from None
 
 
 def _facts(dataset: Dataset, manifest: Manifest) -> dict[str, Any]:

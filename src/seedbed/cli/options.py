@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..columns.spec import Grants
     from ..observe.events import Event
+    from ..store.dataset import Dataset
 
 
 RecipeFile = Annotated[Path, Parameter(help="A recipe file: YAML, TOML or JSON.")]
@@ -47,6 +48,18 @@ def _row_count(_type: Any, tokens: Sequence[Token]) -> int:
         return row_count(tokens[0].value, where=f"{tokens[0].keyword} takes")
     except ConfigError as error:
         raise ValueError(str(error)) from None  # of which the parser of the command line makes a message
+
+
+def open_dataset(directory: Path, stage: str | None) -> Dataset:
+    """The dataset of a directory or, for `--stage`, that of one of its stages."""
+    from ..errors import ConfigError
+    from ..store.dataset import Dataset
+
+    dataset = Dataset.open(directory)
+    try:
+        return dataset if stage is None else dataset.stage(stage)
+    except KeyError as error:
+        raise ConfigError(error.args[0]) from None
 
 
 RowCount = Annotated[int, Parameter(converter=_row_count)]

@@ -79,8 +79,10 @@ def make_card(
 ) -> Card:
     """Describe a dataset. `files` are the names that its parts have where it is published, if they are others."""
     options = options or CardOptions()
-    recipe = _recipe(dataset.path)
-    title = options.title or str(recipe.data.get("name") or dataset.path.resolve().name)
+    recipe = _recipe(dataset.root)
+    title = options.title or str(recipe.data.get("name") or dataset.root.resolve().name)
+    if dataset.path != dataset.root and options.title is None:
+        title += f": {dataset.stage_name}"
     named = tuple(files) if files is not None else tuple((part.name, part) for part in dataset.parts)
     facts = _Facts(dataset=dataset, report=dataset.report, recipe=recipe, options=options, title=title, files=named)
     return Card(readme=_readme(facts), croissant=json.dumps(_croissant(facts), indent=2, ensure_ascii=False) + "\n")
@@ -96,6 +98,12 @@ class _Recipe:
     def listed(self, name: str) -> list[Mapping[str, Any]]:
         found = self.data.get(name)
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    def columns(self) -> list[Mapping[str, Any]]:
+        """The columns of all stages, whose names differ."""
+        staged = (stage.get("columns") for stage in self.listed("stages"))
+        found = (each for columns in staged if isinstance(columns, list) for each in columns if isinstance(each, dict))
+        return [*self.listed("columns"), *found]
 
     def models(self) -> dict[str, Mapping[str, Any]]:
         found = self.data.get("models")
@@ -187,20 +195,27 @@ def _pattern(names: Sequence[str]) -> str:
 
 
 def _columns(facts: _Facts) -> Iterator[tuple[str, str, str]]:
-    how = dict(_generated(facts.recipe))
+    how = _generated(facts)
     for field in facts.dataset.arrow_schema:
         yield f"`{field.name}`", f"`{_type(field.type)}`", how.get(field.name, "")
 
 
-def _generated(recipe: _Recipe) -> Iterator[tuple[str, str]]:
-    """How each column of the recipe was generated, in a few words."""
-    models = recipe.models()
-    for column in recipe.listed("columns"):
+def _generated(facts: _Facts) -> dict[str, str]:
+    """How each column was generated, in a few words, as far as the recipe says it."""
+    found: dict[str, str] = {}
+    if facts.dataset.stages:
+        found["_row"] = "number of the row, which rows made from it have as `_parent`"
+    if (parent := facts.dataset.parent_stage) is not None:
+        found["_parent"] = f"the row of stage `{_inline(parent)}` that it was made from, or the rows"
+        found["_k"] = "number of the row among those with the same `_parent`"
+    models = facts.recipe.models()
+    for column in facts.recipe.columns():
         kind, name = column.get("type"), str(column.get("name"))
         used = column.get("model")
         model = models.get(used, {}).get("model", used) if isinstance(used, str) else None
         source = f" from `{_inline(str(column['of']))}`" if isinstance(column.get("of"), str) else ""
-        yield name, f"{kind}{source}" + (f", by `{_inline(str(model))}`" if model else "")
+        found[name] = f"{kind}{source}" + (f", by `{_inline(str(model))}`" if model else "")
+    return found
 
 
 def _type(dtype: pa.DataType) -> str:
@@ -352,7 +367,7 @@ def _croissant(facts: _Facts) -> dict[str, Any]:
     header = read_manifest(facts.dataset.path).header
     assert header is not None  # as above
     options = facts.options
-    how = dict(_generated(facts.recipe))
+    how = _generated(facts)
     files: list[Any] = [
         {
             "@type": "cr:FileObject",

@@ -65,7 +65,7 @@ def push(
     found = _TARGET.fullmatch(target)
     if found is None:
         raise ConfigError(f"a dataset is pushed to hf://org/name or hf://org/name@branch, not to {target!r}")
-    check_links(dataset.path)
+    check_links(dataset.root)
     repository, revision = found["repo"], found["revision"] or "main"
     files = tuple(_files(dataset, card, journal=journal, dropped=dropped))
     if dry_run:
@@ -132,14 +132,15 @@ def _files(dataset: Dataset, card: CardOptions | None, *, journal: bool, dropped
         content = _parquet(dataset)
         yield Sent("dropped/dropped.parquet", len(content), content)
     # Cells of image columns name these files.
-    folders = [path / PRIVATE / "images"]
+    root = dataset.root
+    folders = [root / PRIVATE / "images"]
     listed = [file for folder in folders if folder.is_dir() for file in sorted(folder.rglob("*")) if file.is_file()]
     if journal:
-        private = path / PRIVATE
+        private = root / PRIVATE
         listed += [private / name for name in _JOURNAL if (private / name).is_file()]
         listed += sorted(private.glob("journal-*.log"))
     for file in listed:
-        yield Sent(file.relative_to(path).as_posix(), file.stat().st_size, file)
+        yield Sent(file.relative_to(root).as_posix(), file.stat().st_size, file)
 
 
 def _parquet(dataset: Dataset) -> bytes:

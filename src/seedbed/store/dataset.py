@@ -263,7 +263,12 @@ class Dataset:
         ledger.conflicts = list(map(str, self.conflicts))
         journal = inspect_journal(self.root, commits=manifest.commits)
         # The usage since the last checkpoint is in the journal only.
-        ledger.take_over((*manifest.usage, *(journal.usage if journal else ())))
+        used = (*manifest.usage, *(journal.usage if journal else ()))
+        if self.path != self.root:
+            # The latest figures of all stages are in the root; of this one they are those of its columns.
+            own = header.fingerprint.get("uses", {})
+            used = tuple(entry for entry in (*used, *read(self.root).usage) if entry[0] in own)
+        ledger.take_over(used)
         layout = manifest.layout
         requested = header.rows if header.source is None else layout.rows
         if header.candidates is None:

@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -123,6 +123,13 @@ class Table:
         self._files = [str(root / part.name) for part in dataset.parts]
         self._ends = list(accumulate(part.rows for part in dataset.parts))
         self.rows = self._ends[-1] if self._ends else 0
+        taken = {name.lower() for name in dataset.schema}
+        # Columns of the dataset may have the names by which DuckDB numbers files and rows: then its rows are counted.
+        self._is_counted = not taken.isdisjoint(("file_index", "file_row_number"))
+        # The beginning of names of ours, which no column of the dataset has.
+        self._own = next(
+            mark for mark in map("_".__mul__, count(2)) if not any(name.startswith(mark) for name in taken)
+        )
         conflicting = {conflict.column for conflict in dataset.conflicts}
         self.kinds = {
             name: "conflict" if name in conflicting else display_kind(dtype, (types or {}).get(name, ""))
@@ -145,13 +152,18 @@ class Table:
         files = sorted({part for part, _ in places.values()})
         cells: dict[int, list[Any]] = {}
         if stored:
-            at = {part: position for position, part in enumerate(files)}
-            keys = {(at[part] << 32) + position: number for number, (part, position) in places.items()}
+            if self._is_counted:
+                at = dict(
+                    zip(files, accumulate((self.dataset.parts[part].rows for part in files), initial=0), strict=False)
+                )
+            else:
+                at = {part: position << 32 for position, part in enumerate(files)}
+            keys = {at[part] + position: number for number, (part, position) in places.items()}
             columns = ", ".join(self._projected(name, longest) for name in self.kinds)
             listed = ", ".join(map(str, keys))
             found = self._database.run(
-                f"SELECT (file_index << 32) + file_row_number AS __key, {columns} FROM read_parquet(?, "
-                f"union_by_name=true) WHERE (file_index << 32) + file_row_number IN ({listed})",
+                f"SELECT ({self._own}file << 32) + {self._own}row AS {self._own}key, {columns} FROM ({self._source}) "
+                f"WHERE ({self._own}file << 32) + {self._own}row IN ({listed})",
                 [[self._files[part] for part in files]],
             )
             for key, *values in found.iter_rows():
@@ -174,7 +186,7 @@ class Table:
             name = _quoted(column)
             column_sql = name if self.kinds[column] in ("binary", "image") else f"{name}::VARCHAR"
             found = self._database.run(
-                f"SELECT {column_sql} AS value FROM read_parquet(?) WHERE file_row_number = {position}",
+                f"SELECT {column_sql} AS value FROM ({self._source}) WHERE {self._own}row = {position}",
                 [[self._files[part]]],
             )
             value = found["value"][0] if found.height else None
@@ -190,7 +202,13 @@ class Table:
 
     @property
     def _source(self) -> str:
-        return "SELECT *, file_index AS __file, file_row_number AS __row FROM read_parquet(?, union_by_name=true)"
+        place = (
+            f"0 AS {self._own}file, row_number() OVER () - 1 AS {self._own}row"
+            if self._is_counted
+            else f"file_index AS {self._own}file, file_row_number AS {self._own}row"
+        )
+        # A condition that is added applies to rows that are numbered already.
+        return f"SELECT * FROM (SELECT *, {place} FROM read_parquet(?, union_by_name=true))"
 
     def hits(self, query: Query) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]]:
         """Yield the numbers of the rows that a query selects, chunk by chunk, with the values to sort them by."""
@@ -203,12 +221,12 @@ class Table:
                 conditions = [f"regexp_matches({self._text(name)}, ?, 'i')" for name in searched] or ["false"]
                 parameters += [re.escape(query.text)] * len(searched)
             sql = self._source + (f" WHERE {' OR '.join(conditions)}" if conditions else "")
-            key = f", {self._sort_key(query.sort)} AS __sort" if query.sort else ""
-            wanted = f"__file, __row{key}"
+            key = f", {self._sort_key(query.sort)} AS {self._own}sort" if query.sort else ""
+            wanted = f"{self._own}file, {self._own}row{key}"
             found = self._database.run(sql, parameters, query.where, wanted)
-            starts = np.array([0, *self._ends], np.int64)[start + found["__file"].to_numpy().astype(np.int64)]
-            numbers = (starts + found["__row"].to_numpy()).astype(kind)
-            yield numbers, sort_keys(found["__sort"], descending=query.descending) if query.sort else None
+            starts = np.array([0, *self._ends], np.int64)[start + found[f"{self._own}file"].to_numpy().astype(np.int64)]
+            numbers = (starts + found[f"{self._own}row"].to_numpy()).astype(kind)
+            yield numbers, sort_keys(found[f"{self._own}sort"], descending=query.descending) if query.sort else None
         # Rows of open row groups have no types yet: text is searched in them, expressions are not evaluated.
         if self.open_rows and not query.where:
             text = query.text.lower()

@@ -12,6 +12,7 @@ import msgspec
 from ..columns.templates import compile_template
 from ..errors import SeedbedError
 from ..graph import Kind, build_graph
+from ..observe.report import Usage
 from ..observe.svg import layout_graph
 from ..store.dataset import Dataset
 from ..store.entries import Failed, Finished, Purpose
@@ -220,7 +221,11 @@ def drops(directory: Path, dataset: Dataset) -> dict[str, Any]:
 
 
 def cost(directory: Path, dataset: Dataset) -> dict[str, Any]:
-    """Calls, tokens and cost by column and by model, of all runs, and wasted work of those that have a log."""
+    """Calls, tokens and cost by column, model and stage, of all runs, and wasted work of those that have a log.
+
+    They are those of the whole directory for each of its stages; the dataset at the root has them all.
+    """
+    dataset = Dataset.open(directory) if dataset.path != dataset.root else dataset
     report = dataset.report
     lost: dict[str, dict[str, float]] = {}
     for run in history_runs(directory):
@@ -241,9 +246,17 @@ def cost(directory: Path, dataset: Dataset) -> dict[str, Any]:
             for name, used in sorted(usage.items(), key=lambda item: -item[1].cost)
         ]
 
+    stages: dict[str, Usage] = {}
+    if dataset.stages:
+        of_column = {each["name"]: each.get("stage") for each in describe(directory).columns}
+        for column, used in report.usage.items():
+            stage = of_column.get(column)
+            if isinstance(stage, str) and stage in dataset.stages:
+                stages[stage] = stages.get(stage, Usage()) + used
     return {
         "columns": listed(report.usage, "column"),
         "models": listed(report.model_usage, "model"),
+        "stages": listed(stages, "stage"),
         "wasted": [{"column": name, **figures} for name, figures in lost.items()],
         "rows": dataset.rows,
     }
