@@ -355,3 +355,20 @@ async def test_the_backoff_of_connections_is_policy(autojump_clock: MockClock) -
             attempts[maximum] = len(server.attempts)
             nursery.cancel_scope.cancel()
     assert attempts[100] > 2 * attempts[10_000]
+
+
+async def test_a_server_that_repeats_the_login_does_not_show_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even with its quotes and backslashes escaped, as Python shows a list."""
+    monkeypatch.setenv("PASSWORD", "sec\\ret'\"")
+
+    async def repeat(stream: trio.SocketStream) -> None:
+        async for data in stream:
+            await stream.send_all(data)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, repeat, 0)
+        port = listeners[0].socket.getsockname()[1]
+        endpoint = Endpoint(id="ep_1", name="r", kind="redis", host="127.0.0.1", port=port, password_env="PASSWORD")
+        with pytest.raises(ConnectionRefusedError, match=r"rejected the password of PASSWORD: list$"):
+            await connector(endpoint)("127.0.0.1", port)
+        nursery.cancel_scope.cancel()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,16 +157,35 @@ def test_sigterm_drains(tmp_path: Path, workers: str) -> None:
 
 
 def test_a_caller_that_disconnects_cancels_its_request(tmp_path: Path) -> None:
-    """Over a real connection: the request does not run until its deadline, and the server goes on."""
+    """It ends by itself, or because it sends a head without an end behind its request; the server goes on."""
     wait = node("w", "test::sleep", "s", duration_ms=50_000)
     write(tmp_path / "hold.json", document("hold", node("s", "test::fixed_source", row_count=4), wait))
+    request = b'POST /plans/hold HTTP/1.1\r\nhost: a\r\ncontent-length: 14\r\n\r\n{"user_id": 1}'
     with serving(tmp_path, "--deadline-ms", "60000") as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as caller:
-            body = b'{"user_id": 1}'
-            caller.sendall(b"POST /plans/hold HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-            eventually(lambda: server.metric("seedbed_requests_running") == 1)
-        eventually(lambda: server.metric('seedbed_plan_requests_total{plan="hold",code="DISCONNECTED"}') == 1)
-        assert server.metric("seedbed_requests_running") == 0
+        for count, more in enumerate((b"", b"GET / HTTP/1.1\r\nx: " + b"x" * 100_000), 1):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as caller:
+                caller.sendall(request)
+                eventually(lambda: server.metric("seedbed_requests_running") == 1)
+                if more:
+                    caller.sendall(more)
+                    with suppress(ConnectionResetError):  # what it sent was not read
+                        assert caller.recv(1_000) == b""
+            ended = 'seedbed_plan_requests_total{plan="hold",code="DISCONNECTED"}'
+            eventually(lambda ended=ended, count=count: server.metric(ended) == count)
+            assert server.metric("seedbed_requests_running") == 0
+
+
+def test_connections_have_a_limit(tmp_path: Path) -> None:
+    """Those above it are closed at once, even if they ask for nothing; an end makes room for another."""
+    write(tmp_path / "simple.json", taking(3))
+    with serving(tmp_path, "--max-connections", "4") as server:
+        address = ("127.0.0.1", server.port)
+        with ExitStack() as idle:
+            for _ in range(4):
+                idle.enter_context(socket.create_connection(address, timeout=30))
+            with socket.create_connection(address, timeout=5) as one_more, suppress(ConnectionResetError):
+                assert one_more.recv(1) == b""
+        eventually(lambda: server.ask("GET", "/readyz")[0] == 200)
 
 
 def test_sighup_takes_over_changes_at_once(tmp_path: Path) -> None:

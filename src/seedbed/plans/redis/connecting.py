@@ -72,8 +72,10 @@ class Connector:
                     raise ConnectionError("the server closed the connection during the login")
                 reader.feed(data)
             if reply != "OK":
-                # A server, or what pretends to be one, could repeat what it was sent.
-                said = str(reply).replace(self.password, _HIDDEN) if self.password else str(reply)
+                # A server, or what pretends to be one, could repeat what it was sent. Of a list Python would show the
+                # password with its quotes and backslashes escaped, which is not found then.
+                said = str(reply) if isinstance(reply, str | Exception) else type(reply).__name__
+                said = said.replace(self.password, _HIDDEN) if self.password else said
                 raise ConnectionRefusedError(f"the server rejected {what}: {said:.200}")
 
 

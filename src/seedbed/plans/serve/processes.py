@@ -108,7 +108,7 @@ class ServerConfig:
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with two limits that it lacks: the time until a request is whole, and the size of its head."""
+    """uvicorn's protocol with limits that it lacks: connections, time until a request is whole, size of its head."""
 
     header_timeout = 10.0
     _timer: asyncio.TimerHandle | None = None  # while a request is not whole
@@ -117,7 +117,11 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # uvicorn rejects only requests above its limit, and so holds any number of connections without one.
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            return transport.abort()
         self._timer = self.loop.call_later(self.header_timeout, transport.close)
+        return None
 
     def data_received(self, data: bytes) -> None:
         # The first bytes of a further request on an idle connection.
@@ -125,7 +129,8 @@ class _Protocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.header_timeout, self.transport.close)
         self._head_size += len(data)
         super().data_received(data)
-        if self._head_size > _LARGEST_HEAD and self._timer is not None and not self._in_body:
+        # Also the head of a request that was sent before the one before it was answered, for which no timer runs yet.
+        if self._head_size > _LARGEST_HEAD and not self._in_body:
             self.transport.close()
 
     def on_headers_complete(self) -> None:
