@@ -159,7 +159,7 @@ def test_two_tools_of_one_name_are_an_error() -> None:
 
 async def later(x: int) -> int:
     """Answers after a while."""
-    await trio.sleep(100)
+    await trio.sleep(30)
     return x
 
 
@@ -599,3 +599,35 @@ def test_edited_code_of_a_tool_is_a_change_of_the_recipe(tmp_path: Path) -> None
     sb.build(recipe(one), rows=2, out=tmp_path / "out")
     with pytest.raises(sb.errors.SeedbedError, match=r"columns\.x\.tools\[0\]: its code was edited"):
         sb.build(recipe(other), rows=4, out=tmp_path / "out", resume=True)
+
+
+def test_a_tool_runs_without_a_permit() -> None:
+    """A retried cell has the model's answer already: while its tool runs, other cells use the only permit."""
+    running: list[str] = []
+    most = 0
+
+    async def look(name: str) -> str:
+        nonlocal most
+        if name not in tried:
+            tried.add(name)
+            raise Retryable("later")
+        running.append(name)
+        most = max(most, len(running))
+        await trio.sleep(30)
+        running.remove(name)
+        return name
+
+    def answer(request: ChatRequest) -> ChatAnswer:
+        return calling(("look", {"name": request.messages[0].content}))(request)
+
+    def numbers(rows: range) -> list[int]:
+        return list(rows)
+
+    tried: set[str] = set()
+    spec = LLMText("x", model="m", prompt="Row {{ n }}", tools=look)
+    model = Scripted(answers=answer, max_parallel_requests=1)
+    recipe = sb.Recipe(columns=[sb.Custom("n", numbers), spec], models={"m": model})
+    with virtual_time():
+        found = sb.preview(recipe, rows=4).to_polars()["x"].to_list()
+    assert found == [f"Row {n} | done" for n in range(4)]
+    assert most == 4

@@ -294,6 +294,8 @@ class Context:
                     "again; see what it has done, then retry the row with --retry-dropped, or leave it out"
                 )
             return known
+        # After answers of an earlier attempt the permit of this one is unused; other cells call while the tool runs.
+        self.give_back()
         if not is_idempotent:
             await self._intend(name, key)
             task.answers = {**(task.answers or {}), key: None}
@@ -427,6 +429,7 @@ class Context:
         permit, self._task.permit = self._task.permit, None
         if permit is not None:
             permit.unused()
+            self._services.wake()
 
     @contextmanager
     def _timeout_suspended(self) -> Iterator[None]:
