@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from plan_helpers import FakeEndpoint, node, plan_of
-from serving import call, document, write
+from serving import call, document, taking, write
 
 from seedbed.errors import NodeFailed
 from seedbed.plans.endpoint import Endpoint
@@ -109,3 +109,22 @@ async def test_a_failed_request_has_the_spans_of_what_ran(
     assert [each.name for each in below] == ["node v", "HGETALL ep_0001"]
     assert request.status.status_code is StatusCode.ERROR
     assert ends[0].code == "NODE_FAILED"
+
+
+async def test_telemetry_that_fails_changes_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests are answered, new versions are taken over after their warm-up requests, and one error is logged."""
+
+    def fail(_end: RequestEnd) -> None:
+        raise RuntimeError("the exporter is down")
+
+    write(tmp_path / "simple.json", taking(3))
+    write(tmp_path / "simple.warmup.json", [{"user_id": 1}])
+    served = app(tmp_path, on_request=fail)
+    async with served.open():
+        for count in (3, 2):
+            write(tmp_path / "simple.json", taking(count))
+            await served.service.catalog.refresh(served.service.engine)
+            found = await call(served, "POST", "/plans/simple", {"user_id": 1})
+            assert (found.status, len(found.json["candidates"])) == (200, count)
+        assert (await call(served, "POST", "/plans/simple", {"user_id": -1})).status == 400
+    assert [record.exc_text is not None and "exporter" in record.exc_text for record in caplog.records] == [True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import math
 import os
 import secrets
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from .redis import EndpointSource
     from .registries import Registries
     from .request import Trace
+
+logger = logging.getLogger("seedbed")
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -127,12 +130,14 @@ class PlanEngine:
     fusion: Fusion = attrs.field(default="auto", validator=checks.one_of(*FUSIONS))
     grace: float = attrs.field(default=5.0, validator=checks.at_least(0, "seconds"))
     costs: Costs = DEFAULT_COSTS
-    # Called at the end of every request, for metrics and traces of other systems; all requests are traced then.
+    # Called at the end of every request, for metrics and traces of other systems; all requests are traced then. The
+    # first error that it raises is logged.
     on_request: Callable[[RequestEnd], object] | None = None
 
     drained: DrainReport | None = attrs.field(default=None, init=False)
     _outcomes: Counter[str] = attrs.field(factory=Counter, init=False)
     _late_results: int = attrs.field(default=0, init=False)
+    _report_failed: bool = attrs.field(default=False, init=False)
     # By the identity of the plan, which the entry holds so that no other plan can get it; the oldest first.
     _compiled: dict[int, CompiledPlan] = attrs.field(factory=dict, init=False)
     # By the name of the plan, so that one that is loaded again keeps what was learnt.
@@ -277,7 +282,13 @@ class PlanEngine:
             seconds=self._clock() - arrival,
             trace=traces[0] if traces else None,
         )
-        self.on_request(end)
+        try:
+            self.on_request(end)
+        except Exception:
+            # Whatever collects metrics and traces must change no answer, and fill no log while it fails.
+            if not self._report_failed:
+                self._report_failed = True
+                logger.exception("on_request raised; the request was answered all the same, and so are further ones")
 
     async def _answer(
         self,

@@ -162,6 +162,8 @@ class Catalog:
                 await engine.execute(found.plan, request, deadline=_WARMUP_SECONDS)
             except PlanError as error:
                 return ((error.code, f"$[{position}]", f"warm-up request {position} failed: {error}"),)
+            except Exception as error:  # noqa: BLE001  nothing that a new version does may end the service
+                return (_raised(error),)
         return ()
 
     async def _activate(self, found: Found) -> None:
