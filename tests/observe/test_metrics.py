@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+import trio.testing
 
 import seedbed as sb
-from seedbed.observe.events import RowGroupFinished
+from seedbed.observe.events import BuildStarted, RowGroupFinished
 from seedbed.observe.metrics import Metrics, exposition
 from seedbed.testing import serve_openai_sync
 
@@ -63,13 +64,13 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 def test_names_and_labels_have_the_form_of_prometheus() -> None:
     """Labels are quoted and escaped; a histogram has cumulative buckets, sum and count."""
     metrics = Metrics({"calls_total": ("counter", "Calls."), "seconds": ("histogram", "Seconds.")}, buckets=(1, 2))
-    metrics.add("calls_total", ("model", 'a "b"\nc'))
+    metrics.add("calls_total", ("model", 'a "b"\nc\t\\'))
     for value in (0.5, 1.5, 5.0):
         metrics.observe("seconds", value)
     assert exposition(metrics.help, metrics.samples).splitlines() == [
         "# HELP calls_total Calls.",
         "# TYPE calls_total counter",
-        'calls_total{model="a \\"b\\"\\nc"} 1',
+        'calls_total{model="a \\"b\\"\\nc\t\\\\"} 1',
         "# HELP seconds Seconds.",
         "# TYPE seconds histogram",
         'seconds_bucket{le="1"} 1',
@@ -78,6 +79,16 @@ def test_names_and_labels_have_the_form_of_prometheus() -> None:
         "seconds_count 3",
         "seconds_sum 7",
     ]
+
+
+async def test_metrics_closed_before_they_are_served() -> None:
+    """A build that ends at once, before its port is served, ends as any other."""
+    metrics = sb.BuildMetrics(0)
+    metrics(BuildStarted(time=0.0, rows=0, row_groups=0, columns=()))
+    metrics.close()
+    await trio.testing.wait_all_tasks_blocked()
+    with closing(sb.BuildMetrics(metrics.port)):
+        pass
 
 
 def test_readers_are_closed_however_a_build_ends(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from view_helpers import HOSTILE, Server, open_server, write_rows
 
 import seedbed as sb
+from seedbed.view.report import make_report, write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -273,6 +274,8 @@ def test_cost_of_stages(tmp_path: Path) -> None:
         assert {each["stage"]: each["calls"] for each in found["stages"]} == {"docs": 6, "asked": 12}
         assert sum(each["cost"] for each in found["stages"]) == pytest.approx(found["models"][0]["cost"])
         assert server.get("d/data@docs/cost") == found
+    # The page of a report has the rows of one stage, and no links to others.
+    assert b'"stages":[],"conflicts"' in make_report(tmp_path / "data")
 
 
 def test_datasets_below_the_current_folder(tmp_path: Path) -> None:
@@ -338,6 +341,14 @@ def test_the_report_is_one_file(built: Path, tmp_path: Path) -> None:
     assert HOSTILE not in text
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert out.stat().st_size < 2_000_000
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    """Missing folders are created; what is in the way is named."""
+    dataset = write_rows(tmp_path / "data", 10)
+    assert write_report(dataset, tmp_path / "new" / "report.html") > 0
+    with pytest.raises(sb.StoreError, match=r"cannot be written to .*number"):
+        write_report(dataset, tmp_path / "new" / "report.html" / "number")
 
 
 def test_an_event_log_of_someone_else(tmp_path: Path) -> None:

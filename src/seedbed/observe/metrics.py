@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 import math
 import socket
 from contextlib import suppress
@@ -66,8 +65,13 @@ def _order(row: tuple[str, tuple[Label, ...], float]) -> tuple[str, tuple[Label,
 
 
 def _shown(labels: Iterable[Label]) -> str:
-    shown = ",".join(f"{key}={json.dumps(text, ensure_ascii=False)}" for key, text in labels)
+    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
     return f"{{{shown}}}" if shown else ""
+
+
+def _escaped(text: str) -> str:
+    # Not as JSON: readers of the format know these three escapes and reject lines with others.
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 # Of a build.
@@ -120,7 +124,8 @@ class BuildMetrics:
                 metrics.set("seedbed_rows_requested", event.rows)
                 for key, limit in event.limits.items():
                     metrics.set("seedbed_throttle_limit", limit, ("key", key))
-                trio.lowlevel.spawn_system_task(self._serve)
+                self._scope = trio.CancelScope()  # which `close` may cancel before the task runs
+                trio.lowlevel.spawn_system_task(self._serve, self._scope)
             case events.TaskFinished():
                 metrics.add("seedbed_cells_total", ("column", event.column), ("status", event.status))
             case events.CallFinished():
@@ -152,10 +157,10 @@ class BuildMetrics:
         else:
             self._scope.cancel(reason="the build has ended")
 
-    async def _serve(self) -> None:
+    async def _serve(self, scope: trio.CancelScope) -> None:
         self._socket.setblocking(False)
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket))
-        with trio.CancelScope() as self._scope:
+        with scope:
             async with listener:
                 await trio.serve_listeners(self._answer, [listener])
 
@@ -170,7 +175,7 @@ class BuildMetrics:
                     request += received
                 is_known = request.split(b" ", 2)[:2] == [b"GET", b"/metrics"]
                 status, text = ("200 OK", self.text()) if is_known else ("404 Not Found", "GET /metrics\n")
-                body = text.encode()
+                body = text.encode("utf-8", "replace")
                 head = (
                     f"HTTP/1.1 {status}\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n"
                     f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

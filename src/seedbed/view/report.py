@@ -9,6 +9,7 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
+from ..errors import StoreError
 from ..store.dataset import Dataset
 from ..store.history import history_runs
 from . import reading
@@ -30,7 +31,12 @@ _POLICY = (
 
 def write_report(directory: Path, out: Path) -> int:
     """Write the report of a dataset to a file; return how many bytes it has."""
-    return out.write_bytes(make_report(directory))
+    content = make_report(directory)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return out.write_bytes(content)
+    except OSError as error:
+        raise StoreError(f"the report cannot be written to {str(out)!r}: {error.strerror or error}") from error
 
 
 def make_report(directory: Path) -> bytes:
@@ -38,7 +44,8 @@ def make_report(directory: Path) -> bytes:
     dataset, described = Dataset.open(directory), reading.describe(directory)
     table = Table(Database([directory]), dataset, types=described.types())
     data: dict[str, Any] = {
-        "overview": {**reading.overview(directory, table, described), "running": False},
+        # Without links to other stages: their rows are not in the page.
+        "overview": {**reading.overview(directory, table, described), "running": False, "stages": []},
         "statistics": reading.statistics(directory),
         "drops": reading.drops(directory, dataset),
         "cost": reading.cost(directory, dataset),
