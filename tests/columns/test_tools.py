@@ -159,7 +159,7 @@ def test_two_tools_of_one_name_are_an_error() -> None:
 
 async def later(x: int) -> int:
     """Answers after a while."""
-    await trio.sleep(30)
+    await trio.sleep(100)
     return x
 
 

@@ -58,12 +58,12 @@ class ListedTool:
 
 
 class ToolError(Exception):
-    """A call of a tool that failed in a way that the model is told of."""
+    """A call of a tool that failed; the model gets the message as the result."""
 
 
 @attrs.define(eq=False)
 class _Session:
-    """One connection: `lost` is set by whoever finds it broken, and then its task closes it."""
+    """One connection: `lost` is set once it is found broken, and then its task closes it."""
 
     client: Any = None
     tools: dict[str, ListedTool] = attrs.field(factory=dict)

@@ -159,10 +159,6 @@ def rule_problems(rules: RowRules, outputs: Sequence[str], shapes: Shapes) -> li
     return problems
 
 
-def _unknown(field: str, names: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    return [f"{field}: unknown column {name!r}{nearest(name, outputs)}" for name in names if name not in outputs]
-
-
 def make_predicate(accept: str, outputs: Sequence[str]) -> Predicate:
     """Compile `accept`: the name of a column, or an expression over the row. Raises `ConfigError`."""
     if accept in outputs:
