@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,15 +155,13 @@ class World:
                     groups = {group.row_group: group.to_polars().rows() async for group in build}
                     return groups, {drop.row for drop in build.report.dropped}
                 # Two stops end it at once, as a kill after the last commit would.
-                with trio.move_on_after(self.stop_at):
+                with trio.move_on_after(self.stop_at), suppress(sb.AllRowsDropped):
                     await build.wait()
                     return None
                 build.stop()
                 build.stop()
-                try:
+                with suppress(sb.Interrupted, sb.AllRowsDropped):
                     await build.wait()
-                except sb.Interrupted:
-                    return None
             return None
 
         return trio.run(main, clock=MockClock(autojump_threshold=0)), chains
