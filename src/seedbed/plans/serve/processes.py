@@ -110,6 +110,7 @@ class ServerConfig:
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol with limits that it lacks: connections, time until a request is whole, size of its head."""
 
+    max_connections = 1_000
     header_timeout = 10.0
     _timer: asyncio.TimerHandle | None = None  # while a request is not whole
     _in_body = False
@@ -117,8 +118,8 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # uvicorn rejects only requests above its limit, and so holds any number of connections without one.
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+        # uvicorn's own limit rejects requests, and so any number of connections without one stay open.
+        if len(self.connections) > self.max_connections:
             return transport.abort()
         self._timer = self.loop.call_later(self.header_timeout, transport.close)
         return None
@@ -167,9 +168,10 @@ async def _serve(config: ServerConfig, served: PlanApp, listener: socket.socket,
         tls = {"ssl_certfile": config.cert_file, "ssl_keyfile": config.key_file}
         if config.client_ca_file is not None:
             tls |= {"ssl_ca_certs": config.client_ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    limits = {"max_connections": config.max_connections, "header_timeout": config.header_timeout}
     settings = uvicorn.Config(
         served,
-        http=type("Protocol", (_Protocol,), {"header_timeout": config.header_timeout}),
+        http=type("Protocol", (_Protocol,), limits),
         ws="none",
         loop="none",
         lifespan="on",
@@ -177,7 +179,6 @@ async def _serve(config: ServerConfig, served: PlanApp, listener: socket.socket,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=config.max_connections,
         backlog=config.max_connections,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(config.serve.grace)),
