@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -56,6 +57,14 @@ def test_a_view_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """A directory that is missing is named."""
     assert main(["view", str(tmp_path / "missing")]) == 2
     assert "missing" in capsys.readouterr().err
+
+
+def test_a_port_that_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A port that is taken, or that is none, is named with the reason."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 99_999):
+            assert main(["view", str(tmp_path), "--port", str(port)]) == 2
+            assert f"the view cannot be served at port {port}: " in capsys.readouterr().err
 
 
 def test_columns_of_inspect(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ..errors import ConfigError
 from .datasets import Viewer
 from .web import web_files
 
@@ -118,7 +119,15 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C, or until `until` is done; `announce` is called with the URL once the server listens."""
     token = secrets.token_urlsafe(24)
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    if not 0 <= port <= 65_535:
+        raise ConfigError(f"the view cannot be served at port {port}: a port is a number from 0 to 65535")
+    try:
+        created = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise ConfigError(
+            f"the view cannot be served at port {port}: {error.strerror or error}; without --port it takes a free one"
+        ) from error
+    with created as listener:
         bound = listener.getsockname()[1]
 
         async def main() -> None:
