@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from msgspec.structs import replace
 from staged import World, build, recipe, rows_of, same
 
 import seedbed as sb
+from seedbed.errors import ManifestError
 from seedbed.observe import events
+from seedbed.store.manifest import MANIFEST_NAME, encode, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -282,3 +285,21 @@ def test_a_simulation_has_stages(tmp_path: Path) -> None:
     found = sb.simulate(given, items={"parts": 5}, seeds=1)
     assert found.base.written.mean == 100
     assert any("parts" in note for note in sb.simulate(given, seeds=1).base.notes)
+
+
+def test_a_stage_whose_rows_come_from_nowhere_is_an_error(tmp_path: Path) -> None:
+    """A directory that names a source that it lacks is no directory that a run wrote."""
+    out = tmp_path / "out"
+    build(recipe(World()), out)
+    directory = sb.Dataset.open(out).stage("questions").path
+    manifest = read(directory)
+    header = manifest.header
+    assert header is not None
+    assert header.source is not None
+    others = [each for each in manifest.records() if each is not header]
+    other = replace(header, source=replace(header.source, stage="elsewhere"))
+    (directory / MANIFEST_NAME).write_bytes(b"".join(map(encode, (other, *others))))
+    with pytest.raises(ManifestError, match="has rows of a stage 'elsewhere' that it lacks"):
+        sb.Dataset.open(out).stage("questions").joined()
+    with pytest.raises(sb.SeedbedError):
+        build(recipe(World()), out, resume=True)

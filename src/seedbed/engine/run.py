@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..errors import BudgetExceeded, BuildError, BuildStopped, CandidatesExhausted, DeadlineExceeded, StoreError
+from ..errors import (
+    BudgetExceeded,
+    BuildError,
+    BuildStopped,
+    CandidatesExhausted,
+    DeadlineExceeded,
+    ManifestError,
+    StoreError,
+)
 from ..graph import Kind
 from ..observe import events
 from ..observe.report import Ledger
@@ -284,8 +292,12 @@ class Run:
         children = stage.layout
         if not isinstance(children, Children):
             return None
-        parent = stages[children.source.stage]
-
+        parent = stages.get(children.source.stage)
+        if parent is None:
+            raise ManifestError(
+                f"the directory takes the rows of stage {stage.stage!r} from {children.source.stage!r}, which is no "
+                "stage before it: no run wrote that"
+            )
         if parent.decisions is not None:  # its files of rows that count, which never change
             return Intake(
                 parent.stage,

@@ -134,6 +134,10 @@ class Dataset:
         frame, source = self.to_polars(), self._header.source
         if source is None:
             return frame
+        if source.stage not in self._root_header.stages:
+            raise ManifestError(
+                f"{str(self.root)!r} has rows of a stage {source.stage!r} that it lacks: no run wrote that"
+            )
         parents = self.stage(source.stage)._joined((*below, self.stage_name))  # noqa: SLF001
         taken = {"_row", "_parent", "_k"}.union(frame.columns)
         parents = parents.rename({name: f"{source.stage}.{name}" for name in parents.columns if name in taken})
