@@ -129,6 +129,24 @@ def test_a_run_that_stops_closes_its_row_groups_when_nothing_is_in_flight() -> N
     assert world.scheduler.decide() == [Close(0, is_complete=False)]
 
 
+def test_nothing_follows_a_processor_of_a_row_group_that_is_not_needed_any_more() -> None:
+    """Enough rows are accepted while a pre-batch processor runs: it may succeed, but the next one is not started."""
+    column = ColumnPlan(kind=Kind.FROM_SCRATCH)
+    config = RunConfig(max_concurrent_row_groups=3, max_submitted_tasks=1)
+    world = World(Plan(columns=(column,), rows=(3, 3, 3), pre_batch=2, config=config, salt=3, accept=("c0",), wanted=2))
+    for _ in range(12):
+        world.decide()
+        while not world.ended and (world.admitting or world.closing):
+            if world.admitting:
+                world.open_group()
+            else:
+                world.close_group(next(iter(world.closing)))
+            world.decide()  # checks that nothing starts in a row group that closes
+        for attempt in list(world.attempts.values()):
+            world.finish(attempt, Status.SUCCESS, rows_after=2)
+    assert world.is_complete
+
+
 def test_a_run_that_stops_still_checkpoints_what_is_complete() -> None:
     """A row group whose last cell succeeds after the stop is checkpointed."""
     world = open_world(ColumnPlan(), rows=(1,))

@@ -423,7 +423,9 @@ class RowGroup:
             self._rate_limited(outcome)
             return
         ledger.attempts[step.name] += 1
-        if status is Status.SUCCESS:
+        if self.is_abandoned and step.node < 0:  # a processor whose cancellation came too late: none follows it
+            self._done(task)
+        elif status is Status.SUCCESS:
             self._succeeded(outcome)
         elif status is Status.CANCELLED:
             ledger.waste(step.name, *outcome.work)
