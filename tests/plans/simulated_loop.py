@@ -87,7 +87,6 @@ class Visit:
     deadline: float
     claim: Claim
     turns: int = 0  # done
-    hopeless: bool = False  # it waited too long
 
 
 class SimulatedLoop:
@@ -173,16 +172,11 @@ class SimulatedLoop:
             claim.wake = lambda: self._called(visit)
 
     def _called(self, visit: Visit) -> None:
-        if visit.claim.has_slot():
-            self._waiting.remove(visit)
-            self._ready.append(visit)
-        else:
-            visit.hopeless = True
+        self._waiting.remove(visit)
+        self._ready.append(visit)
 
     def _reject_hopeless(self, tallies: dict[Stream, Tally]) -> None:
-        for visit in [
-            each for each in self._waiting if each.hopeless or each.deadline - each.stream.forecast.alone <= self._now
-        ]:
+        for visit in [each for each in self._waiting if each.deadline - each.stream.forecast.alone <= self._now]:
             self._admission.withdraw(visit.claim)
             self._waiting.remove(visit)
             tallies[visit.stream].rejected += 1

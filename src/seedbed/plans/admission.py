@@ -121,7 +121,7 @@ class Claim:
     used_before: float = 0.0  # what its plan had used of the loop by then
     loop: float = 0.0  # seconds of the loop that it has used
     threads: float = 0.0  # seconds of threads
-    wake: Callable[[], object] = _no_waiter  # called when it gets its slot after waiting, or will get none
+    wake: Callable[[], object] = _no_waiter  # called when it gets its slot after waiting
 
     def has_slot(self) -> bool:
         """True if it runs, or has run."""
@@ -353,10 +353,9 @@ class Admission:
         if not self._by_plan[claim.forecast]:
             del self._by_plan[claim.forecast]
         for waiting in tuple(self._queue):
-            if not self._has_time(waiting, now):
-                self._queue.remove(waiting)
-                waiting.wake()
-            elif self._fits(waiting, now, _SPARE):
+            if len(self._running) >= self._limit:
+                break
+            if self._fits(waiting, now, _SPARE):
                 self._queue.remove(waiting)
                 self._start(waiting, now)
                 waiting.wake()
@@ -404,23 +403,18 @@ class Admission:
         needed = self._seconds(claim.forecast, 1 + loop, 1 + threads)
         return not (loop or threads) or now + margin * needed <= claim.deadline
 
-    def _has_time(self, claim: Claim, now: float) -> bool:
-        """True if enough time is left for a request that runs alone; one that waited may have too little."""
-        needed = max(self._seconds(claim.forecast, 1.0, 1.0), claim.forecast.alone)
-        return now + needed <= claim.deadline
-
     def _can_wait(self, claim: Claim, now: float) -> bool:
-        """True if it can be in time after those that wait before it, each of which takes the slot that is free next."""
+        """True if it can be in time after those that wait before it."""
         loop, threads = self._competitors(claim.forecast)
-        loop, threads = max(1.0, loop), max(1.0, threads)
-        takes = {each: max(self._seconds(each, loop, threads), each.alone) for each in (claim.forecast, *self._by_plan)}
-        if not takes[claim.forecast]:
+        needed = self._seconds(claim.forecast, max(1.0, loop), max(1.0, threads))
+        if len(self._running) >= self._limit:
+            needed = max(needed, claim.forecast.alone)
+        if not needed:
             return True
-        # A request that has run for a while ends soon, so its slot is worth waiting for.
-        ends = sorted(max(now, (each.started or now) + takes[each.forecast]) for each in self._running)
-        turns, before = divmod(len(self._queue), len(ends))
-        needed = max(_SPARE * self._seconds(claim.forecast, loop, threads), claim.forecast.alone)
-        return ends[before] + turns * takes[claim.forecast] + needed <= claim.deadline
+        needed *= _SPARE
+        slack = claim.deadline - now - needed
+        # The next slot is for the first that waits; and in the time that it needs, as many end as run.
+        return slack >= 0 and len(self._queue) < 1 + len(self._running) * slack / needed
 
     def _competitors(self, forecast: Forecast) -> tuple[float, float]:
         """How many requests compete with one more of that plan, for the loop and for threads."""
